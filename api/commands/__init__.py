@@ -1,0 +1,1 @@
+"""Subcommands of the command line that talk to, or run, the service."""

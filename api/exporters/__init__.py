@@ -1,0 +1,1 @@
+"""Exporters: a layout as the files of a training job."""

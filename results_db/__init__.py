@@ -1,0 +1,1 @@
+"""The database: tables, store and migrations; the only home of SQLAlchemy and Alembic."""

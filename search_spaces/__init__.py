@@ -1,0 +1,1 @@
+"""The vocabulary that every room shares: layouts, models, clusters, spaces, rules, estimates."""

@@ -1,0 +1,127 @@
+"""The cluster: a description of the machine that layouts are judged against."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Self, cast
+
+from search_spaces.errors import ClusterInvalidError
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """A machine: nodes of equal devices, their memory, their speed and their links.
+
+    Bandwidths are effective bytes a second and direction; they feed the estimates, never a limit.
+
+    Raises:
+        ClusterInvalidError: at construction, when a number is out of range.
+    """
+
+    name: str
+    """What workers and campaigns match on."""
+    device: str
+    """What one device is, for people."""
+    num_nodes: int
+    """Nodes that exist: the largest layout."""
+    devices_per_node: int
+    """Devices of a node; a rank occupies one."""
+    device_memory_bytes: int
+    """Memory of one device, in bytes."""
+    peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Peak of the matrix units by precision, in FLOP/s of one device; empty: measured by the worker."""
+    memory_bandwidth_bytes_per_s: float = 1e12
+    """Memory bandwidth of one device."""
+    intra_node_bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
+    """Effective collective bandwidth inside a node, by the number of ranks in the group."""
+    inter_node_bandwidth_bytes_per_s: float = 25e9
+    """Effective collective bandwidth between nodes, a device."""
+    source: str = ""
+    """Where the numbers come from; says "generic constants" where they are guesses."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "devices_per_node", "device_memory_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ClusterInvalidError(f"{name}={value!r} is not a whole number of at least 1")
+        for name in ("memory_bandwidth_bytes_per_s", "inter_node_bandwidth_bytes_per_s"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise ClusterInvalidError(f"{name}={value!r} is not a number over 0")
+        for name in ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s"):
+            for key, value in getattr(self, name).items():
+                if not isinstance(value, (int, float)) or not value > 0:
+                    raise ClusterInvalidError(f"{name}[{key}]={value!r} is not a number over 0")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole machine."""
+        return self.num_nodes * self.devices_per_node
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The fields by name, as plain JSON values (keys become strings)."""
+        mapping = asdict(self)
+        mapping["peak_flops_per_s"] = dict(self.peak_flops_per_s)
+        mapping["intra_node_bandwidth_bytes_per_s"] = {
+            str(ranks): value for ranks, value in self.intra_node_bandwidth_bytes_per_s.items()
+        }
+        return mapping
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Builds a cluster from its fields by name.
+
+        Raises:
+            ClusterInvalidError: a field is unknown, missing, or out of range.
+        """
+        known = tuple(f.name for f in fields(cls))
+        unknown = sorted(set(mapping) - set(known))
+        if unknown:
+            raise ClusterInvalidError(
+                f"unknown cluster field {unknown[0]!r}; the fields are {', '.join(known)}"
+            )
+        required = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
+        missing = [name for name in required if mapping.get(name) is None]
+        if missing:
+            raise ClusterInvalidError(f"the cluster's {missing[0]} is missing")
+        values = dict(mapping)
+        links = values.get("intra_node_bandwidth_bytes_per_s", {})
+        try:
+            values["intra_node_bandwidth_bytes_per_s"] = {int(k): v for k, v in links.items()}
+        except (AttributeError, ValueError) as error:
+            raise ClusterInvalidError(
+                f"intra_node_bandwidth_bytes_per_s={links!r} is not a mapping from numbers of ranks"
+            ) from error
+        return cls(**cast(dict[str, Any], values))
+
+
+def detect_local_cpu() -> Cluster:
+    """This machine as a cluster of one node: one device a core, and an equal share of the memory.
+
+    The share is of three quarters of the installed memory: the service, Ray and the operating
+    system live in the rest.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return Cluster(
+        name="local-cpu",
+        device="CPU core",
+        num_nodes=1,
+        devices_per_node=cores,
+        device_memory_bytes=max(_installed_memory_bytes() * 3 // 4 // cores, 1),
+        memory_bandwidth_bytes_per_s=10e9,
+        intra_node_bandwidth_bytes_per_s={2: 2e9, 4: 1e9, 8: 0.5e9},
+        inter_node_bandwidth_bytes_per_s=1e9,
+        source="cores and memory detected; bandwidths are generic constants",
+    )
+
+
+def _installed_memory_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise ClusterInvalidError("/proc/meminfo has no MemTotal; give device_memory_bytes")

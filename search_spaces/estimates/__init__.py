@@ -1,0 +1,1 @@
+"""Closed-form estimates, numpy only; constants are passed in."""

@@ -1,0 +1,1 @@
+"""Known models, clusters and search spaces."""

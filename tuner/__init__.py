@@ -1,0 +1,1 @@
+"""The search driver and its strategies; the only home of DeepHyper."""

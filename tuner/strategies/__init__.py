@@ -1,0 +1,1 @@
+"""Strategies behind one ask/tell protocol."""

@@ -1,0 +1,1 @@
+"""Workers and their ranks; the only home of Ray and torch."""
