@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from search_spaces.errors import ClusterInvalidError
 
@@ -97,7 +97,7 @@ class Cluster:
             raise ClusterInvalidError(
                 f"intra_node_bandwidth_bytes_per_s={links!r} is not a mapping from numbers of ranks"
             ) from error
-        return cls(**cast(dict[str, Any], values))
+        return cls(**values)
 
 
 def detect_local_cpu() -> Cluster:

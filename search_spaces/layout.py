@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Literal, Self, cast, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.errors import LayoutInvalidError
 
@@ -106,7 +106,7 @@ class Layout:
             raise LayoutInvalidError(
                 f"unknown layout field {unknown[0]!r}; the fields are {', '.join(known)}"
             )
-        return cls(**cast(dict[str, Any], dict(mapping)))
+        return cls(**mapping)
 
 
 COUNT_KNOBS: Final = (

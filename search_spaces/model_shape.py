@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Literal, Self, cast, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.errors import ModelShapeInvalidError
 
@@ -185,7 +185,7 @@ class ModelShape:
         missing = [name for name in known if values.get(name) is None]
         if missing:
             raise ModelShapeInvalidError(f"the model's {missing[0]} is missing")
-        return cls(**cast(dict[str, Any], values))
+        return cls(**values)
 
 
 _COUNTS: Final = (
