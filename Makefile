@@ -1,0 +1,51 @@
+# `make demo` and `make test` are all that a newcomer needs; everything lives in $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# An extra package index to take torch from (a CPU, CUDA or ROCm build); see the README.
+TORCH_INDEX ?=
+PIP_FLAGS ?=
+
+INSTALLED := $(VENV)/.installed
+ROOMS := search_spaces results_db tuner workers api
+
+.PHONY: install demo check lint types layers test test-slow bench-enumerate clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "layout-tuner needs Python 3.11 or newer; say which: make PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot create $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/pip install --quiet $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/demo.py
+
+check: lint types layers
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+layers: $(INSTALLED)
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m "slow and not gpu"
+
+bench-enumerate: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_enumerate
+
+clean:
+	rm -rf $(VENV) demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
