@@ -9,8 +9,20 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from search_spaces.errors import ClusterInvalidError
+from search_spaces.layout import PRECISIONS
+from search_spaces.reading import (
+    MAX_COUNT,
+    MAX_NAME_LENGTH,
+    is_name,
+    is_positive_number,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    whole_number_problem,
+)
 
 GIB: Final = 1 << 30
+MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +57,38 @@ class Cluster:
     """Where the numbers come from; says "generic constants" where they are guesses."""
 
     def __post_init__(self) -> None:
+        if not is_name(self.name):
+            raise ClusterInvalidError(
+                f"name={shown(self.name)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+            )
+        for name in ("device", "source"):
+            if not isinstance(getattr(self, name), str):
+                raise ClusterInvalidError(f"{name}={shown(getattr(self, name))} is not a string")
         for name in ("num_nodes", "devices_per_node", "device_memory_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ClusterInvalidError(f"{name}={value!r} is not a whole number of at least 1")
+            high = MAX_DEVICE_MEMORY_BYTES if name == "device_memory_bytes" else MAX_COUNT
+            problem = whole_number_problem(getattr(self, name), high=high)
+            if problem:
+                raise ClusterInvalidError(f"{name}={problem}")
         for name in ("memory_bandwidth_bytes_per_s", "inter_node_bandwidth_bytes_per_s"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value > 0:
-                raise ClusterInvalidError(f"{name}={value!r} is not a number over 0")
+            if not is_positive_number(getattr(self, name)):
+                raise ClusterInvalidError(f"{name}={shown(getattr(self, name))} is not over 0")
         for name in ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s"):
-            for key, value in getattr(self, name).items():
-                if not isinstance(value, (int, float)) or not value > 0:
-                    raise ClusterInvalidError(f"{name}[{key}]={value!r} is not a number over 0")
+            self._check_table(name)
+        for precision in self.peak_flops_per_s:
+            if precision not in PRECISIONS:
+                raise ClusterInvalidError(
+                    f"peak_flops_per_s[{shown(precision)}] is not one of {', '.join(PRECISIONS)}"
+                )
+
+    def _check_table(self, name: str) -> None:
+        table = getattr(self, name)
+        if not isinstance(table, Mapping):
+            raise ClusterInvalidError(f"{name}={shown(table)} is not a mapping")
+        for key, value in table.items():
+            if not is_positive_number(value):
+                raise ClusterInvalidError(
+                    f"{name}[{shown(key)}]={shown(value)} is not a number over 0"
+                )
 
     @property
     def num_devices(self) -> int:
@@ -80,39 +112,51 @@ class Cluster:
             ClusterInvalidError: a field is unknown, missing, or out of range.
         """
         known = tuple(f.name for f in fields(cls))
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise ClusterInvalidError(
-                f"unknown cluster field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
+        values = read_mapping(mapping, ClusterInvalidError, "the cluster")
+        refuse_unknown(values, known, ClusterInvalidError, "cluster field")
         required = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
-        missing = [name for name in required if mapping.get(name) is None]
+        missing = [name for name in required if values.get(name) is None]
         if missing:
             raise ClusterInvalidError(f"the cluster's {missing[0]} is missing")
-        values = dict(mapping)
         links = values.get("intra_node_bandwidth_bytes_per_s", {})
         try:
             values["intra_node_bandwidth_bytes_per_s"] = {int(k): v for k, v in links.items()}
-        except (AttributeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ClusterInvalidError(
-                f"intra_node_bandwidth_bytes_per_s={links!r} is not a mapping from numbers of ranks"
+                f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers "
+                "of ranks"
             ) from error
         return cls(**values)
 
 
-def detect_local_cpu() -> Cluster:
+def detect_local_cpu(devices_per_node: int | None = None) -> Cluster:
     """This machine as a cluster of one node: one device a core, and an equal share of the memory.
 
     The share is of three quarters of the installed memory: the service, Ray and the operating
     system live in the rest.
+
+    Args:
+        devices_per_node: cores to use; None: every core that this process may run on.
+
+    Raises:
+        ClusterInvalidError: more devices than there are cores.
     """
     cores = len(os.sched_getaffinity(0))
+    devices = cores if devices_per_node is None else devices_per_node
+    problem = whole_number_problem(devices)
+    if problem:
+        raise ClusterInvalidError(f"devices_per_node={problem}")
+    if devices > cores:
+        raise ClusterInvalidError(
+            f"devices_per_node={devices} is more than the {cores} cores of this machine; "
+            f"local-cpu runs one rank a core, so give at most {cores}"
+        )
     return Cluster(
         name="local-cpu",
         device="CPU core",
         num_nodes=1,
-        devices_per_node=cores,
-        device_memory_bytes=max(_installed_memory_bytes() * 3 // 4 // cores, 1),
+        devices_per_node=devices,
+        device_memory_bytes=max(_installed_memory_bytes() * 3 // 4 // devices, 1),
         memory_bandwidth_bytes_per_s=10e9,
         intra_node_bandwidth_bytes_per_s={2: 2e9, 4: 1e9, 8: 0.5e9},
         inter_node_bandwidth_bytes_per_s=1e9,

@@ -1,8 +1,23 @@
 """Errors of the vocabulary room; one base, so that a caller can catch them all."""
 
+from __future__ import annotations
+
+from typing import Self
+
 
 class SearchSpaceError(ValueError):
     """Base of everything that `search_spaces` raises about what a user wrote."""
+
+    def __init__(self, problem: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.problem = problem
+        self.field = field
+        """Where in the document the problem is, as "space.tp"; empty: the document as a whole."""
+
+    def within(self, parent: str) -> Self:
+        """The same error as seen from the document that holds this one in its field `parent`."""
+        field = f"{parent}.{self.field}" if self.field else parent
+        return type(self)(self.problem, field=field)
 
 
 class LayoutInvalidError(SearchSpaceError):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.errors import LayoutInvalidError
+from search_spaces.reading import read_mapping, refuse_unknown, shown, whole_number_problem
 
 Recompute = Literal["none", "selective", "full"]
 """What is recomputed in the backward pass instead of being kept."""
@@ -16,6 +17,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+ZERO_STAGES: Final = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,22 +54,22 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in COUNT_KNOBS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayoutInvalidError(f"{name}={value!r} is not a whole number of at least 1")
-        if isinstance(self.zero_stage, bool) or self.zero_stage not in (0, 1):
-            raise LayoutInvalidError(f"zero_stage={self.zero_stage!r} is not one of 0, 1")
+            problem = whole_number_problem(getattr(self, name))
+            if problem:
+                raise LayoutInvalidError(f"{name}={problem}")
+        if type(self.zero_stage) is not int or self.zero_stage not in ZERO_STAGES:
+            raise LayoutInvalidError(f"zero_stage={shown(self.zero_stage)} is not one of 0, 1")
         if self.recompute not in RECOMPUTE_MODES:
             raise LayoutInvalidError(
-                f"recompute={self.recompute!r} is not one of {', '.join(RECOMPUTE_MODES)}"
+                f"recompute={shown(self.recompute)} is not one of {', '.join(RECOMPUTE_MODES)}"
             )
         if not isinstance(self.sequence_parallel, bool):
             raise LayoutInvalidError(
-                f"sequence_parallel={self.sequence_parallel!r} is not true or false"
+                f"sequence_parallel={shown(self.sequence_parallel)} is not true or false"
             )
         if self.precision not in PRECISIONS:
             raise LayoutInvalidError(
-                f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}"
+                f"precision={shown(self.precision)} is not one of {', '.join(PRECISIONS)}"
             )
 
     @property
@@ -100,13 +102,9 @@ class Layout:
         Raises:
             LayoutInvalidError: a name is unknown, or a value is out of range.
         """
-        known = tuple(field.name for field in fields(cls))
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise LayoutInvalidError(
-                f"unknown layout field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
-        return cls(**mapping)
+        values = read_mapping(mapping, LayoutInvalidError, "a layout")
+        refuse_unknown(values, LAYOUT_FIELDS, LayoutInvalidError, "layout field")
+        return cls(**values)
 
 
 COUNT_KNOBS: Final = (

@@ -7,6 +7,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.errors import ModelShapeInvalidError
+from search_spaces.reading import (
+    MAX_NAME_LENGTH,
+    MAX_WIDTH,
+    is_name,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    whole_number_problem,
+)
 
 Family = Literal["gpt", "llama"]
 """gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, SwiGLU, RoPE, no biases."""
@@ -44,19 +53,21 @@ class ModelShape:
     """Whether the output projection is the embedding's transpose."""
 
     def __post_init__(self) -> None:
+        if not is_name(self.name):
+            raise ModelShapeInvalidError(
+                f"name={shown(self.name)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+            )
         if self.family not in FAMILIES:
             raise ModelShapeInvalidError(
-                f"family={self.family!r} is not one of {', '.join(FAMILIES)}"
+                f"family={shown(self.family)} is not one of {', '.join(FAMILIES)}"
             )
         for name in _COUNTS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ModelShapeInvalidError(
-                    f"{name}={value!r} is not a whole number of at least 1"
-                )
+            problem = whole_number_problem(getattr(self, name), high=MAX_WIDTH)
+            if problem:
+                raise ModelShapeInvalidError(f"{name}={problem}")
         if not isinstance(self.tied_embeddings, bool):
             raise ModelShapeInvalidError(
-                f"tied_embeddings={self.tied_embeddings!r} is not true or false"
+                f"tied_embeddings={shown(self.tied_embeddings)} is not true or false"
             )
         if self.hidden_size % self.num_heads:
             raise ModelShapeInvalidError(
@@ -172,12 +183,9 @@ class ModelShape:
             ModelShapeInvalidError: a field is unknown, missing, or out of range.
         """
         known = tuple(field.name for field in fields(cls))
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise ModelShapeInvalidError(
-                f"unknown model field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
-        values = {"name": "custom", **mapping}
+        given = read_mapping(mapping, ModelShapeInvalidError, "the model")
+        refuse_unknown(given, known, ModelShapeInvalidError, "model field")
+        values = {"name": "custom", **given}
         values.setdefault("num_kv_heads", values.get("num_heads"))
         values.setdefault("tied_embeddings", values.get("family") == "gpt")
         if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
