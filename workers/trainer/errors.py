@@ -1,0 +1,25 @@
+"""Errors of the trainer; one base, so that a rank can tell them from torch's."""
+
+
+class TrainerError(RuntimeError):
+    """Base of everything that the trainer raises on its own account."""
+
+
+class MemoryLimitExceededError(TrainerError):
+    """A rank needs more memory than the device it stands for has."""
+
+
+class LossDivergedError(TrainerError):
+    """The loss or the gradient norm is not a finite number."""
+
+
+class LayoutUnsupportedError(TrainerError):
+    """The layout or the model asks for something that this trainer cannot do."""
+
+
+class RankContextInvalidError(TrainerError):
+    """The ranks that were started do not fit the layout."""
+
+
+class TrainJobInvalidError(TrainerError):
+    """A job file is malformed; the message names the field."""

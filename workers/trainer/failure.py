@@ -1,0 +1,80 @@
+"""Why a rank failed: from the exception to the reason that the outcome carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import distributed as dist
+
+from search_spaces.outcome import FailureReason
+from workers.trainer.errors import (
+    LayoutUnsupportedError,
+    LossDivergedError,
+    MemoryLimitExceededError,
+)
+
+_OUT_OF_MEMORY_TEXTS = (
+    "cuda out of memory",
+    "hip out of memory",
+    "defaultcpuallocator",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "std::bad_alloc",
+)
+_TRANSPORT_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "gloo connectfullmesh failed",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "failed to recv, got 0 bytes",
+    "timed out waiting",
+)
+
+
+def classify(error: BaseException) -> FailureReason:
+    """Says why a rank failed: the types first, then the texts of the allocators.
+
+    A ROCm device says "HIP out of memory" and the CPU's allocator raises a bare RuntimeError, so the
+    types alone do not do.
+    """
+    for cause in _chain(error):
+        if isinstance(cause, (MemoryLimitExceededError, torch.OutOfMemoryError, MemoryError)):
+            return "out_of_memory"
+        if isinstance(cause, LossDivergedError):
+            return "diverged"
+        if isinstance(cause, LayoutUnsupportedError):
+            return "unsupported"
+        if isinstance(cause, (RuntimeError, OSError)) and _says(cause, _OUT_OF_MEMORY_TEXTS):
+            return "out_of_memory"
+    return "crashed"
+
+
+def is_transport_error(error: BaseException) -> bool:
+    """Whether the rank only noticed that a peer had died: then its error is not the first cause."""
+    if classify(error) != "crashed":
+        return False
+    return any(
+        isinstance(cause, (ConnectionError, dist.DistNetworkError, dist.DistStoreError))
+        or (isinstance(cause, RuntimeError) and _says(cause, _TRANSPORT_TEXTS))
+        for cause in _chain(error)
+    )
+
+
+def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+    message = str(error).lower()
+    return any(text in message for text in texts)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, or while handling."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

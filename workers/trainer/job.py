@@ -1,0 +1,99 @@
+"""A training job: the document that an export writes and `workers.trainer.train` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+from search_spaces.errors import SearchSpaceError
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from workers.trainer.errors import TrainJobInvalidError
+
+FORMAT: Final = "layout-tuner/trainer"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob:
+    """Everything that a training run needs to know, the same on every rank.
+
+    Raises:
+        TrainJobInvalidError: at construction, when a number is out of range.
+    """
+
+    model: ModelShape
+    """What is trained."""
+    layout: Layout
+    """How it is laid out."""
+    seed: int = 0
+    """Initial weights and tokens follow from it, the same under every layout."""
+    steps: int = 20
+    """Optimizer steps, warm-up included."""
+    warmup: int = 2
+    """First steps that do not count for tokens/s."""
+    learning_rate: float = 1e-3
+    """AdamW's step size."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled decay."""
+    clip_grad_norm: float | None = None
+    """Largest norm of the global gradient; None: no clipping, as in a probe."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise TrainJobInvalidError(
+                    f"{name}={value!r} is not a whole number of at least {least}"
+                )
+        if self.warmup >= self.steps:
+            raise TrainJobInvalidError(
+                f"warmup={self.warmup} leaves none of steps={self.steps} to be timed; lower it"
+            )
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise TrainJobInvalidError(f"seed={self.seed!r} is not a whole number")
+        for name in ("learning_rate", "weight_decay"):
+            _refuse_unless_number(name, getattr(self, name), allow_zero=True)
+        if self.clip_grad_norm is not None:
+            _refuse_unless_number("clip_grad_norm", self.clip_grad_norm, allow_zero=False)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The document as plain JSON values."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            TrainJobInvalidError: it is of another format or version, or a field is missing,
+                unknown, or out of range.
+        """
+        values = dict(mapping)
+        found = (values.pop("format", None), values.pop("version", None))
+        if found != (FORMAT, VERSION):
+            raise TrainJobInvalidError(
+                f"format={found[0]!r} version={found[1]!r} is not {FORMAT!r} version {VERSION}"
+            )
+        known = tuple(field.name for field in fields(cls))
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise TrainJobInvalidError(
+                f"unknown job field {unknown[0]!r}; the fields are {', '.join(known)}"
+            )
+        for name, kind in (("model", ModelShape), ("layout", Layout)):
+            if not isinstance(values.get(name), Mapping):
+                raise TrainJobInvalidError(f"the job's {name} is missing or not a mapping")
+            try:
+                values[name] = kind.from_mapping(values[name])
+            except (SearchSpaceError, TypeError) as error:
+                raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
+        return cls(**values)
+
+
+def _refuse_unless_number(name: str, value: object, *, allow_zero: bool) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (value > 0 or (allow_zero and value == 0)):  # type: ignore[operator]
+        bound = "of at least 0" if allow_zero else "over 0"
+        raise TrainJobInvalidError(f"{name}={value!r} is not a number {bound}")

@@ -1,0 +1,57 @@
+"""The peak of a device: the denominator of mfu and hfu."""
+
+# ruff: noqa: N806 (tensors carry their shape in the name: N is the side of a square matrix)
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import torch
+
+from search_spaces.layout import Precision
+from workers.trainer.precision import COMPUTE_DTYPES
+
+DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
+    "V100": {"fp32": 15.7, "fp16": 125.0},
+    "A100": {"fp32": 19.5, "bf16": 312.0, "fp16": 312.0},
+    "H100 PCIe": {"fp32": 51.0, "bf16": 756.0, "fp16": 756.0},
+    "H100": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
+    "H200": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
+    "MI250X": {"fp32": 47.9, "bf16": 191.5, "fp16": 191.5},
+    "MI300X": {"fp32": 163.4, "bf16": 1307.4, "fp16": 1307.4},
+}
+"""Dense matrix peaks in TFLOP/s of one device, from the vendors' data sheets (a GCD for MI250X)."""
+
+_SIZE: Final = {"cpu": 1024, "cuda": 8192}
+_MEASURE_FOR_S: Final = 0.1
+
+
+def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
+    """The matrix peak of one device in TFLOP/s, and where the figure comes from.
+
+    A GPU's is looked up by its name; a CPU's, and that of a GPU which no table knows, is the best
+    of repeated square matrix products, on the threads that the calling process has.
+    """
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+        for known in sorted(DENSE_PEAK_TFLOPS, key=len, reverse=True):
+            if known in name and precision in DENSE_PEAK_TFLOPS[known]:
+                return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
+    return _measured_tflops(device, precision), f"measured matmul ({precision})"
+
+
+def _measured_tflops(device: str, precision: Precision) -> float:
+    size = _SIZE[device]
+    a_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
+    b_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
+    out_NN = torch.mm(a_NN, b_NN)
+    best_s, started, runs = float("inf"), time.perf_counter(), 0
+    while runs < 3 or time.perf_counter() - started < _MEASURE_FOR_S:
+        before = time.perf_counter()
+        torch.mm(a_NN, b_NN, out=out_NN)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best_s = min(best_s, time.perf_counter() - before)
+        runs += 1
+    return 2.0 * float(size) ** 3 / best_s / 1e12
