@@ -1,0 +1,107 @@
+"""`layout-tuner up`: the whole service on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import httpx
+
+from api.supervisor import (
+    Child,
+    ServiceStartError,
+    ServiceUnstableError,
+    start_and_wait,
+    until_signalled,
+    watch,
+)
+from results_db.data_dir import DataDir
+
+SERVE_PATIENCE_S = 30.0
+
+
+@click.command()
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
+def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
+    """Run everything on this machine: service, driver and worker."""
+    data = DataDir(data_dir) if data_dir else DataDir.default()
+    try:
+        data.create()
+        _run(data, host, port, cluster)
+    except (ServiceStartError, ServiceUnstableError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
+    serve = _child(data, "serve", "--data-dir", str(data.path), "--host", host, "--port", str(port))
+    with until_signalled() as stopping:
+        children = [serve]
+        try:
+            start_and_wait(serve, lambda: _service_url(data, serve) is not None, SERVE_PATIENCE_S)
+            url = _service_url(data, serve)
+            assert url is not None
+            children += [
+                _child(data, "driver", "--data-dir", str(data.path)),
+                _worker(data, url, cluster),
+            ]
+            for child in children[1:]:
+                child.start()
+            _greet(data, url)
+            watch(children, stopping=stopping, say=_say)
+            _say("stopping")
+        finally:
+            # The worker first: it ends its probe, returns its lease, and needs the service for that.
+            for child in reversed(children):
+                child.stop()
+
+
+def _child(data: DataDir, command: str, *options: str) -> Child:
+    argv = [sys.executable, "-m", "api.cli", command, *options]
+    return Child(name=command, argv=argv, log=data.logs / f"{command}.log")
+
+
+def _worker(data: DataDir, url: str, cluster: str) -> Child:
+    return _child(
+        data,
+        "worker",
+        "--url",
+        url,
+        "--token-file",
+        str(data.token_file),
+        "--cluster",
+        cluster,
+        "--spool-dir",
+        str(data.path / "spool"),
+    )
+
+
+def _service_url(data: DataDir, serve: Child) -> str | None:
+    """The address of our own service, once it answers."""
+    assert serve.process is not None
+    try:
+        service = json.loads(data.service_file.read_text())
+        if service["pid"] != serve.process.pid:
+            return None  # left behind by a service that was killed
+        httpx.get(f"{service['url']}/v1/health", timeout=2.0).raise_for_status()
+    except (OSError, ValueError, KeyError, httpx.HTTPError):
+        return None
+    return str(service["url"])
+
+
+def _greet(data: DataDir, url: str) -> None:
+    _say(f"layout-tuner is up at {url}")
+    _say(f"  token      {data.token_file.read_text().strip()}")
+    _say(f"             (kept in {data.token_file}, readable by you alone)")
+    _say(f"  API        {url}/docs")
+    _say(f"  logs       {data.logs}")
+    _say("Ctrl-C ends it; campaigns go on at the next start.")
+
+
+def _say(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()

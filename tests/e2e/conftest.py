@@ -1,0 +1,177 @@
+"""The whole service, for real: `layout-tuner up` in its own process, over loopback HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
+MARK = "LAYOUT_TUNER_TEST"
+
+CAMPAIGN: dict[str, Any] = {
+    "name": "e2e",
+    "model": "tiny",
+    "cluster": "local-cpu",
+    "objective": "tokens_per_s",
+    "strategy": "random",
+    "budget": {"trials": 10},
+    "probe": {"warmup": 1, "iterations": 4, "deadline": "60s"},
+    "space": {
+        "global_batch_size": 8,
+        "tp": [1, 2],
+        "pp": [1, 2],
+        "dp": [1, 2],
+        "micro_batch_size": [1, 2, 4],
+        "zero_stage": [0, 1],
+    },
+}
+
+
+def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 60.0) -> Any:
+    """The first true answer of `condition`; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {patience_s:.0f} s in vain until {what}")
+        time.sleep(0.05)
+    return answer
+
+
+class Service:
+    """A service on a data directory; can be killed and started again."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.mark = uuid.uuid4().hex
+        self.environment = {
+            **os.environ,
+            MARK: self.mark,
+            "LAYOUT_TUNER_DATA_DIR": str(data_dir),
+        }
+        self.output = data_dir.parent / "up.log"
+        self.http = httpx.Client()
+
+    def start(self) -> None:
+        with self.output.open("ab") as output:
+            self.up = subprocess.Popen(
+                [COMMAND, "up", "--port", "0"],
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        wait_until("the service is up", self._greeted)
+        printed = self.output.read_text().splitlines()
+        url = [line.split()[-1] for line in printed if "layout-tuner is up at" in line][-1]
+        token = [line.split()[-1] for line in printed if line.split()[:1] == ["token"]][-1]
+        self.http = httpx.Client(
+            base_url=f"{url}/v1", headers={"Authorization": f"Bearer {token}"}, timeout=30
+        )
+
+    def _greeted(self) -> bool:
+        if self.up.poll() is not None:
+            pytest.fail(f"layout-tuner up ended:\n{self.output.read_text()}")
+        return self.output.read_text().splitlines()[
+            -1:
+        ] != [] and self.output.read_text().rstrip().endswith("at the next start.")
+
+    def stop(self) -> None:
+        if self.up.poll() is None:
+            self.up.send_signal(signal.SIGINT)
+            assert self.up.wait(60) == 0, self.output.read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that descends from this service, however it was started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def process(self, command: str) -> psutil.Process:
+        """The process that runs a subcommand."""
+        (found,) = [
+            process
+            for process in self.processes()
+            if process.cmdline()[1:4] == ["-m", "api.cli", command]
+        ]
+        return found
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text()[-3000:]}"
+            for log in sorted((self.data_dir / "logs").glob("*.log"))
+        )
+
+    def get(self, path: str, **query: Any) -> Any:
+        answer = self.http.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def submit(self, **changes: Any) -> dict[str, Any]:
+        answer = self.http.post("/campaigns", json={**CAMPAIGN, **changes})
+        assert answer.status_code == 201, answer.text
+        created: dict[str, Any] = answer.json()
+        return created
+
+    def trials(self, campaign: str, **query: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get(f"/campaigns/{campaign}/trials", limit=200, **query)[
+            "trials"
+        ]
+        return found
+
+    def wait_for_completed(self, campaign: str, number: int) -> list[dict[str, Any]]:
+        def enough() -> list[dict[str, Any]] | None:
+            completed = self.trials(campaign, state="COMPLETED")
+            return completed if len(completed) >= number else None
+
+        found: list[dict[str, Any]] = wait_until(f"{number} trials are completed", enough, 90)
+        return found
+
+    def wait_for_end(self, campaign: str) -> dict[str, Any]:
+        def ended() -> dict[str, Any] | None:
+            read: dict[str, Any] = self.get(f"/campaigns/{campaign}")
+            return read if read["state"] not in ("RUNNING", "PAUSED") else None
+
+        found: dict[str, Any] = wait_until(f"campaign {campaign} has ended", ended, 110)
+        return found
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of the command line, against this service."""
+        return subprocess.run(
+            [COMMAND, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A fresh service; whatever a test does to it, no process may outlive it."""
+    service = Service(tmp_path / "data")
+    service.start()
+    try:
+        yield service
+        service.stop()
+        wait_until("every process of the service is gone", lambda: not service.processes(), 30)
+    finally:
+        service.http.close()
+        for process in service.processes():
+            process.kill()

@@ -1,0 +1,43 @@
+"""One real campaign, from HTTP to a training job."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
+
+
+@pytest.mark.timeout(280)
+def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) -> None:
+    submitted = service.run("campaign", "submit", str(TINY), "--json")
+    assert submitted.returncode == 0, submitted.stderr
+    watched = service.run("campaign", "watch", "tiny")
+    assert watched.returncode == 0, watched.stderr
+
+    campaign = service.get("/campaigns/tiny")
+    assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
+    completed = service.trials("tiny", state="COMPLETED")
+    assert len(completed) >= 12, service.logs()
+    for knob in ("tp", "pp", "dp"):
+        assert {1, 2} <= {trial["layout"][knob] for trial in completed}, knob
+    assert {0, 1} <= {trial["layout"]["zero_stage"] for trial in completed}
+
+    board = service.get("/campaigns/tiny/leaderboard")["trials"]
+    figures = [trial["measurement"]["tokens_per_s"] for trial in board]
+    assert figures == sorted(figures, reverse=True)
+    assert len(board) == len(completed)
+    best = service.get(f"/trials/{board[0]['id']}")
+    assert [i["kind"] for i in best["iterations"]] == ["warmup"] * 2 + ["timed"] * 10
+    assert best["environment"]["torch_version"]
+
+    exported = service.run("export", "tiny", "--format", "trainer", "--out", str(tmp_path / "job"))
+    assert exported.returncode == 0, exported.stderr
+    job = tmp_path / "job" / "job.json"
+    assert json.loads(job.read_text())["layout"] == board[0]["layout"]
+    trained = service.run("train", "--config", str(job), "--steps", "20", "--json")
+    assert trained.returncode == 0, trained.stderr
+    result = json.loads(trained.stdout)
+    assert result["steps"] == 20
+    assert result["final_loss"] < best["iterations"][0]["loss"]
+    assert result["tokens_per_s"] > 0
