@@ -1,0 +1,217 @@
+"""The contract of every strategy, whatever its algorithm."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from tuner.errors import LayoutUnknownError, ObservationInvalidError, StrategyUnknownError
+from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.registry import STRATEGIES, make_strategy
+
+
+class ListedLayouts:
+    """A layout set that is written out."""
+
+    def __init__(self, layouts: list[Layout]) -> None:
+        self._layouts = layouts
+        self._positions = {layout: i for i, layout in enumerate(layouts)}
+        self.columns = {
+            name: np.array([getattr(layout, name) for layout in layouts]) for name in LAYOUT_FIELDS
+        }
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def layout(self, index: int) -> Layout:
+        return self._layouts[index]
+
+    def index_of(self, layout: Layout) -> int | None:
+        return self._positions.get(layout)
+
+
+def make_layouts(*, devices: int = 8, micro_batch_sizes: tuple[int, ...] = (1, 2)) -> ListedLayouts:
+    degrees = [2**i for i in range(devices.bit_length())]
+    return ListedLayouts(
+        [
+            Layout(
+                tp=tp,
+                pp=pp,
+                dp=devices // (tp * pp),
+                micro_batch_size=micro_batch_size,
+                zero_stage=zero_stage,
+                recompute=recompute,
+            )
+            for tp, pp, micro_batch_size, zero_stage, recompute in product(
+                degrees, degrees, micro_batch_sizes, (0, 1), ("none", "full")
+            )
+            if devices % (tp * pp) == 0 and tp * pp <= devices
+        ]
+    )
+
+
+def throughput(layout: Layout) -> Observation:
+    return Observation.completed(1000.0 / (layout.tp + 2 * layout.pp + 3 / layout.micro_batch_size))
+
+
+def ask_all(search: LayoutSearch, judge: Callable[[Layout], Observation]) -> list[Layout]:
+    asked = []
+    while (layout := search.ask()) is not None:
+        asked.append(layout)
+        search.tell(layout, judge(layout))
+    return asked
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+class TestEveryStrategy:
+    def test_asks_for_every_legal_layout_exactly_once(self, name: str) -> None:
+        layouts = make_layouts()
+        asked = ask_all(make_strategy(name, layouts, seed=1), throughput)
+        assert len(asked) == len(layouts) == len(set(asked))
+        assert all(layouts.index_of(layout) is not None for layout in asked)
+
+    def test_exhausts_without_being_told_anything(self, name: str) -> None:
+        layouts = make_layouts(devices=4)
+        search = make_strategy(name, layouts, seed=1)
+        asked = {search.ask() for _ in range(len(layouts))}
+        assert None not in asked
+        assert len(asked) == len(layouts)
+        assert search.ask() is None
+        assert search.num_pending == len(layouts)
+
+    def test_eight_pending_are_eight_different_layouts(self, name: str) -> None:
+        search = make_strategy(name, make_layouts(), seed=3)
+        pending = [search.ask() for _ in range(8)]
+        asked = list(pending)
+        while pending[0] is not None:
+            layout = pending.pop(0)
+            search.tell(layout, throughput(layout))
+            pending.append(search.ask())
+            asked.append(pending[-1])
+            if len(asked) > 40:
+                break
+        assert len(set(asked)) == len(asked)
+
+    def test_the_same_seed_and_tells_ask_for_the_same(self, name: str) -> None:
+        layouts = make_layouts(devices=4)
+        first, second = (
+            ask_all(make_strategy(name, layouts, seed=5), throughput) for _ in range(2)
+        )
+        assert first == second
+
+    def test_one_layout_is_asked_for_and_then_none(self, name: str) -> None:
+        only = ListedLayouts([Layout()])
+        assert ask_all(make_strategy(name, only, seed=0), throughput) == [Layout()]
+
+    def test_survives_that_every_layout_fails(self, name: str) -> None:
+        layouts = make_layouts()
+        outcomes = {layouts.layout(i): (FAILED, INFEASIBLE)[i % 2] for i in range(len(layouts))}
+        asked = ask_all(make_strategy(name, layouts, seed=2), outcomes.__getitem__)
+        assert len(set(asked)) == len(layouts)
+
+    def test_survives_that_97_of_100_fail(self, name: str) -> None:
+        layouts = make_layouts(devices=32, micro_batch_sizes=(1, 2, 4))
+        dice = random.Random(7)
+        works = {layouts.layout(i): dice.random() < 0.03 for i in range(len(layouts))}
+        asked = ask_all(
+            make_strategy(name, layouts, seed=2),
+            lambda layout: throughput(layout) if works[layout] else FAILED,
+        )
+        assert 0 < sum(works.values()) < 20
+        assert len(set(asked)) == len(layouts)
+
+    @pytest.mark.parametrize("killed_after", [0, 1, 9, 25])
+    def test_rebuilt_by_telling_again_it_goes_on_as_if_never_killed(
+        self, name: str, killed_after: int
+    ) -> None:
+        layouts = make_layouts()
+        search = make_strategy(name, layouts, seed=4)
+        pending = [search.ask() for _ in range(3)]
+        told = []
+        for _ in range(killed_after):
+            layout = pending.pop(len(told) % 3)
+            observation = throughput(layout) if layout.tp < 4 else INFEASIBLE
+            search.tell(layout, observation)
+            told.append((layout, observation))
+            pending.append(search.ask())
+        rebuilt = make_strategy(name, layouts, seed=4)
+        for layout, observation in told:
+            rebuilt.tell(layout, observation)
+        for layout in pending:
+            rebuilt.resume(layout)
+        taken = {layout for layout, _ in told} | set(pending)
+        for _ in range(10):
+            proposal = rebuilt.ask()
+            assert proposal is not None
+            assert proposal not in taken
+            assert proposal == search.ask()
+            taken.add(proposal)
+
+    def test_a_withdrawn_layout_never_comes_back(self, name: str) -> None:
+        layouts = make_layouts(devices=4)
+        search = make_strategy(name, layouts, seed=4)
+        withdrawn = search.ask()
+        assert withdrawn is not None
+        search.withdraw(withdrawn)
+        assert search.num_pending == 0
+        asked = ask_all(search, throughput)
+        assert withdrawn not in asked
+        assert len(asked) == len(layouts) - 1
+
+    def test_learns_from_a_layout_that_it_did_not_ask_for(self, name: str) -> None:
+        layouts = make_layouts(devices=4)
+        search = make_strategy(name, layouts, seed=4)
+        known = layouts.layout(3)
+        search.tell(known, throughput(known))
+        assert known not in ask_all(search, throughput)
+
+    def test_a_layout_outside_the_set_is_refused_by_name(self, name: str) -> None:
+        search = make_strategy(name, make_layouts(devices=4), seed=4)
+        with pytest.raises(LayoutUnknownError, match="n1-tp64-pp1-.* 48 legal layouts"):
+            search.tell(Layout(tp=64), FAILED)
+
+
+def test_different_seeds_shuffle_differently() -> None:
+    layouts = make_layouts()
+    first, second = (
+        ask_all(make_strategy("random", layouts, seed=seed), throughput) for seed in (1, 2)
+    )
+    assert first != second
+
+
+def test_exhaustive_keeps_the_canonical_order() -> None:
+    layouts = make_layouts(devices=4)
+    asked = ask_all(make_strategy("exhaustive", layouts, seed=9), throughput)
+    assert asked == [layouts.layout(i) for i in range(len(layouts))]
+
+
+def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(StrategyUnknownError, match="'anneal'.*deephyper, exhaustive, random"):
+        make_strategy("anneal", make_layouts(), seed=0)
+
+
+@pytest.mark.parametrize("objective", [0.0, -3.0, float("nan"), float("inf")])
+def test_an_objective_that_cannot_be_ranked_is_refused(objective: float) -> None:
+    with pytest.raises(ObservationInvalidError, match="not a finite number over 0"):
+        Observation.completed(objective)
+
+
+def test_a_failure_has_no_objective() -> None:
+    with pytest.raises(ObservationInvalidError, match="does not go with"):
+        Observation(state="failed", objective=3.0)
+
+
+def test_the_simple_strategies_do_without_deephyper() -> None:
+    code = (
+        "import sys, tuner.strategies.registry, tuner.commands\n"
+        "sys.exit('deephyper' in sys.modules or 'pandas' in sys.modules)"
+    )
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,109 @@
+"""One campaign's search, rebuilt from the database and kept in step with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from results_db.records import CampaignRecord, TrialRecord
+from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from tuner.errors import CampaignBrokenError, LayoutUnknownError
+from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.registry import make_strategy
+
+_log: Final = logging.getLogger("tuner.driver")
+
+
+class CampaignSearch:
+    """A strategy that knows its campaign; whatever goes wrong inside is the campaign's own fault."""
+
+    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch) -> None:
+        self.spec = spec
+        self.last_ended_seq = 0
+        """How far the campaign's endings have been told."""
+        self._strategy = strategy
+
+    @classmethod
+    def rebuild(cls, campaign: CampaignRecord, trials: Iterable[TrialRecord]) -> CampaignSearch:
+        """Tells a new strategy all that has happened: endings in their order, then what is open.
+
+        Raises:
+            CampaignBrokenError: the description or the strategy cannot be used.
+        """
+        known = list(trials)
+        with _at_fault(f"campaign {campaign.name!r} cannot be taken up"):
+            spec = CampaignSpec.from_mapping(campaign.spec)
+            legal = spec.legal_set()
+            search = cls(spec, make_strategy(spec.strategy, legal, seed=spec.seed))
+        for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):
+            if trial.ended_seq is not None:
+                search.tell(trial)
+        for trial in known:
+            if trial.ended_seq is None:
+                search._resume(trial)
+        return search
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every legal layout has been asked for."""
+        return self._strategy.exhausted
+
+    def ask(self) -> Layout | None:
+        """The next layout; None when the legal set is exhausted.
+
+        Raises:
+            CampaignBrokenError: the strategy failed.
+        """
+        with _at_fault(f"strategy {self.spec.strategy!r} failed to propose a layout"):
+            return self._strategy.ask()
+
+    def tell(self, trial: TrialRecord) -> None:
+        """Passes on what became of a trial that has ended.
+
+        Raises:
+            CampaignBrokenError: the strategy failed.
+        """
+        with _at_fault(f"strategy {self.spec.strategy!r} failed on trial {trial.number}"):
+            observation = observe(trial, self.spec.objective)
+            try:
+                if observation is None:
+                    self._strategy.withdraw(trial.layout)
+                else:
+                    self._strategy.tell(trial.layout, observation)
+            except LayoutUnknownError as error:
+                _log.warning("trial %d teaches the search nothing: %s", trial.number, error)
+        self.last_ended_seq = max(self.last_ended_seq, trial.ended_seq or 0)
+
+    def _resume(self, trial: TrialRecord) -> None:
+        try:
+            self._strategy.resume(trial.layout)
+        except LayoutUnknownError as error:
+            _log.warning("trial %d is unknown to the search: %s", trial.number, error)
+
+
+def observe(trial: TrialRecord, objective: str) -> Observation | None:
+    """What an ended trial teaches; None where nothing was learnt of the layout.
+
+    A cancelled trial says nothing, nor does one whose ranks shared devices: it is never ranked.
+    """
+    if trial.state == "INFEASIBLE":
+        return INFEASIBLE
+    if trial.state == "FAILED":
+        return FAILED
+    if trial.state == "COMPLETED":
+        assert trial.measurement is not None, f"trial {trial.id} is COMPLETED without a measurement"
+        if not trial.measurement.oversubscribed:
+            return Observation.completed(float(getattr(trial.measurement, objective)))
+    return None
+
+
+@contextmanager
+def _at_fault(what: str) -> Iterator[None]:
+    """Whatever is raised inside, DeepHyper's exceptions included, breaks this campaign alone."""
+    try:
+        yield
+    except Exception as error:
+        raise CampaignBrokenError(f"{what}: {type(error).__name__}: {error}") from error

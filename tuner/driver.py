@@ -1,0 +1,193 @@
+"""The driver: ask -> trial row, outcome -> tell, for every campaign that runs.
+
+Everything it knows is in the database, so it may be killed at any moment: a layout is known to
+nobody before its trial is written, and an outcome is durable before the driver hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+from results_db.errors import CampaignStateError, TrialDuplicateError
+from results_db.records import CampaignRecord, CampaignState, TrialRecord
+from results_db.store import Store
+from search_spaces.errors import SearchSpaceError
+from tuner.budget import EndedTrial, Spent, closing_words, time_is_up, trials_left
+from tuner.campaign_search import CampaignSearch
+from tuner.errors import TunerError
+
+POLL_INTERVAL_S: Final = 0.2
+IDLE_INTERVAL_S: Final = 0.5
+"""Between two looks when no campaign runs."""
+HEARTBEAT_INTERVAL_S: Final = 2.0
+MAX_RETRY_INTERVAL_S: Final = 10.0
+NUM_AHEAD: Final = 1
+"""Trials that wait beyond those that the live workers can run: the next one is ready at once, and
+few enough that none was chosen without what the running ones are about to teach."""
+
+_log: Final = logging.getLogger("tuner.driver")
+
+
+class Driver:
+    """Drives every RUNNING campaign of one database; there must be no second one."""
+
+    def __init__(self, store: Store, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+        self._store = store
+        self._poll_interval_s = poll_interval_s
+        self._searches: dict[int, CampaignSearch] = {}
+        self._beat_at = -HEARTBEAT_INTERVAL_S
+
+    def run(self, stop: threading.Event) -> None:
+        """Goes round until told to stop; a round that fails is tried again, ever more slowly."""
+        _log.info("driver started")
+        failures = 0
+        while not stop.is_set():
+            try:
+                ok = self.step()
+            except Exception:
+                # The database may be away for a while; campaigns outlive that.
+                _log.exception("this round failed; trying again")
+                ok = False
+            failures = 0 if ok else failures + 1
+            stop.wait(self._pause_s(failures))
+        _log.info("driver stopped")
+
+    def step(self) -> bool:
+        """Goes round every campaign once.
+
+        Returns:
+            Whether all went well; what did not has been logged, and is to be tried again.
+        """
+        self._beat()
+        campaigns = self._store.campaigns_to_drive()
+        self._set_aside({campaign.id for campaign in campaigns})
+        return all([self._step_campaign(campaign) for campaign in campaigns])
+
+    def _pause_s(self, failures: int) -> float:
+        if failures:
+            return float(min(self._poll_interval_s * 2**failures, MAX_RETRY_INTERVAL_S))
+        return self._poll_interval_s if self._searches else IDLE_INTERVAL_S
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at >= HEARTBEAT_INTERVAL_S:
+            self._store.heartbeat_driver()
+            self._beat_at = now
+
+    def _set_aside(self, running: set[int]) -> None:
+        """Forgets the searches of campaigns that were paused, cancelled or have ended."""
+        for campaign_id in set(self._searches) - running:
+            campaign = self._store.campaign(campaign_id)
+            _log.info("campaign %r is %s: set aside", campaign.name, campaign.state)
+            del self._searches[campaign_id]
+
+    def _step_campaign(self, campaign: CampaignRecord) -> bool:
+        try:
+            self._drive(campaign)
+        except (TunerError, SearchSpaceError) as error:
+            _log.exception("campaign %r is broken", campaign.name)
+            return self._fail(campaign, error)
+        except (CampaignStateError, TrialDuplicateError) as error:
+            # The user was quicker, or somebody else added the trial: start over from the database.
+            _log.info("campaign %r: %s", campaign.name, error)
+            self._searches.pop(campaign.id, None)
+        except Exception:
+            # What a search had asked for may not have been written: it is rebuilt.
+            _log.exception("campaign %r: this round failed; trying again", campaign.name)
+            self._searches.pop(campaign.id, None)
+            return False
+        return True
+
+    def _fail(self, campaign: CampaignRecord, error: Exception) -> bool:
+        self._searches.pop(campaign.id, None)
+        try:
+            self._end(campaign, "FAILED", "error", str(error))
+        except CampaignStateError as state_error:
+            _log.info("campaign %r: %s", campaign.name, state_error)
+        except Exception:
+            _log.exception("campaign %r cannot be ended; trying again", campaign.name)
+            return False
+        return True
+
+    def _drive(self, campaign: CampaignRecord) -> None:
+        # Counted before the outcomes are read: what has ended by now is told before the next ask.
+        counts = self._store.count_trials(campaign.id)
+        search = self._search(campaign)
+        for trial in self._store.trials_told_since(campaign.id, search.last_ended_seq):
+            search.tell(trial)
+            _log_ending(campaign, search, trial)
+        spent = Spent(
+            trials=sum(counts.values()) - counts["CANCELLED"],
+            node_seconds=campaign.node_seconds,
+            wall_time_s=campaign.wall_time_s,
+        )
+        ending = time_is_up(search.spec.budget, spent)
+        if ending is not None:
+            if counts["RUNNING"] == 0:
+                self._complete(campaign, "budget", ending)
+            return
+        num_open = counts["PENDING"] + counts["RUNNING"]
+        left = trials_left(search.spec.budget, spent)
+        num_wanted = self._store.capacity(campaign.cluster_name) + NUM_AHEAD - num_open
+        added = self._add_trials(
+            campaign, search, num_wanted if left is None else min(num_wanted, left)
+        )
+        if num_open == 0 and not added:
+            if left == 0:
+                self._complete(campaign, "budget", f"{spent.trials} of {spent.trials} trials done")
+            else:
+                self._complete(
+                    campaign, "exhausted", f"all {spent.trials} legal layouts were tried"
+                )
+
+    def _search(self, campaign: CampaignRecord) -> CampaignSearch:
+        search = self._searches.get(campaign.id)
+        if search is None:
+            trials = self._store.trials(campaign.id)
+            search = CampaignSearch.rebuild(campaign, trials)
+            self._searches[campaign.id] = search
+            _log.info(
+                "campaign %r taken up: strategy %s, %d legal layouts, %d trials so far",
+                campaign.name,
+                search.spec.strategy,
+                campaign.num_legal_layouts,
+                len(trials),
+            )
+        return search
+
+    def _add_trials(self, campaign: CampaignRecord, search: CampaignSearch, count: int) -> bool:
+        """Writes up to so many new trials, and says whether there was any."""
+        added = False
+        for _ in range(count):
+            layout = search.ask()
+            if layout is None:
+                break
+            trial = self._store.add_trial(campaign.id, layout)
+            _log.info("campaign %r: trial %d is %s", campaign.name, trial.number, layout.key)
+            added = True
+        return added
+
+    def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
+        trials = self._store.trials(campaign.id)
+        message = closing_words(
+            ending, [EndedTrial(state=trial.state, reason=trial.reason) for trial in trials]
+        )
+        self._end(campaign, "COMPLETED", reason, message)
+
+    def _end(
+        self, campaign: CampaignRecord, state: CampaignState, reason: str, message: str
+    ) -> None:
+        self._store.end_campaign(campaign.id, state, reason, message)
+        self._searches.pop(campaign.id, None)
+        _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)
+
+
+def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRecord) -> None:
+    if trial.measurement is None:
+        what = f"{trial.reason}: {trial.message}"
+    else:
+        what = f"{search.spec.objective} {getattr(trial.measurement, search.spec.objective):.4g}"
+    _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)
