@@ -38,13 +38,15 @@ def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
 
 
 def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
-    serve = _child(data, "serve", "--data-dir", str(data.path), "--host", host, "--port", str(port))
+    serve = _serve(data, host, port)
     with until_signalled() as stopping:
         children = [serve]
         try:
             start_and_wait(serve, lambda: _service_url(data, serve) is not None, SERVE_PATIENCE_S)
             url = _service_url(data, serve)
             assert url is not None
+            # A free port was taken for good: the worker would not find a service that moved.
+            serve.argv = _serve(data, host, httpx.URL(url).port or port).argv
             children += [
                 _child(data, "driver", "--data-dir", str(data.path)),
                 _worker(data, url, cluster),
@@ -58,6 +60,10 @@ def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
             # The worker first: it ends its probe, returns its lease, and needs the service for that.
             for child in reversed(children):
                 child.stop()
+
+
+def _serve(data: DataDir, host: str, port: int) -> Child:
+    return _child(data, "serve", "--data-dir", str(data.path), "--host", host, "--port", str(port))
 
 
 def _child(data: DataDir, command: str, *options: str) -> Child:

@@ -86,6 +86,13 @@ class Service:
             -1:
         ] != [] and self.output.read_text().rstrip().endswith("at the next start.")
 
+    def answers(self) -> bool:
+        """Whether the HTTP service is there."""
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
     def stop(self) -> None:
         if self.up.poll() is None:
             self.up.send_signal(signal.SIGINT)

@@ -39,7 +39,7 @@ def test_a_killed_process_is_started_again_and_the_campaign_goes_on(
     )
     wait_until("it was started again", lambda: len(_named(service, victim)) == 1)
     if victim == "serve":
-        service.follow()
+        wait_until("the service answers again", service.answers)
     assert service.wait_for_end("e2e")["reason"] == "budget"
     assert_nothing_lost_or_twice(service, before)
 
