@@ -1,0 +1,104 @@
+"""What test ranks do; named to a zygote as "tests.workers.rank_programs:run"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from workers.json_lines import JsonLines
+from workers.rank_task import RankTask
+
+
+def run(task: RankTask, line: JsonLines) -> None:
+    """Does what the task's job asks of this rank: {"kind": ..., "by_rank": {rank: program}}."""
+    by_rank = task.job.get("by_rank", {})
+    program = by_rank.get(str(task.rank), task.job["kind"])
+    _PROGRAMS[program](task, line)
+
+
+def _succeed(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "result", "rank": task.rank, "cores": sorted(os.sched_getaffinity(0))})
+
+
+def _hang(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "hanging", "pid": os.getpid()})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    while True:
+        time.sleep(3600)
+
+
+def _iterate_then_hang(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "iteration", "index": 3, "kind": "timed", "loss": 1.0})
+    _hang(task, line)
+
+
+def _fail(task: RankTask, line: JsonLines) -> None:
+    print("about to fail")
+    message = "ValueError: this rank was told to fail"
+    print(message, file=sys.stderr)
+    line.send({"event": "error", "reason": "crashed", "transport": False, "message": message})
+    os._exit(1)
+
+
+def _run_out_of_memory(task: RankTask, line: JsonLines) -> None:
+    message = "RuntimeError: DefaultCPUAllocator: can't allocate memory"
+    line.send({"event": "error", "reason": "out_of_memory", "transport": False, "message": message})
+    os._exit(1)
+
+
+def _notice_dead_peer(task: RankTask, line: JsonLines) -> None:
+    message = "RuntimeError: Connection closed by peer"
+    line.send({"event": "error", "reason": "crashed", "transport": True, "message": message})
+    time.sleep(3600)
+
+
+def _fail_late(task: RankTask, line: JsonLines) -> None:
+    time.sleep(0.15)
+    _fail(task, line)
+
+
+def _kill_itself(task: RankTask, line: JsonLines) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _daemonise(task: RankTask, line: JsonLines) -> None:
+    """Leaves a grandchild in a session of its own, which holds every descriptor open."""
+    told_r, told_w = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(told_w, str(os.getpid()).encode())
+            while True:
+                time.sleep(3600)
+        os._exit(0)
+    os.wait()
+    line.send({"event": "result", "daemon": int(os.read(told_r, 32))})
+
+
+def _talk(task: RankTask, line: JsonLines) -> None:
+    for number in range(20_000):
+        print(f"line {number} of a rank that says too much")
+    _fail(task, line)
+
+
+def _meet(task: RankTask, line: JsonLines) -> None:
+    if task.rank == 0:
+        line.send({"event": "listening", "port": 4321})
+    line.send({"event": "result", "told": line.receive()})
+
+
+_PROGRAMS = {
+    "succeed": _succeed,
+    "hang": _hang,
+    "iterate-then-hang": _iterate_then_hang,
+    "fail": _fail,
+    "fail-late": _fail_late,
+    "out-of-memory": _run_out_of_memory,
+    "notice-dead-peer": _notice_dead_peer,
+    "kill-itself": _kill_itself,
+    "daemonise": _daemonise,
+    "talk": _talk,
+    "meet": _meet,
+}

@@ -1,0 +1,45 @@
+"""Errors of the worker room; one base, so that a command can turn any of them into one line."""
+
+
+class WorkerError(Exception):
+    """Base of everything that `workers` raises outside the trainer."""
+
+
+class NodeLostError(WorkerError):
+    """A node's agent, warden or zygote is gone; its ranks are ended by whichever is left."""
+
+
+class RanksLeftError(WorkerError):
+    """Processes of a probe could not be ended; the node must not be used again."""
+
+
+class PlacementImpossibleError(WorkerError):
+    """A layout needs more devices than the launcher's nodes have."""
+
+
+class RayClusterFailedError(WorkerError):
+    """The worker's Ray cluster could not be started or joined."""
+
+
+class ServiceUnreachableError(WorkerError):
+    """The service did not answer, or answered that it cannot work now; worth trying again."""
+
+
+class TokenRefusedError(WorkerError):
+    """The service does not accept the token; trying again is useless."""
+
+
+class WorkerUnknownError(WorkerError):
+    """The service does not know this worker (any more): register again."""
+
+
+class RequestRefusedError(WorkerError):
+    """The service understood the request and refuses it for good."""
+
+
+class SpoolInUseError(WorkerError):
+    """Another worker process of the same name uses the spool directory."""
+
+
+class JobInvalidError(WorkerError):
+    """A document from the command line is malformed."""

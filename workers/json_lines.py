@@ -1,0 +1,66 @@
+"""JSON documents, one a line, over a stream socket: how agent, zygote and ranks talk."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any, Final
+
+Document = dict[str, Any]
+
+_CHUNK: Final = 1 << 16
+
+
+class JsonLines:
+    """One end of a connection that carries a JSON document a line.
+
+    Writing blocks; reading is up to the caller: `read` takes what is there, `receive` waits.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._pending = b""
+        self._ready: list[Document] = []
+
+    def send(self, document: Document) -> None:
+        """Writes one document.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        self.socket.sendall(json.dumps(document).encode() + b"\n")
+
+    def read(self, *, block: bool) -> list[Document] | None:
+        """The documents that have arrived; None when the other end has closed.
+
+        Args:
+            block: whether to wait until at least some bytes have come.
+        """
+        flags = 0 if block else socket.MSG_DONTWAIT
+        try:
+            data = self.socket.recv(_CHUNK, flags)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def receive(self) -> Document | None:
+        """Waits for the next document; None when the other end has closed."""
+        while not self._ready:
+            documents = self.read(block=True)
+            if documents is None:
+                return None
+            self._ready = documents
+        return self._ready.pop(0)
+
+    def close(self) -> None:
+        """Closes this end; a reader blocked on it in another thread wakes up."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other end has gone first
+            pass
+        self.socket.close()
