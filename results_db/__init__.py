@@ -1,1 +1,1 @@
-"""The database: tables, store and migrations; the only home of SQLAlchemy and Alembic."""
+"""The database room: tables, migrations, and the store that the service and the driver share."""

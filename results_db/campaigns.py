@@ -1,0 +1,261 @@
+"""Campaigns: made, listed, paused, resumed, cancelled, ended; and the driver's clock.
+
+A campaign's wall time is the time it is RUNNING while a driver is at work. The driver's beats move the
+clock; a silence of the driver, or the service being down, counts for at most `MAX_CLOCK_GAP_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
+from results_db.lifecycle import cancel_trial
+from results_db.models import Campaign, DriverBeat, Trial
+from results_db.part import StorePart
+from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
+from results_db.rows import campaign_record, clock_seconds
+
+_DRIVER: Final = "driver"
+
+
+class Campaigns(StorePart):
+    """The campaigns' part of the store."""
+
+    def create_campaign(self, spec: Mapping[str, Any], *, num_legal_layouts: int) -> CampaignRecord:
+        """Keeps a new campaign, RUNNING.
+
+        Args:
+            spec: `CampaignSpec.to_mapping()`, fully resolved.
+            num_legal_layouts: size of its legal set.
+
+        Raises:
+            CampaignDuplicateError: the name is taken.
+        """
+        now = self._clock()
+        row = Campaign(
+            name=spec["name"],
+            state="RUNNING",
+            spec=dict(spec),
+            model_name=spec["model"]["name"],
+            cluster_name=spec["cluster"]["name"],
+            objective=spec["objective"],
+            strategy=spec["strategy"],
+            num_legal_layouts=num_legal_layouts,
+            created_at=now,
+            clock_at=now,
+        )
+        try:
+            with self._db.write() as session:
+                session.add(row)
+                session.flush()
+                return campaign_record(row, now)
+        except IntegrityError as error:
+            raise CampaignDuplicateError(
+                f"a campaign named {spec['name']!r} exists already; choose another name"
+            ) from error
+
+    def campaign(self, campaign_id: int) -> CampaignRecord:
+        """One campaign.
+
+        Raises:
+            CampaignNotFoundError: there is none with this id.
+        """
+        with self._db.read() as session:
+            return campaign_record(_by_id(session, campaign_id), self._clock())
+
+    def campaign_by_name(self, name: str) -> CampaignRecord:
+        """One campaign by its name.
+
+        Raises:
+            CampaignNotFoundError: there is none with this name.
+        """
+        with self._db.read() as session:
+            row = session.scalar(select(Campaign).where(Campaign.name == name))
+            if row is None:
+                raise CampaignNotFoundError(f"there is no campaign named {name!r}")
+            return campaign_record(row, self._clock())
+
+    def campaigns(
+        self,
+        *,
+        states: Sequence[CampaignState] = (),
+        before_id: int | None = None,
+        limit: int | None = None,
+    ) -> list[CampaignRecord]:
+        """Campaigns, the youngest first."""
+        query = select(Campaign).order_by(Campaign.id.desc())
+        if states:
+            query = query.where(Campaign.state.in_(states))
+        if before_id is not None:
+            query = query.where(Campaign.id < before_id)
+        if limit is not None:
+            query = query.limit(limit)
+        now = self._clock()
+        with self._db.read() as session:
+            return [campaign_record(row, now) for row in session.scalars(query)]
+
+    def campaigns_to_drive(self) -> list[CampaignRecord]:
+        """The RUNNING campaigns, the oldest first."""
+        query = select(Campaign).where(Campaign.state == "RUNNING").order_by(Campaign.id)
+        now = self._clock()
+        with self._db.read() as session:
+            return [campaign_record(row, now) for row in session.scalars(query)]
+
+    def count_trials(self, campaign_id: int) -> dict[TrialState, int]:
+        """The number of the campaign's trials in each state, zeros included."""
+        query = (
+            select(Trial.state, func.count())
+            .where(Trial.campaign_id == campaign_id)
+            .group_by(Trial.state)
+        )
+        with self._db.read() as session:
+            counts = {row[0]: row[1] for row in session.execute(query)}
+        return {state: counts.get(state, 0) for state in TRIAL_STATES}
+
+    def pause_campaign(self, campaign_id: int) -> CampaignRecord:
+        """Stops handing out the campaign's trials; the running ones finish. Twice is once.
+
+        Raises:
+            CampaignStateError: it has ended.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = _open_campaign(session, campaign_id, "paused")
+            _stop_clock(campaign, now)
+            campaign.state = "PAUSED"
+            return campaign_record(campaign, now)
+
+    def resume_campaign(self, campaign_id: int) -> CampaignRecord:
+        """Takes a paused campaign up again. Twice is once.
+
+        Raises:
+            CampaignStateError: it has ended.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = _open_campaign(session, campaign_id, "resumed")
+            if campaign.state == "PAUSED":
+                campaign.state = "RUNNING"
+                campaign.clock_at = now
+            return campaign_record(campaign, now)
+
+    def cancel_campaign(self, campaign_id: int) -> CampaignRecord:
+        """Ends a campaign: waiting trials are cancelled at once, running ones through their workers.
+
+        Twice is once.
+
+        Raises:
+            CampaignStateError: it has ended in another way.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = _by_id(session, campaign_id, lock=True)
+            if campaign.state != "CANCELLED":
+                _refuse_if_ended(campaign, "cancelled")
+                message = "cancelled by the user"
+                _end(session, campaign, "CANCELLED", now, reason="cancelled", message=message)
+            return campaign_record(campaign, now)
+
+    def end_campaign(
+        self, campaign_id: int, state: CampaignState, reason: str, message: str
+    ) -> CampaignRecord:
+        """Ends a RUNNING campaign; trials still open are cancelled as by `cancel_campaign`.
+
+        Raises:
+            CampaignStateError: it is not RUNNING (the user was quicker), or the state is no ending.
+        """
+        if state not in ("COMPLETED", "FAILED", "CANCELLED"):
+            raise CampaignStateError(f"{state} does not end a campaign")
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = _by_id(session, campaign_id, lock=True)
+            if campaign.state != "RUNNING":
+                raise CampaignStateError(
+                    f"campaign {campaign.name!r} is {campaign.state}, not RUNNING; it is left as it is"
+                )
+            _end(session, campaign, state, now, reason=reason, message=message)
+            return campaign_record(campaign, now)
+
+    def cancel_pending(self, campaign_id: int, why: str) -> int:
+        """Cancels the campaign's waiting trials and says how many; the running ones go on."""
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = _by_id(session, campaign_id, lock=True)
+            waiting = _trials_in(session, campaign_id, "PENDING")
+            for trial in waiting:
+                cancel_trial(campaign, trial, now, why)
+            return len(waiting)
+
+    def heartbeat_driver(self) -> None:
+        """Notes that a driver is at work, and moves the running campaigns' clocks."""
+        now = self._clock()
+        with self._db.write() as session:
+            session.merge(DriverBeat(name=_DRIVER, seen_at=now))
+            for campaign in session.scalars(
+                select(Campaign).where(Campaign.state == "RUNNING").with_for_update()
+            ):
+                campaign.wall_time_s += clock_seconds(campaign, now)
+                campaign.clock_at = now
+
+    def driver_seen_at(self) -> datetime | None:
+        """When a driver was last at work; None if never."""
+        with self._db.read() as session:
+            return session.scalar(select(DriverBeat.seen_at).where(DriverBeat.name == _DRIVER))
+
+
+def _by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
+    campaign = session.get(Campaign, campaign_id, with_for_update=lock or None)
+    if campaign is None:
+        raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
+    return campaign
+
+
+def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:
+    campaign = _by_id(session, campaign_id, lock=True)
+    _refuse_if_ended(campaign, done)
+    return campaign
+
+
+def _refuse_if_ended(campaign: Campaign, done: str) -> None:
+    if campaign.ended_at is not None:
+        raise CampaignStateError(
+            f"campaign {campaign.name!r} is {campaign.state} and cannot be {done}"
+        )
+
+
+def _stop_clock(campaign: Campaign, now: datetime) -> None:
+    campaign.wall_time_s += clock_seconds(campaign, now)
+    campaign.clock_at = None
+
+
+def _trials_in(session: Session, campaign_id: int, *states: TrialState) -> Sequence[Trial]:
+    query = (
+        select(Trial)
+        .where(Trial.campaign_id == campaign_id, Trial.state.in_(states))
+        .order_by(Trial.number)
+    )
+    return session.scalars(query).all()
+
+
+def _end(
+    session: Session,
+    campaign: Campaign,
+    state: CampaignState,
+    now: datetime,
+    *,
+    reason: str,
+    message: str,
+) -> None:
+    _stop_clock(campaign, now)
+    campaign.state = state
+    campaign.reason = reason
+    campaign.message = message
+    campaign.ended_at = now
+    for trial in _trials_in(session, campaign.id, "PENDING", "RUNNING"):
+        cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")

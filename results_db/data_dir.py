@@ -1,0 +1,98 @@
+"""The data directory: where a service keeps its database, token and logs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from results_db.errors import DataDirInvalidError, DataDirLockedError
+
+DATA_DIR_VARIABLE: Final = "LAYOUT_TUNER_DATA_DIR"
+_LOCK_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """A data directory; it need not exist yet."""
+
+    path: Path
+
+    @classmethod
+    def default(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """`$LAYOUT_TUNER_DATA_DIR`, else `$XDG_DATA_HOME/layout-tuner`, else `~/.local/share/layout-tuner`."""
+        if chosen := environ.get(DATA_DIR_VARIABLE):
+            return cls(Path(chosen).expanduser())
+        base = environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return cls(Path(base).expanduser() / "layout-tuner")
+
+    @property
+    def database_url(self) -> str:
+        """URL of the embedded database."""
+        return f"sqlite:///{self.path.absolute() / 'results.sqlite3'}"
+
+    @property
+    def token_file(self) -> Path:
+        """The service's bearer token; only its owner can read it."""
+        return self.path / "token"
+
+    @property
+    def service_file(self) -> Path:
+        """URL and process id of the running service, as JSON; there while it runs."""
+        return self.path / "service.json"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the processes' logs."""
+        return self.path / "logs"
+
+    def create(self) -> None:
+        """Creates what is missing, open to its owner alone.
+
+        Raises:
+            DataDirInvalidError: it cannot be created or written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise DataDirInvalidError(
+                f"the data directory {self.path} cannot be created: {error.strerror}; "
+                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
+            ) from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise DataDirInvalidError(
+                f"the data directory {self.path} is not writable; "
+                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
+            )
+
+    @contextmanager
+    def lock(self, name: str, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Holds a lock that ends with the process, however it ends.
+
+        Raises:
+            DataDirLockedError: another process holds it, and has for `wait_s` seconds.
+        """
+        deadline = time.monotonic() + wait_s
+        with (self.path / f"{name}.lock").open("a+") as file:
+            while not _try_lock(file.fileno()):
+                if time.monotonic() >= deadline:
+                    raise DataDirLockedError(
+                        f"another process holds the {name} lock of the data directory {self.path}; "
+                        "end it, or choose another directory with --data-dir"
+                    )
+                time.sleep(_LOCK_POLL_S)
+            yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""Errors of the database room; one base, so that a caller can catch them all."""
+
+
+class ResultsDbError(Exception):
+    """Base of everything that `results_db` raises on purpose."""
+
+
+class CampaignNotFoundError(ResultsDbError):
+    """No campaign has this id or name."""
+
+
+class CampaignDuplicateError(ResultsDbError):
+    """Another campaign has this name already."""
+
+
+class CampaignStateError(ResultsDbError):
+    """The campaign is in a state that does not allow this."""
+
+
+class TrialNotFoundError(ResultsDbError):
+    """No trial has this id."""
+
+
+class TrialDuplicateError(ResultsDbError):
+    """The campaign has a trial of this layout already, and this is not a deliberate repeat."""
+
+
+class TrialStateError(ResultsDbError):
+    """The trial is in a state that does not allow this."""
+
+
+class AttemptNotFoundError(ResultsDbError):
+    """The trial never had this attempt."""
+
+
+class WorkerNotFoundError(ResultsDbError):
+    """No session of a worker has this id, or it has ended: the worker registers again."""
+
+
+class MeasurementInvalidError(ResultsDbError):
+    """A measurement holds something that is not a finite number, or does not suit its layout."""
+
+
+class ObjectiveUnknownError(ResultsDbError):
+    """Nothing is ranked by this name."""
+
+
+class SchemaNewerError(ResultsDbError):
+    """A newer version of the program wrote the database."""
+
+
+class SchemaOutdatedError(ResultsDbError):
+    """The database has not been upgraded to this version of the program."""
+
+
+class DataDirInvalidError(ResultsDbError):
+    """The data directory cannot be used."""
+
+
+class DataDirLockedError(ResultsDbError):
+    """Another process works on the data directory."""

@@ -1,0 +1,65 @@
+"""The leaderboard: completed trials of a campaign, ranked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import InstrumentedAttribute, contains_eager
+
+from results_db.errors import ObjectiveUnknownError
+from results_db.models import MeasurementRow, Trial
+from results_db.part import StorePart
+from results_db.records import TrialRecord
+from results_db.rows import trial_record
+
+OBJECTIVE_COLUMNS: Final[dict[str, InstrumentedAttribute[float]]] = {
+    "tokens_per_s_per_device": MeasurementRow.tokens_per_s_per_device,
+    "tokens_per_s": MeasurementRow.tokens_per_s,
+    "model_tflops_per_device": MeasurementRow.model_tflops_per_device,
+    "hardware_tflops_per_device": MeasurementRow.hardware_tflops_per_device,
+}
+"""What trials are ranked by; more is better."""
+
+
+class Leaderboard(StorePart):
+    """The leaderboard's part of the store."""
+
+    def leaderboard(
+        self, campaign_id: int, objective: str, *, limit: int | None = None, offset: int = 0
+    ) -> list[TrialRecord]:
+        """The campaign's completed trials, the best first; of equals, the earlier one.
+
+        Oversubscribed measurements are never ranked: their ranks shared devices.
+
+        Raises:
+            ObjectiveUnknownError: nothing is ranked by this name.
+        """
+        query = (
+            select(Trial)
+            .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+            .where(_ranked(campaign_id))
+            .order_by(_column(objective).desc(), MeasurementRow.trial_id)
+            .options(contains_eager(Trial.measurement).selectinload(MeasurementRow.stages))
+            .limit(limit)
+            .offset(offset)
+        )
+        with self._db.read() as session:
+            return [trial_record(row) for row in session.scalars(query)]
+
+    def count_ranked(self, campaign_id: int) -> int:
+        """How many trials the campaign's leaderboard has."""
+        with self._db.read() as session:
+            return session.scalar(select(func.count()).where(_ranked(campaign_id))) or 0
+
+
+def _ranked(campaign_id: int) -> ColumnElement[bool]:
+    return (MeasurementRow.campaign_id == campaign_id) & MeasurementRow.oversubscribed.is_(False)
+
+
+def _column(objective: str) -> InstrumentedAttribute[float]:
+    if objective not in OBJECTIVE_COLUMNS:
+        raise ObjectiveUnknownError(
+            f"objective {objective!r} is not one of {', '.join(OBJECTIVE_COLUMNS)}"
+        )
+    return OBJECTIVE_COLUMNS[objective]

@@ -1,0 +1,127 @@
+"""How trials and attempts end: the state machine, inside a transaction that somebody else holds.
+
+A trial goes PENDING -> RUNNING when it is leased, back to PENDING when its attempt is lost or given
+back, and to one of the ended states once. Attempts carry the cost: whatever becomes of the trial,
+each attempt's node-seconds are counted once.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from results_db.models import Attempt, Campaign, Trial
+from results_db.records import AttemptEnding, TrialState
+
+MAX_LOST_ATTEMPTS: Final = 3
+"""Attempts of a trial that may be lost; the last of them ends the trial."""
+
+
+def locked_campaign(session: Session, campaign_id: int) -> Campaign:
+    """The campaign's row, locked: whoever ends or adds one of its trials holds it."""
+    return session.execute(
+        select(Campaign).where(Campaign.id == campaign_id).with_for_update()
+    ).scalar_one()
+
+
+def end_trial(
+    campaign: Campaign,
+    trial: Trial,
+    state: TrialState,
+    now: datetime,
+    *,
+    reason: str | None = None,
+    message: str = "",
+    node: str = "",
+) -> None:
+    """Ends a trial and gives it its place in the order of endings."""
+    campaign.last_ended_seq += 1
+    trial.ended_seq = campaign.last_ended_seq
+    trial.ended_at = now
+    trial.state = state
+    trial.reason = reason
+    trial.message = message
+    trial.node = node
+    _drop_lease(trial)
+
+
+def charge(campaign: Campaign, trial: Trial, attempt: Attempt, node_seconds: float) -> None:
+    """Sets what an attempt cost; the trial's and the campaign's sums follow."""
+    more = node_seconds - attempt.node_seconds
+    attempt.node_seconds = node_seconds
+    trial.node_seconds = max(trial.node_seconds + more, 0.0)
+    campaign.node_seconds = max(campaign.node_seconds + more, 0.0)
+
+
+def close_attempt(
+    campaign: Campaign, trial: Trial, attempt: Attempt, ending: AttemptEnding, now: datetime
+) -> None:
+    """Ends an attempt that sent no outcome; it is charged up to when its worker was last heard of."""
+    attempt.ending = ending
+    attempt.ended_at = now
+    held_s = max((attempt.seen_at - attempt.started_at).total_seconds(), 0.0)
+    charge(campaign, trial, attempt, held_s * trial.num_nodes)
+
+
+def lose_attempt(
+    campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str
+) -> None:
+    """The running attempt is lost: nothing was learnt about the layout."""
+    close_attempt(campaign, trial, attempt, "lost", now)
+    count_lost_attempt(campaign, trial, now, why)
+
+
+def count_lost_attempt(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
+    """Puts a trial back after a lost attempt, or ends it after the last that may be lost."""
+    trial.lost_attempts += 1
+    if trial.cancel_requested:
+        end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
+    elif trial.lost_attempts >= MAX_LOST_ATTEMPTS:
+        message = f"{trial.lost_attempts} attempts were lost; the last: {why}"
+        end_trial(campaign, trial, "FAILED", now, reason="node_lost", message=message)
+    else:
+        put_back(trial)
+
+
+def return_attempt(
+    campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str
+) -> None:
+    """The worker gave the running attempt back in order; that does not count as lost."""
+    close_attempt(campaign, trial, attempt, "returned", now)
+    put_back_or_cancel(campaign, trial, now, why)
+
+
+def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
+    """Puts a trial back to PENDING, unless it is not to be tried again."""
+    if trial.cancel_requested:
+        end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
+    else:
+        put_back(trial)
+
+
+def put_back(trial: Trial) -> None:
+    """The trial waits for a worker again."""
+    trial.state = "PENDING"
+    trial.iterations_done = 0
+    _drop_lease(trial)
+
+
+def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
+    """Cancels a trial that has not ended: at once when it waits, through its worker when it runs."""
+    if trial.state == "PENDING":
+        end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
+    elif trial.state == "RUNNING":
+        trial.cancel_requested = True
+
+
+def running_attempt(session: Session, trial: Trial) -> Attempt:
+    """The attempt that a RUNNING trial is in."""
+    return session.get_one(Attempt, (trial.id, trial.attempt))
+
+
+def _drop_lease(trial: Trial) -> None:
+    trial.worker_id = None
+    trial.lease_expires_at = None

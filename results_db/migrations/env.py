@@ -1,0 +1,15 @@
+"""Alembic's entry: runs the scripts on the connection that `results_db.migrate` opened."""
+
+from alembic import context
+
+from results_db.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    # Every migration runs inside one transaction that the caller commits, on SQLite too.
+    transactional_ddl=True,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,336 @@
+"""The tables. Whatever is ranked or filtered has a typed column of its own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from results_db.records import ATTEMPT_ENDINGS, CAMPAIGN_STATES, TRIAL_STATES
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware point in time; kept in UTC, also by databases that know no time zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(
+        self,
+        value: datetime | None,
+        dialect: Dialect,  # noqa: ARG002 - the signature is SQLAlchemy's
+    ) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def one_of(column: str, values: tuple[str, ...]) -> str:
+    """The SQL that holds a column to a list of words."""
+    return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, so that migrations can find it again on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own declaration
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+    }
+
+
+class Campaign(Base):
+    __tablename__ = "campaigns"
+    __table_args__ = (
+        UniqueConstraint("name"),
+        CheckConstraint(one_of("state", CAMPAIGN_STATES), name="state"),
+        CheckConstraint(
+            "(state IN ('RUNNING', 'PAUSED')) = (ended_at IS NULL)", name="ended_has_a_time"
+        ),
+        CheckConstraint(
+            "(state IN ('RUNNING', 'PAUSED')) = (reason IS NULL)", name="ended_has_a_reason"
+        ),
+        CheckConstraint("node_seconds >= 0 AND wall_time_s >= 0", name="costs_not_negative"),
+        Index(None, "state"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str | None] = mapped_column(String(40))
+    message: Mapped[str] = mapped_column(Text, default="")
+    spec: Mapped[dict[str, Any]]
+    model_name: Mapped[str] = mapped_column(String(200))
+    cluster_name: Mapped[str] = mapped_column(String(200), index=True)
+    objective: Mapped[str] = mapped_column(String(40))
+    strategy: Mapped[str] = mapped_column(String(40))
+    num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
+    last_number: Mapped[int] = mapped_column(default=0)
+    """Number of the campaign's youngest trial."""
+    last_ended_seq: Mapped[int] = mapped_column(default=0)
+    """Place of the trial that ended last."""
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    node_seconds: Mapped[float] = mapped_column(default=0.0)
+    wall_time_s: Mapped[float] = mapped_column(default=0.0)
+    """Seconds RUNNING up to clock_at."""
+    clock_at: Mapped[datetime | None]
+    """When wall_time_s was last brought up to date; None unless RUNNING."""
+
+
+class Trial(Base):
+    __tablename__ = "trials"
+    __table_args__ = (
+        UniqueConstraint("campaign_id", "number"),
+        UniqueConstraint("campaign_id", "layout_key", "repeat_index"),
+        UniqueConstraint("campaign_id", "ended_seq"),
+        UniqueConstraint("id", "campaign_id"),
+        CheckConstraint(one_of("state", TRIAL_STATES), name="state"),
+        CheckConstraint(
+            "(state IN ('PENDING', 'RUNNING')) = (ended_at IS NULL)", name="ended_has_a_time"
+        ),
+        CheckConstraint("(ended_at IS NULL) = (ended_seq IS NULL)", name="ended_has_a_place"),
+        CheckConstraint(
+            "(state IN ('INFEASIBLE', 'FAILED', 'CANCELLED')) = (reason IS NOT NULL)",
+            name="reason_goes_with_state",
+        ),
+        CheckConstraint(
+            "(state = 'RUNNING') = (worker_id IS NOT NULL AND lease_expires_at IS NOT NULL)",
+            name="running_has_a_lease",
+        ),
+        CheckConstraint("(repeat_index = 0) = (repeat_of IS NULL)", name="repeat_is_explicit"),
+        CheckConstraint("num_devices = tp * pp * dp", name="num_devices"),
+        CheckConstraint(
+            "global_batch_size = dp * micro_batch_size * num_microbatches",
+            name="global_batch_size",
+        ),
+        Index(None, "campaign_id", "state"),
+        Index(None, "state", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    layout_key: Mapped[str] = mapped_column(String(120))
+    repeat_index: Mapped[int] = mapped_column(default=0)
+    repeat_of: Mapped[int | None] = mapped_column(
+        ForeignKey("trials.id", ondelete="CASCADE"), index=True
+    )
+
+    num_nodes: Mapped[int]
+    tp: Mapped[int]
+    pp: Mapped[int]
+    dp: Mapped[int]
+    vpp: Mapped[int]
+    micro_batch_size: Mapped[int]
+    num_microbatches: Mapped[int]
+    zero_stage: Mapped[int]
+    recompute: Mapped[str] = mapped_column(String(16))
+    sequence_parallel: Mapped[bool]
+    precision: Mapped[str] = mapped_column(String(8))
+    num_devices: Mapped[int]
+    global_batch_size: Mapped[int]
+
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str | None] = mapped_column(String(40))
+    message: Mapped[str] = mapped_column(Text, default="")
+    node: Mapped[str] = mapped_column(String(255), default="")
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    """Its worker is to be told to stop, and it is not to be tried again."""
+    attempt: Mapped[int] = mapped_column(default=0)
+    lost_attempts: Mapped[int] = mapped_column(default=0)
+    iterations_done: Mapped[int] = mapped_column(default=0)
+    worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
+    lease_expires_at: Mapped[datetime | None]
+    node_seconds: Mapped[float] = mapped_column(default=0.0)
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    ended_seq: Mapped[int | None]
+
+    measurement: Mapped[MeasurementRow | None] = relationship(lazy="raise", viewonly=True)
+
+
+class Attempt(Base):
+    """One lease of a trial."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        CheckConstraint(one_of("ending", ATTEMPT_ENDINGS), name="ending"),
+        CheckConstraint("(ending IS NULL) = (ended_at IS NULL)", name="ended_has_an_ending"),
+    )
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
+    )
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), index=True)
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    ending: Mapped[str | None] = mapped_column(String(16))
+    node_seconds: Mapped[float] = mapped_column(default=0.0)
+
+
+class MeasurementRow(Base):
+    __tablename__ = "measurements"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["trial_id", "campaign_id"], ["trials.id", "trials.campaign_id"], ondelete="CASCADE"
+        ),
+        Index(None, "campaign_id", "tokens_per_s_per_device"),
+        Index(None, "campaign_id", "tokens_per_s"),
+        Index(None, "campaign_id", "model_tflops_per_device"),
+        Index(None, "campaign_id", "hardware_tflops_per_device"),
+    )
+
+    trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    campaign_id: Mapped[int]
+    """The trial's; here too, so that one index serves a campaign's ranking."""
+    step_time_s: Mapped[float]
+    step_time_q25_s: Mapped[float]
+    step_time_q75_s: Mapped[float]
+    tokens_per_step: Mapped[int] = mapped_column(BigInteger)
+    tokens_per_s: Mapped[float]
+    tokens_per_s_per_device: Mapped[float]
+    model_tflops_per_device: Mapped[float]
+    hardware_tflops_per_device: Mapped[float]
+    peak_tflops_per_device: Mapped[float]
+    peak_source: Mapped[str] = mapped_column(String(200))
+    mfu: Mapped[float]
+    hfu: Mapped[float]
+    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    memory_kind: Mapped[str] = mapped_column(String(40))
+    oversubscribed: Mapped[bool]
+
+    stages: Mapped[list[StageMemory]] = relationship(
+        lazy="raise", viewonly=True, order_by="StageMemory.stage"
+    )
+
+
+class StageMemory(Base):
+    """The largest peak of any rank of one pipeline stage."""
+
+    __tablename__ = "stage_memories"
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
+    )
+    stage: Mapped[int] = mapped_column(primary_key=True)
+    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class IterationRow(Base):
+    __tablename__ = "iterations"
+    __table_args__ = (CheckConstraint(one_of("kind", ("warmup", "timed")), name="kind"),)
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
+    )
+    index: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(8))
+    step_time_s: Mapped[float]
+    loss: Mapped[float]
+    grad_norm: Mapped[float]
+
+
+class EnvironmentRow(Base):
+    """What the attempt that ended a trial ran on."""
+
+    __tablename__ = "environments"
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
+    )
+    host: Mapped[str] = mapped_column(String(255))
+    device: Mapped[str] = mapped_column(String(255))
+    backend: Mapped[str] = mapped_column(String(40))
+    python_version: Mapped[str] = mapped_column(String(80))
+    torch_version: Mapped[str] = mapped_column(String(80))
+    numpy_version: Mapped[str] = mapped_column(String(80))
+    git_revision: Mapped[str] = mapped_column(String(80))
+
+
+class TrialLog(Base):
+    """The last lines that a trial's ranks printed; apart, since lists of trials never read them."""
+
+    __tablename__ = "trial_logs"
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
+    )
+    tail: Mapped[str] = mapped_column(Text)
+
+
+class Worker(Base):
+    """One session of a worker; a name has at most one that has not ended."""
+
+    __tablename__ = "workers"
+    __table_args__ = (
+        CheckConstraint("num_nodes >= 1 AND devices_per_node >= 1", name="holds_devices"),
+        Index(
+            "uq_workers_name_live",
+            "name",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(None, "cluster", "seen_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    host: Mapped[str] = mapped_column(String(255))
+    cluster: Mapped[str] = mapped_column(String(200))
+    num_nodes: Mapped[int] = mapped_column(Integer)
+    devices_per_node: Mapped[int] = mapped_column(Integer)
+    device: Mapped[str] = mapped_column(String(255))
+    versions: Mapped[dict[str, Any]]
+    registered_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class DriverBeat(Base):
+    """When a driver was last at work."""
+
+    __tablename__ = "driver_beats"
+
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    seen_at: Mapped[datetime]

@@ -1,0 +1,196 @@
+"""What the store hands out: frozen values, never rows of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, get_args
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import Environment, Iteration
+
+CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
+TrialState = Literal["PENDING", "RUNNING", "COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"]
+AttemptEnding = Literal["reported", "lost", "returned", "superseded"]
+"""reported: its outcome arrived. lost: its worker was not heard of in time. returned: its worker
+gave it back. superseded: the trial ended without it (a late outcome of an earlier attempt)."""
+
+CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
+TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)
+ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)
+ENDED_CAMPAIGN_STATES: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED"})
+ENDED_TRIAL_STATES: Final = frozenset({"COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignRecord:
+    """A campaign as it stands."""
+
+    id: int
+    name: str
+    state: CampaignState
+    reason: str | None
+    """Why it ended: budget, exhausted, cancelled, ...; None while it has not."""
+    message: str
+    """A sentence that goes with the reason."""
+    spec: Mapping[str, Any]
+    """The campaign's description, fully resolved: what its layouts are judged against."""
+    model_name: str
+    cluster_name: str
+    objective: str
+    strategy: str
+    num_legal_layouts: int
+    """Size of the legal set at submission."""
+    created_at: datetime
+    started_at: datetime | None
+    """When the first of its trials was leased."""
+    ended_at: datetime | None
+    node_seconds: float
+    """Nodes times seconds that its attempts held, the lost ones included as far as known."""
+    wall_time_s: float
+    """Seconds spent RUNNING while a driver was at work (see `results_db.campaigns`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasurementRecord:
+    """What a completed trial measured; the iterations are in `TrialDetail`."""
+
+    step_time_s: float
+    """Median of the timed iterations."""
+    step_time_q25_s: float
+    step_time_q75_s: float
+    tokens_per_step: int
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    peak_tflops_per_device: float
+    peak_source: str
+    mfu: float
+    hfu: float
+    peak_memory_bytes: int
+    """The largest peak of any rank."""
+    peak_memory_bytes_by_stage: tuple[int, ...]
+    memory_kind: str
+    oversubscribed: bool
+    """Whether ranks shared devices; such a measurement is never ranked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """A trial as it stands."""
+
+    id: int
+    number: int
+    """Position in its campaign, from 1."""
+    campaign_id: int
+    layout: Layout
+    layout_key: str
+    """`layout.key`; unique in the campaign but for deliberate repeats."""
+    state: TrialState
+    reason: str | None
+    """Why it is not a measurement; None unless INFEASIBLE, FAILED or CANCELLED."""
+    message: str
+    """What went wrong, in a sentence."""
+    node: str
+    """Node where it went wrong first."""
+    attempt: int
+    """Number of the latest attempt; 0 before the first."""
+    lost_attempts: int
+    iterations_done: int
+    """Iterations that the running attempt has finished, warm-up included."""
+    worker_id: str | None
+    """The worker session that runs it now."""
+    repeat_of: int | None
+    """The trial that this one deliberately repeats."""
+    repeat_index: int
+    """0 for a layout's first trial in the campaign."""
+    node_seconds: float
+    measurement: MeasurementRecord | None
+    """There if and only if COMPLETED."""
+    created_at: datetime
+    started_at: datetime | None
+    """When its first attempt was leased."""
+    ended_at: datetime | None
+    ended_seq: int | None
+    """Place in the order in which the campaign's trials ended, from 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """One lease of a trial and what became of it."""
+
+    attempt: int
+    worker_id: str
+    worker_name: str
+    host: str
+    started_at: datetime
+    seen_at: datetime
+    """When its worker was last heard of."""
+    ended_at: datetime | None
+    ending: AttemptEnding | None
+    """None while it runs."""
+    node_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialDetail:
+    """A trial with everything that is kept about it."""
+
+    trial: TrialRecord
+    iterations: tuple[Iteration, ...]
+    """Every iteration of the measurement, warm-up included."""
+    environment: Environment | None
+    log_tail: str
+    attempts: tuple[AttemptRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """One session of a worker, from its registration to its end."""
+
+    id: str
+    name: str
+    host: str
+    cluster: str
+    num_nodes: int
+    devices_per_node: int
+    device: str
+    versions: Mapping[str, str]
+    registered_at: datetime
+    seen_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseRecord:
+    """A trial handed to a worker until the lease expires."""
+
+    trial_id: int
+    number: int
+    attempt: int
+    campaign_id: int
+    campaign_name: str
+    spec: Mapping[str, Any]
+    layout: Layout
+    lease_expires_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialBeat:
+    """What a worker says of a trial that it runs."""
+
+    trial_id: int
+    attempt: int
+    iterations_done: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeReceipt:
+    """What became of an outcome."""
+
+    accepted: bool
+    """False when it came too late to matter; the worker forgets it either way."""
+    state: TrialState
+    """The trial's state afterwards."""

@@ -1,0 +1,166 @@
+"""From rows to records, and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Final, cast
+
+from sqlalchemy.orm import joinedload
+from sqlalchemy.orm.interfaces import ORMOption
+
+from results_db.models import Attempt, Campaign, EnvironmentRow, MeasurementRow, Trial, Worker
+from results_db.records import (
+    AttemptEnding,
+    AttemptRecord,
+    CampaignRecord,
+    CampaignState,
+    MeasurementRecord,
+    TrialRecord,
+    TrialState,
+    WorkerRecord,
+)
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.outcome import Environment
+
+MAX_CLOCK_GAP_S: Final = 15.0
+"""Longest silence of the driver that still counts as a campaign's wall time."""
+
+WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).selectinload(
+    MeasurementRow.stages
+)
+"""Loads what a trial record needs, in two statements however many trials there are."""
+
+_PLAIN_MEASUREMENT_FIELDS: Final = tuple(
+    field.name for field in fields(MeasurementRecord) if field.name != "peak_memory_bytes_by_stage"
+)
+_ENVIRONMENT_FIELDS: Final = tuple(field.name for field in fields(Environment))
+
+
+def clock_seconds(campaign: Campaign, now: datetime) -> float:
+    """Seconds since the campaign's wall time was brought up to date, as far as they count.
+
+    Time that the driver was silent for counts up to `MAX_CLOCK_GAP_S`: nobody searched then.
+    """
+    if campaign.clock_at is None:
+        return 0.0
+    return min(max((now - campaign.clock_at).total_seconds(), 0.0), MAX_CLOCK_GAP_S)
+
+
+def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
+    """The campaign's record, its wall time brought up to now."""
+    return CampaignRecord(
+        id=campaign.id,
+        name=campaign.name,
+        state=cast("CampaignState", campaign.state),
+        reason=campaign.reason,
+        message=campaign.message,
+        spec=campaign.spec,
+        model_name=campaign.model_name,
+        cluster_name=campaign.cluster_name,
+        objective=campaign.objective,
+        strategy=campaign.strategy,
+        num_legal_layouts=campaign.num_legal_layouts,
+        created_at=campaign.created_at,
+        started_at=campaign.started_at,
+        ended_at=campaign.ended_at,
+        node_seconds=campaign.node_seconds,
+        wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
+    )
+
+
+def layout_columns(layout: Layout) -> dict[str, Any]:
+    """The columns of a trial that follow from its layout."""
+    return {
+        **layout.to_mapping(),
+        "layout_key": layout.key,
+        "num_devices": layout.num_devices,
+        "global_batch_size": layout.global_batch_size,
+    }
+
+
+def trial_layout(trial: Trial) -> Layout:
+    """The layout that a trial's columns spell."""
+    return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
+
+
+def trial_record(trial: Trial) -> TrialRecord:
+    """The trial's record; the row was loaded with `WITH_MEASUREMENT`."""
+    return TrialRecord(
+        id=trial.id,
+        number=trial.number,
+        campaign_id=trial.campaign_id,
+        layout=trial_layout(trial),
+        layout_key=trial.layout_key,
+        state=cast("TrialState", trial.state),
+        reason=trial.reason,
+        message=trial.message,
+        node=trial.node,
+        attempt=trial.attempt,
+        lost_attempts=trial.lost_attempts,
+        iterations_done=trial.iterations_done,
+        worker_id=trial.worker_id,
+        repeat_of=trial.repeat_of,
+        repeat_index=trial.repeat_index,
+        node_seconds=trial.node_seconds,
+        measurement=None if trial.measurement is None else measurement_record(trial.measurement),
+        created_at=trial.created_at,
+        started_at=trial.started_at,
+        ended_at=trial.ended_at,
+        ended_seq=trial.ended_seq,
+    )
+
+
+def measurement_record(row: MeasurementRow) -> MeasurementRecord:
+    """The measurement's record; its stages were loaded."""
+    return MeasurementRecord(
+        **{name: getattr(row, name) for name in _PLAIN_MEASUREMENT_FIELDS},
+        peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
+    )
+
+
+def measurement_columns(measurement: Any) -> dict[str, Any]:
+    """The columns of a measurement, from `search_spaces.outcome.Measurement`."""
+    return {name: getattr(measurement, name) for name in _PLAIN_MEASUREMENT_FIELDS}
+
+
+def environment_value(row: EnvironmentRow) -> Environment:
+    """The environment as the vocabulary knows it."""
+    return Environment(**{name: getattr(row, name) for name in _ENVIRONMENT_FIELDS})
+
+
+def environment_columns(environment: Environment) -> dict[str, str]:
+    """The columns of an environment."""
+    return {name: getattr(environment, name) for name in _ENVIRONMENT_FIELDS}
+
+
+def attempt_record(attempt: Attempt, worker: Worker) -> AttemptRecord:
+    """The attempt's record, with the name of the worker that made it."""
+    return AttemptRecord(
+        attempt=attempt.attempt,
+        worker_id=attempt.worker_id,
+        worker_name=worker.name,
+        host=worker.host,
+        started_at=attempt.started_at,
+        seen_at=attempt.seen_at,
+        ended_at=attempt.ended_at,
+        ending=cast("AttemptEnding | None", attempt.ending),
+        node_seconds=attempt.node_seconds,
+    )
+
+
+def worker_record(worker: Worker) -> WorkerRecord:
+    """The worker session's record."""
+    return WorkerRecord(
+        id=worker.id,
+        name=worker.name,
+        host=worker.host,
+        cluster=worker.cluster,
+        num_nodes=worker.num_nodes,
+        devices_per_node=worker.devices_per_node,
+        device=worker.device,
+        versions=worker.versions,
+        registered_at=worker.registered_at,
+        seen_at=worker.seen_at,
+        ended_at=worker.ended_at,
+    )

@@ -1,0 +1,50 @@
+"""The store: everything that the service and the driver read and write, in one object."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from sqlalchemy import text
+
+from results_db import migrate
+from results_db.campaigns import Campaigns
+from results_db.data_dir import DataDir
+from results_db.leaderboard import Leaderboard
+from results_db.leases import Leases
+from results_db.outcomes import Outcomes
+from results_db.part import Clock, utc_now
+from results_db.session import Database
+from results_db.trials import Trials
+from results_db.workers import Workers
+
+
+class Store(Campaigns, Trials, Workers, Leases, Outcomes, Leaderboard):
+    """The database behind one object; safe to share between threads.
+
+    Every method is one transaction. What it returns is a frozen record of `results_db.records`.
+    """
+
+    def __init__(self, url: str, *, clock: Clock = utc_now) -> None:
+        """Connects to a database that has been upgraded to this version's schema."""
+        super().__init__(Database(url), clock)
+
+    @classmethod
+    def open(cls, data_dir: DataDir, *, clock: Clock = utc_now) -> Self:
+        """Creates what is missing of a data directory, upgrades its database, and opens it.
+
+        Raises:
+            SchemaNewerError: a newer version wrote the database; nothing was changed.
+        """
+        data_dir.create()
+        with data_dir.lock("migration", wait_s=60.0):
+            migrate.upgrade(data_dir.database_url)
+        return cls(data_dir.database_url, clock=clock)
+
+    def ping(self) -> None:
+        """Raises the database's own error when it does not answer."""
+        with self._db.read() as session:
+            session.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self._db.close()

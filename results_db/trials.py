@@ -1,0 +1,223 @@
+"""Trials: written before anything else knows of them, listed, repeated, read in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from results_db.errors import (
+    CampaignNotFoundError,
+    CampaignStateError,
+    TrialDuplicateError,
+    TrialNotFoundError,
+    TrialStateError,
+)
+from results_db.models import (
+    Attempt,
+    Campaign,
+    EnvironmentRow,
+    IterationRow,
+    Trial,
+    TrialLog,
+    Worker,
+)
+from results_db.part import StorePart
+from results_db.records import (
+    ENDED_CAMPAIGN_STATES,
+    ENDED_TRIAL_STATES,
+    TrialDetail,
+    TrialRecord,
+    TrialState,
+)
+from results_db.rows import (
+    WITH_MEASUREMENT,
+    attempt_record,
+    environment_value,
+    layout_columns,
+    trial_layout,
+    trial_record,
+)
+from search_spaces.layout import Layout
+from search_spaces.outcome import Iteration
+
+
+class Trials(StorePart):
+    """The trials' part of the store."""
+
+    def add_trial(self, campaign_id: int, layout: Layout) -> TrialRecord:
+        """Writes a trial of a layout that the campaign has not tried, PENDING.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            CampaignStateError: the campaign has ended meanwhile (the user was quicker).
+            TrialDuplicateError: the campaign has a trial of this layout.
+        """
+        return self._add(campaign_id, layout, repeat_of=None, repeat_index=0)
+
+    def repeat_trial(self, trial_id: int) -> TrialRecord:
+        """Writes a new trial of the same layout as one that has ended: a deliberate repeat.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialStateError: the trial has not ended.
+            CampaignStateError: its campaign has ended.
+        """
+        with self._db.read() as session:
+            trial = _by_id(session, trial_id)
+            if trial.state not in ENDED_TRIAL_STATES:
+                raise TrialStateError(
+                    f"trial {trial_id} is {trial.state}; only an ended trial is repeated"
+                )
+            campaign_id, layout = trial.campaign_id, trial_layout(trial)
+            last = session.scalar(
+                select(func.max(Trial.repeat_index)).where(
+                    Trial.campaign_id == campaign_id, Trial.layout_key == layout.key
+                )
+            )
+        return self._add(campaign_id, layout, repeat_of=trial_id, repeat_index=(last or 0) + 1)
+
+    def trial(self, trial_id: int) -> TrialRecord:
+        """One trial.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+        """
+        with self._db.read() as session:
+            return trial_record(_by_id(session, trial_id))
+
+    def trial_by_number(self, campaign_id: int, number: int) -> TrialRecord:
+        """One trial by its number in its campaign.
+
+        Raises:
+            TrialNotFoundError: the campaign has no such trial.
+        """
+        query = select(Trial).where(Trial.campaign_id == campaign_id, Trial.number == number)
+        with self._db.read() as session:
+            trial = session.scalar(query.options(WITH_MEASUREMENT))
+            if trial is None:
+                raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
+            return trial_record(trial)
+
+    def trial_detail(self, trial_id: int) -> TrialDetail:
+        """One trial with its iterations, environment, log and attempts.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+        """
+        with self._db.read() as session:
+            trial = _by_id(session, trial_id)
+            environment = session.get(EnvironmentRow, trial_id)
+            log = session.get(TrialLog, trial_id)
+            return TrialDetail(
+                trial=trial_record(trial),
+                iterations=tuple(_iterations(session, trial_id)),
+                environment=None if environment is None else environment_value(environment),
+                log_tail="" if log is None else log.tail,
+                attempts=tuple(
+                    attempt_record(attempt, worker)
+                    for attempt, worker in session.execute(
+                        select(Attempt, Worker)
+                        .join(Worker, Worker.id == Attempt.worker_id)
+                        .where(Attempt.trial_id == trial_id)
+                        .order_by(Attempt.attempt)
+                    )
+                ),
+            )
+
+    def trials(
+        self,
+        campaign_id: int,
+        *,
+        states: Sequence[TrialState] = (),
+        after_number: int = 0,
+        limit: int | None = None,
+    ) -> list[TrialRecord]:
+        """The campaign's trials in order of their numbers."""
+        query = (
+            select(Trial)
+            .where(Trial.campaign_id == campaign_id, Trial.number > after_number)
+            .order_by(Trial.number)
+            .options(WITH_MEASUREMENT)
+        )
+        if states:
+            query = query.where(Trial.state.in_(states))
+        if limit is not None:
+            query = query.limit(limit)
+        with self._db.read() as session:
+            return [trial_record(row) for row in session.scalars(query)]
+
+    def trials_told_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
+        """The campaign's ended trials whose `ended_seq` is over `after`, in the order they ended."""
+        query = (
+            select(Trial)
+            .where(Trial.campaign_id == campaign_id, Trial.ended_seq > after)
+            .order_by(Trial.ended_seq)
+            .options(WITH_MEASUREMENT)
+        )
+        with self._db.read() as session:
+            return [trial_record(row) for row in session.scalars(query)]
+
+    def count_open_trials(self, campaign_id: int) -> int:
+        """Trials that wait or run."""
+        query = select(func.count()).where(
+            Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING"))
+        )
+        with self._db.read() as session:
+            return session.scalar(query) or 0
+
+    def _add(
+        self, campaign_id: int, layout: Layout, *, repeat_of: int | None, repeat_index: int
+    ) -> TrialRecord:
+        try:
+            with self._db.write() as session:
+                campaign = session.get(Campaign, campaign_id, with_for_update=True)
+                if campaign is None:
+                    raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
+                if campaign.state in ENDED_CAMPAIGN_STATES:
+                    raise CampaignStateError(
+                        f"campaign {campaign.name!r} is {campaign.state} and takes no trials"
+                    )
+                campaign.last_number += 1
+                trial = Trial(
+                    campaign_id=campaign_id,
+                    number=campaign.last_number,
+                    state="PENDING",
+                    repeat_of=repeat_of,
+                    repeat_index=repeat_index,
+                    created_at=self._clock(),
+                    measurement=None,
+                    **layout_columns(layout),
+                )
+                session.add(trial)
+                session.flush()
+                return trial_record(trial)
+        except IntegrityError as error:
+            raise TrialDuplicateError(
+                f"campaign {campaign_id} has a trial of {layout.key} already"
+            ) from error
+
+
+def _by_id(session: Session, trial_id: int) -> Trial:
+    trial = session.get(Trial, trial_id, options=[WITH_MEASUREMENT])
+    if trial is None:
+        raise TrialNotFoundError(f"there is no trial {trial_id}")
+    return trial
+
+
+def _iterations(session: Session, trial_id: int) -> list[Iteration]:
+    query = (
+        select(IterationRow).where(IterationRow.trial_id == trial_id).order_by(IterationRow.index)
+    )
+    return [
+        Iteration(
+            index=row.index,
+            kind="warmup" if row.kind == "warmup" else "timed",
+            step_time_s=row.step_time_s,
+            loss=row.loss,
+            grad_norm=row.grad_norm,
+        )
+        for row in session.scalars(query)
+    ]

@@ -1,0 +1,131 @@
+"""Workers' sessions: registered, seen, drained."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from results_db.errors import WorkerNotFoundError
+from results_db.lifecycle import locked_campaign, lose_attempt, return_attempt, running_attempt
+from results_db.models import Trial, Worker
+from results_db.part import StorePart
+from results_db.records import WorkerRecord
+from results_db.rows import worker_record
+
+WORKER_ALIVE_S: Final = 30.0
+"""A worker that was heard of within this many seconds counts as there."""
+
+
+class Workers(StorePart):
+    """The workers' part of the store."""
+
+    def register_worker(
+        self,
+        *,
+        name: str,
+        host: str,
+        cluster: str,
+        num_nodes: int,
+        devices_per_node: int,
+        device: str,
+        versions: Mapping[str, str],
+    ) -> WorkerRecord:
+        """Begins a session of a worker.
+
+        An earlier session of the same name ends, and its running trials return to PENDING at once:
+        an attempt was lost, nothing was learnt.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            query = select(Worker).where(Worker.name == name, Worker.ended_at.is_(None))
+            for earlier in session.scalars(query.with_for_update()):
+                _lose_trials(session, earlier, now)
+                earlier.ended_at = now
+            # The unique index on live names is not deferred: the earlier session ends first.
+            session.flush()
+            worker = Worker(
+                id=uuid.uuid4().hex,
+                name=name,
+                host=host,
+                cluster=cluster,
+                num_nodes=num_nodes,
+                devices_per_node=devices_per_node,
+                device=device,
+                versions=dict(versions),
+                registered_at=now,
+                seen_at=now,
+            )
+            session.add(worker)
+            session.flush()
+            return worker_record(worker)
+
+    def drain_worker(self, worker_id: str) -> None:
+        """Ends a session in order: what it still leases is given back, and no attempt counts as lost.
+
+        Raises:
+            WorkerNotFoundError: no live session has this id.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            worker = live_worker(session, worker_id)
+            for trial in _running_trials(session, worker):
+                campaign = locked_campaign(session, trial.campaign_id)
+                attempt = running_attempt(session, trial)
+                attempt.seen_at = now
+                return_attempt(campaign, trial, attempt, now, f"worker {worker.name} drained")
+            worker.ended_at = now
+            worker.seen_at = now
+
+    def workers(self, *, live: bool = True) -> list[WorkerRecord]:
+        """Workers' sessions, the youngest first; by default those heard of lately."""
+        query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id)
+        if live:
+            query = query.where(Worker.ended_at.is_(None), Worker.seen_at > self._alive_after())
+        with self._db.read() as session:
+            return [worker_record(row) for row in session.scalars(query)]
+
+    def capacity(self, cluster_name: str) -> int:
+        """How many workers of the cluster are there: seen within `WORKER_ALIVE_S`."""
+        query = select(func.count()).where(
+            Worker.cluster == cluster_name,
+            Worker.ended_at.is_(None),
+            Worker.seen_at > self._alive_after(),
+        )
+        with self._db.read() as session:
+            return session.scalar(query) or 0
+
+    def _alive_after(self) -> datetime:
+        return self._clock() - timedelta(seconds=WORKER_ALIVE_S)
+
+
+def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> Worker:
+    """The session of a worker that has not ended.
+
+    Raises:
+        WorkerNotFoundError: no live session has this id.
+    """
+    worker = session.get(Worker, worker_id, with_for_update=lock or None)
+    if worker is None:
+        raise WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
+    if worker.ended_at is not None:
+        raise WorkerNotFoundError(
+            f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
+        )
+    return worker
+
+
+def _running_trials(session: Session, worker: Worker) -> list[Trial]:
+    query = select(Trial).where(Trial.worker_id == worker.id, Trial.state == "RUNNING")
+    return list(session.scalars(query))
+
+
+def _lose_trials(session: Session, worker: Worker, now: datetime) -> None:
+    for trial in _running_trials(session, worker):
+        campaign = locked_campaign(session, trial.campaign_id)
+        why = f"worker {worker.name} started anew"
+        lose_attempt(campaign, trial, running_attempt(session, trial), now, why)
