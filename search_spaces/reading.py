@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from search_spaces.errors import SearchSpaceError
 
@@ -66,7 +66,7 @@ def whole_number_problem(value: object, low: int = 1, high: int = MAX_COUNT) -> 
     return None
 
 
-def is_positive_number(value: object) -> bool:
+def is_positive_number(value: object) -> TypeGuard[int | float]:
     """Whether `value` is a finite number over 0 (and not a bool)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False

@@ -1,0 +1,73 @@
+"""The global batch that a campaign allows: fixed, or bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from search_spaces.errors import SpaceInvalidError
+from search_spaces.reading import read_mapping, refuse_unknown, shown, whole_number_problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalBatch:
+    """Sequences a step, over all replicas.
+
+    Raises:
+        SpaceInvalidError: at construction, when the bounds are out of range or crossed.
+    """
+
+    minimum: int
+    """The smallest that is allowed."""
+    maximum: int
+    """The largest; equal to the smallest where the batch is fixed."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("min", self.minimum), ("max", self.maximum)):
+            problem = whole_number_problem(value)
+            if problem:
+                what = problem if self.is_fixed else f"{name}={problem}"
+                raise SpaceInvalidError(what, field="global_batch_size")
+        if self.minimum > self.maximum:
+            raise SpaceInvalidError(
+                f"min={self.minimum} is more than max={self.maximum}", field="global_batch_size"
+            )
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether only one size is allowed."""
+        return self.minimum == self.maximum
+
+    @classmethod
+    def exactly(cls, sequences: int) -> Self:
+        """The batch that is fixed at `sequences`."""
+        return cls(minimum=sequences, maximum=sequences)
+
+    @classmethod
+    def read(cls, value: int | Mapping[str, Any]) -> Self:
+        """Reads a whole number, or `{min:, max:}` (min is 1 where it is left out)."""
+        if not isinstance(value, Mapping):
+            problem = whole_number_problem(value)
+            if problem:
+                raise SpaceInvalidError(
+                    f"{problem}, nor a mapping {{min:, max:}}", field="global_batch_size"
+                )
+            return cls.exactly(value)
+        try:
+            bounds = read_mapping(value, SpaceInvalidError, "the bounds")
+            refuse_unknown(bounds, ("min", "max"), SpaceInvalidError, "bound")
+        except SpaceInvalidError as error:
+            raise error.within("global_batch_size") from error
+        if "max" not in bounds:
+            raise SpaceInvalidError(
+                f"{shown(dict(value))} has no max; tokens/s grow with the batch, so it needs one",
+                field="global_batch_size",
+            )
+        return cls(minimum=bounds.get("min", 1), maximum=bounds["max"])
+
+    def to_value(self) -> int | dict[str, int]:
+        """What `read` reads."""
+        if self.is_fixed:
+            return self.minimum
+        return {"min": self.minimum, "max": self.maximum}

@@ -1,0 +1,302 @@
+"""The campaign as a user describes it: what to tune, where, over which layouts, for how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Literal, Self, get_args
+
+from search_spaces.cluster import GIB, Cluster
+from search_spaces.duration import read_duration_s
+from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SearchSpaceError
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.outcome import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_ITERATIONS,
+    DEFAULT_WARMUP,
+    MIN_WARMUP,
+    ProbeRequest,
+)
+from search_spaces.presets.clusters import resolve_cluster
+from search_spaces.presets.models import resolve_model
+from search_spaces.presets.spaces import resolve_space
+from search_spaces.reading import (
+    is_positive_number,
+    read_choice,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    whole_number_problem,
+)
+from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
+
+Objective = Literal[
+    "tokens_per_s_per_device",
+    "tokens_per_s",
+    "model_tflops_per_device",
+    "hardware_tflops_per_device",
+]
+"""The field of a measurement that ranks it; more is better."""
+
+StrategyName = Literal["deephyper", "random", "exhaustive"]
+"""How layouts are proposed."""
+
+OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
+
+MAX_SEED: Final = (1 << 31) - 1
+MAX_WARNINGS: Final = 16
+MAX_ITERATIONS: Final = 10_000
+
+ESTIMATE_MARGIN: Final = 0.2
+"""How much less than its estimate a layout may really need before a campaign is refused: of 454
+published runs none whose estimate was under 80 % of the memory ran out (arXiv:2411.06465), and a
+refusal must err the other way."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@contextmanager
+def _inside(name: str) -> Iterator[None]:
+    """Errors of the block name the field of the campaign that they come from."""
+    try:
+        yield
+    except SearchSpaceError as error:
+        raise error.within(name) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """When a campaign ends by itself: at whichever bound is met first.
+
+    Raises:
+        CampaignInvalidError: at construction, when a bound is out of range.
+    """
+
+    trials: int | None = None
+    """Trials that ended, whatever their outcome."""
+    node_hours: float | None = None
+    """Nodes times hours that probes held them."""
+    wall_time_s: float | None = None
+    """Seconds that the campaign was running."""
+
+    def __post_init__(self) -> None:
+        if self.trials is not None:
+            problem = whole_number_problem(self.trials)
+            if problem:
+                raise CampaignInvalidError(problem, field="trials")
+        if self.node_hours is not None and not is_positive_number(self.node_hours):
+            raise CampaignInvalidError(
+                f"{shown(self.node_hours)} is not a number over 0", field="node_hours"
+            )
+        if self.wall_time_s is not None:
+            seconds = read_duration_s(self.wall_time_s, field="wall_time_s")
+            object.__setattr__(self, "wall_time_s", seconds)
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether no bound is set."""
+        return self.trials is None and self.node_hours is None and self.wall_time_s is None
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the bounds by name; the wall time also as `wall_time: 10m`."""
+        values = read_mapping(mapping, CampaignInvalidError, "the budget")
+        _read_without_unit(values, "wall_time")
+        refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "bound")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeSettings:
+    """How long each probe trains.
+
+    Raises:
+        CampaignInvalidError: at construction, when a number is out of range.
+    """
+
+    warmup: int = DEFAULT_WARMUP
+    """Untimed iterations before the timed ones."""
+    iterations: int = DEFAULT_ITERATIONS
+    """Timed iterations."""
+    deadline_s: float = DEFAULT_DEADLINE_S
+    """Seconds after which a probe is ended as a timeout."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):
+            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_ITERATIONS)
+            if problem:
+                raise CampaignInvalidError(problem, field=name)
+        seconds = read_duration_s(self.deadline_s, field="deadline_s")
+        object.__setattr__(self, "deadline_s", seconds)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the settings by name; the deadline also as `deadline: 60s`."""
+        values = read_mapping(mapping, CampaignInvalidError, "the probe")
+        _read_without_unit(values, "deadline")
+        refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "setting")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignSpec:
+    """A campaign, fully resolved: nothing in it depends on a preset that may change later.
+
+    Raises:
+        CampaignInvalidError: at construction, when a field is out of range.
+    """
+
+    name: str
+    """Unique within a service: 1 to 64 of letters, digits, dot, dash, underscore."""
+    model: ModelShape
+    """What is trained."""
+    cluster: Cluster
+    """Where it runs."""
+    space: SearchSpace
+    """The layouts to choose from."""
+    objective: Objective = "tokens_per_s_per_device"
+    """What ranks completed trials."""
+    strategy: StrategyName = "deephyper"
+    """How layouts are proposed."""
+    seed: int = 0
+    """Of the strategy, and of each probe's weights and tokens."""
+    budget: Budget = field(default_factory=Budget)
+    """When to end; only an exhaustive campaign may go without."""
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    """How long each probe trains."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know: constants that had to be guessed."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise CampaignInvalidError(
+                f"{shown(self.name)} is not 1 to 64 characters of A-Z a-z 0-9 . _ -", field="name"
+            )
+        read_choice(self.objective, OBJECTIVES, CampaignInvalidError, field="objective")
+        read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")
+        problem = whole_number_problem(self.seed, low=0, high=MAX_SEED)
+        if problem:
+            raise CampaignInvalidError(problem, field="seed")
+        if self.budget.is_unbounded and self.strategy != "exhaustive":
+            raise CampaignInvalidError(
+                f"strategy {self.strategy!r} needs at least one bound of "
+                f"{', '.join(f.name for f in fields(Budget))}",
+                field="budget",
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads a campaign as users write it, or as `to_mapping` wrote it.
+
+        `model`, `cluster` and `space` may be presets' names, or mappings (which may start from a
+        preset).
+
+        Raises:
+            SearchSpaceError: something is unknown, missing or impossible; the message begins with
+                the field.
+        """
+        given = read_mapping(mapping, CampaignInvalidError, "the campaign")
+        refuse_unknown(given, [f.name for f in fields(cls)], CampaignInvalidError, "campaign field")
+        for name in ("name", "model", "cluster", "space"):
+            if given.get(name) is None:
+                raise CampaignInvalidError("the field is missing", field=name)
+        values = dict(given)
+        with _inside("model"):
+            values["model"] = resolve_model(given["model"])
+        with _inside("cluster"):
+            values["cluster"], warning = resolve_cluster(given["cluster"])
+        with _inside("space"):
+            values["space"] = resolve_space(given["space"])
+        with _inside("budget"):
+            values["budget"] = Budget.from_mapping(given.get("budget", {}))
+        with _inside("probe"):
+            values["probe"] = ProbeSettings.from_mapping(given.get("probe", {}))
+        warnings = _read_warnings(given.get("warnings", ()))
+        values["warnings"] = (*warnings, warning) if warning else warnings
+        return cls(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""
+        return {
+            "name": self.name,
+            "model": self.model.to_mapping(),
+            "cluster": self.cluster.to_mapping(),
+            "space": self.space.to_mapping(),
+            "objective": self.objective,
+            "strategy": self.strategy,
+            "seed": self.seed,
+            "budget": asdict(self.budget),
+            "probe": asdict(self.probe),
+            "warnings": list(self.warnings),
+        }
+
+    def legal_set(self) -> LegalSet:
+        """Every legal layout.
+
+        Raises:
+            NoLegalLayoutError: there is none; the message says which rule excluded how many.
+        """
+        legal = enumerate_legal(self.space, self.model, self.cluster)
+        legal.refuse_if_empty()
+        return legal
+
+    def refuse_if_too_large(self, legal: LegalSet | None = None) -> None:
+        """Refuses a campaign in which every layout would run out of memory, beyond doubt.
+
+        Args:
+            legal: the legal set, if the caller has it already.
+
+        Raises:
+            ModelTooLargeError: even the smallest estimate, less a margin, is more than a device has.
+        """
+        legal = legal or self.legal_set()
+        estimates = peak_memory_bytes(legal.columns, self.model)
+        position = int(estimates.argmin())
+        smallest = float(estimates[position])
+        memory = self.cluster.device_memory_bytes
+        if smallest * (1 - ESTIMATE_MARGIN) <= memory:
+            return
+        raise ModelTooLargeError(
+            f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
+            f"smallest estimate is {smallest / GIB:.2f} GiB a device "
+            f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
+            f"{memory / GIB:.2f} GiB; allow more tp, pp or nodes, zero_stage 1, or recompute full"
+        )
+
+    def probe_request(self, layout: Layout) -> ProbeRequest:
+        """What a worker is asked to run for `layout`."""
+        return ProbeRequest(
+            model=self.model,
+            layout=layout,
+            seed=self.seed,
+            warmup=self.probe.warmup,
+            iterations=self.probe.iterations,
+            deadline_s=self.probe.deadline_s,
+            memory_limit_bytes=self.cluster.device_memory_bytes,
+        )
+
+
+def _read_without_unit(values: dict[str, Any], name: str) -> None:
+    """Renames a duration that was written without the unit in its name, as `wall_time: 10m`."""
+    if name not in values:
+        return
+    if f"{name}_s" in values:
+        raise CampaignInvalidError(f"give {name} or {name}_s, not both", field=name)
+    values[f"{name}_s"] = read_duration_s(values.pop(name), field=name)
+
+
+def _read_warnings(value: object) -> tuple[str, ...]:
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > MAX_WARNINGS
+        or not all(isinstance(warning, str) for warning in value)
+    ):
+        raise CampaignInvalidError(
+            f"{shown(value)} is not a list of at most {MAX_WARNINGS} strings", field="warnings"
+        )
+    return tuple(value)

@@ -1,0 +1,32 @@
+"""Durations as people write them: seconds, or a number with a unit."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from search_spaces.errors import CampaignInvalidError
+from search_spaces.reading import is_positive_number, shown
+
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WRITTEN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhd])", flags=re.ASCII)
+
+
+def read_duration_s(value: object, *, field: str) -> float:
+    """Seconds of a duration: a number of seconds, or a string as "90s", "10m", "2h", "1d".
+
+    Raises:
+        CampaignInvalidError: it is neither, or not over 0.
+    """
+    if isinstance(value, str):
+        written = _WRITTEN.fullmatch(value.strip())
+        seconds = float(written[1]) * _SECONDS[written[2]] if written else 0.0
+    else:
+        seconds = float(value) if is_positive_number(value) else 0.0
+    if not seconds > 0:
+        raise CampaignInvalidError(
+            f"{shown(value)} is not a duration: give seconds, or a number with a unit "
+            "(90s, 10m, 2h, 1d)",
+            field=field,
+        )
+    return seconds

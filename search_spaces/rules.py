@@ -1,0 +1,339 @@
+"""The rules of legality: each is judged over whole arrays of layouts, and explained for one.
+
+Nothing is ever repaired: a layout that breaks a rule is refused with a sentence that names the
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from search_spaces import trainer_support as trainer
+from search_spaces.batch import GlobalBatch
+from search_spaces.cluster import Cluster
+from search_spaces.columns import Bools, LayoutColumns
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+
+Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
+"""What a rule protects: the model's arithmetic, the machine's size, the campaign's batch, the budget
+(another layout is the same job), or the embedded trainer's limits."""
+
+ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
+
+PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
+"""What a single layout that somebody runs by hand is held to: its ranks may outnumber the devices,
+and there is no budget that a redundant layout would waste."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuleContext:
+    """What layouts are judged against."""
+
+    model: ModelShape
+    """What is trained."""
+    cluster: Cluster
+    """Where it runs."""
+    global_batch: GlobalBatch | None = None
+    """Sequences a step that the campaign allows; None: any number."""
+    allow_tp_across_nodes: bool = False
+    """Whether a tensor-parallel group may span nodes."""
+    fill_nodes: bool = False
+    """Whether even a job on one node must use every device (dp was derived to do so)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One reason why a layout may be illegal."""
+
+    name: str
+    """What counts of excluded layouts go by."""
+    scope: Scope
+    """What it protects."""
+    illegal: Callable[[LayoutColumns, RuleContext], Bools | np.bool_ | bool] = field(repr=False)
+    """Where the rule is broken, over columns that broadcast."""
+    sentence: Callable[[Layout, RuleContext], str] = field(repr=False)
+    """Why a layout that breaks the rule does: names the numbers."""
+
+
+def violations(
+    layout: Layout,
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    global_batch: GlobalBatch | int | None = None,
+    allow_tp_across_nodes: bool = False,
+    scopes: Collection[Scope] = ALL_SCOPES,
+) -> list[str]:
+    """Why `layout` is illegal, one sentence a broken rule; empty: it is legal.
+
+    Args:
+        layout: the layout to judge.
+        model: what it would train.
+        cluster: where it would run.
+        global_batch: the sequences a step that are wanted; None: any number.
+        allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
+        scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
+            `ALL_SCOPES - {"trainer"}` judges layouts that another trainer runs.
+    """
+    context = RuleContext(
+        model=model,
+        cluster=cluster,
+        global_batch=GlobalBatch.exactly(global_batch)
+        if isinstance(global_batch, int)
+        else global_batch,
+        allow_tp_across_nodes=allow_tp_across_nodes,
+    )
+    columns = LayoutColumns.of(layout)
+    return [
+        rule.sentence(layout, context)
+        for rule in RULES
+        if rule.scope in scopes and np.any(rule.illegal(columns, context))
+    ]
+
+
+def _divides(name: str, model_field: str, knob: str) -> Rule:
+    """The rule that a dimension of the model is divisible by a knob."""
+
+    def illegal(c: LayoutColumns, x: RuleContext) -> Bools:
+        broken: Bools = getattr(x.model, model_field) % getattr(c, knob) != 0
+        return broken
+
+    def sentence(layout: Layout, x: RuleContext) -> str:
+        dimension, degree = getattr(x.model, model_field), getattr(layout, knob)
+        return f"{model_field}={dimension} is not divisible by {knob}={degree}"
+
+    return Rule(name=name, scope="model", illegal=illegal, sentence=sentence)
+
+
+def _kv_heads_sentence(layout: Layout, x: RuleContext) -> str:
+    return (
+        f"num_kv_heads={x.model.num_kv_heads} is not divisible by tp={layout.tp}, and key/value "
+        "heads are not replicated over tensor-parallel ranks"
+    )
+
+
+def _layers_sentence(layout: Layout, x: RuleContext) -> str:
+    stages = layout.pp * layout.vpp
+    return (
+        f"num_layers={x.model.num_layers} is not divisible by pp*vpp={layout.pp}*{layout.vpp}"
+        f"={stages}"
+    )
+
+
+def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
+    if x.allow_tp_across_nodes:
+        return False
+    # A degree that does not divide the node puts some group across two nodes as soon as there is
+    # a second node.
+    uneven = (c.num_nodes > 1) & (x.cluster.devices_per_node % c.tp != 0)
+    broken: Bools = (c.tp > x.cluster.devices_per_node) | uneven
+    return broken
+
+
+def _tp_leaves_node_sentence(layout: Layout, x: RuleContext) -> str:
+    devices = x.cluster.devices_per_node
+    if layout.tp > devices:
+        problem = f"tp={layout.tp} is more than devices_per_node={devices}"
+    else:
+        problem = (
+            f"devices_per_node={devices} is not divisible by tp={layout.tp} on "
+            f"num_nodes={layout.num_nodes}"
+        )
+    return f"{problem}, so that tensor parallelism leaves the node (allow_tp_across_nodes is false)"
+
+
+def _nodes_sentence(layout: Layout, x: RuleContext) -> str:
+    return (
+        f"num_nodes={layout.num_nodes} is more than the {x.cluster.num_nodes} of {x.cluster.name}"
+    )
+
+
+def _world_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools:
+    devices = c.num_nodes * x.cluster.devices_per_node
+    must_fill = (c.num_nodes > 1) | x.fill_nodes
+    broken: Bools = (c.num_devices > devices) | (must_fill & (c.num_devices != devices))
+    return broken
+
+
+def _world_sentence(layout: Layout, x: RuleContext) -> str:
+    per_node = x.cluster.devices_per_node
+    devices = layout.num_nodes * per_node
+    product = f"tp*pp*dp={layout.tp}*{layout.pp}*{layout.dp}={layout.num_devices}"
+    machine = f"num_nodes*devices_per_node={layout.num_nodes}*{per_node}={devices}"
+    if layout.num_devices > devices:
+        return f"{product} is more than {machine}"
+    return f"{product} does not fill {machine}"
+
+
+def _precision_missing(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
+    if not x.cluster.peak_flops_per_s:
+        return False
+    return np.isin(c.precision, list(x.cluster.peak_flops_per_s), invert=True)
+
+
+def _precision_sentence(layout: Layout, x: RuleContext) -> str:
+    peaks = ", ".join(x.cluster.peak_flops_per_s)
+    return (
+        f"precision={layout.precision} is not one that {x.cluster.name} states a peak for ({peaks})"
+    )
+
+
+def _batch_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
+    if x.global_batch is None:
+        return False
+    batch = c.global_batch_size
+    broken: Bools = (batch < x.global_batch.minimum) | (batch > x.global_batch.maximum)
+    return broken
+
+
+def _batch_sentence(layout: Layout, x: RuleContext) -> str:
+    assert x.global_batch is not None, "the rule holds without a wanted batch"
+    low, high = x.global_batch.minimum, x.global_batch.maximum
+    once = layout.dp * layout.micro_batch_size
+    factors = f"dp*micro_batch_size={layout.dp}*{layout.micro_batch_size}={once}"
+    if low == high and low % once:
+        return f"global_batch_size={low} is not divisible by {factors}"
+    product = (
+        f"dp*micro_batch_size*num_microbatches={layout.dp}*{layout.micro_batch_size}"
+        f"*{layout.num_microbatches}={layout.global_batch_size}"
+    )
+    if low == high:
+        return f"{product} is not global_batch_size={low}"
+    return f"{product} lies outside global_batch_size from {low} to {high}"
+
+
+def _interleaved_sentence(layout: Layout, _: RuleContext) -> str:
+    return (
+        f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
+        f"the interleaved schedule of vpp={layout.vpp} needs"
+    )
+
+
+def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
+    return (
+        f"seq_length={x.model.seq_length} is not divisible by tp={layout.tp}, which "
+        "sequence_parallel needs"
+    )
+
+
+def _recompute_sentence(layout: Layout, _: RuleContext) -> str:
+    modes = ", ".join(trainer.RECOMPUTE_SUPPORTED)
+    return f"recompute={layout.recompute} is not supported by the embedded trainer ({modes})"
+
+
+def _trainer_precision_sentence(layout: Layout, _: RuleContext) -> str:
+    precisions = ", ".join(trainer.PRECISIONS_SUPPORTED)
+    return f"precision={layout.precision} is not supported by the embedded trainer ({precisions})"
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _divides("heads_over_tp", "num_heads", "tp"),
+    Rule(
+        name="kv_heads_over_tp",
+        scope="model",
+        illegal=lambda c, x: x.model.num_kv_heads % c.tp != 0,
+        sentence=_kv_heads_sentence,
+    ),
+    _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
+    _divides("vocab_over_tp", "vocab_size", "tp"),
+    Rule(
+        name="layers_over_stages",
+        scope="model",
+        illegal=lambda c, x: x.model.num_layers % (c.pp * c.vpp) != 0,
+        sentence=_layers_sentence,
+    ),
+    Rule(
+        name="interleaving_needs_pipeline",
+        scope="model",
+        illegal=lambda c, _: (c.vpp > 1) & (c.pp == 1),
+        sentence=lambda layout, _: f"vpp={layout.vpp} has no pipeline to interleave: pp=1",
+    ),
+    Rule(
+        name="interleaved_microbatches",
+        scope="model",
+        illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
+        sentence=_interleaved_sentence,
+    ),
+    Rule(
+        name="sequence_over_tp",
+        scope="model",
+        illegal=lambda c, x: c.sequence_parallel & (x.model.seq_length % c.tp != 0),
+        sentence=_sequence_sentence,
+    ),
+    Rule(
+        name="nodes_exist",
+        scope="machine",
+        illegal=lambda c, x: c.num_nodes > x.cluster.num_nodes,
+        sentence=_nodes_sentence,
+    ),
+    Rule(
+        name="tp_within_node",
+        scope="machine",
+        illegal=_tp_leaves_node,
+        sentence=_tp_leaves_node_sentence,
+    ),
+    Rule(
+        name="world_size",
+        scope="machine",
+        illegal=_world_is_wrong,
+        sentence=_world_sentence,
+    ),
+    Rule(
+        name="precision_of_device",
+        scope="machine",
+        illegal=_precision_missing,
+        sentence=_precision_sentence,
+    ),
+    Rule(
+        name="global_batch",
+        scope="batch",
+        illegal=_batch_is_wrong,
+        sentence=_batch_sentence,
+    ),
+    Rule(
+        name="zero_needs_replicas",
+        scope="redundant",
+        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp == 1),
+        sentence=lambda _layout, _: "zero_stage=1 with dp=1 is the same job as zero_stage=0",
+    ),
+    Rule(
+        name="sequence_parallel_needs_tp",
+        scope="redundant",
+        illegal=lambda c, _: c.sequence_parallel & (c.tp == 1),
+        sentence=lambda _layout, _: (
+            "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
+        ),
+    ),
+    Rule(
+        name="trainer_interleaving",
+        scope="trainer",
+        illegal=lambda c, _: (not trainer.INTERLEAVING_SUPPORTED) & (c.vpp > 1),
+        sentence=lambda layout, _: f"vpp={layout.vpp} is not supported by the embedded trainer (1)",
+    ),
+    Rule(
+        name="trainer_sequence_parallel",
+        scope="trainer",
+        illegal=lambda c, _: (not trainer.SEQUENCE_PARALLEL_SUPPORTED) & c.sequence_parallel,
+        sentence=lambda _layout, _: (
+            "sequence_parallel=true is not supported by the embedded trainer"
+        ),
+    ),
+    Rule(
+        name="trainer_recompute",
+        scope="trainer",
+        illegal=lambda c, _: np.isin(c.recompute, trainer.RECOMPUTE_SUPPORTED, invert=True),
+        sentence=_recompute_sentence,
+    ),
+    Rule(
+        name="trainer_precision",
+        scope="trainer",
+        illegal=lambda c, _: np.isin(c.precision, trainer.PRECISIONS_SUPPORTED, invert=True),
+        sentence=_trainer_precision_sentence,
+    ),
+)
+"""Every rule, in the order in which reasons are given."""

@@ -1,0 +1,335 @@
+"""The search space: the choices of every knob, and the set of legal layouts among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.batch import GlobalBatch
+from search_spaces.cluster import Cluster
+from search_spaces.columns import Ints, LayoutColumns
+from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
+from search_spaces.knobs import WholeNumbers, read_knob
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.reading import MAX_COUNT, read_mapping, refuse_unknown, shown
+from search_spaces.rules import ALL_SCOPES, RULES, RuleContext, Scope
+
+MAX_COMBINATIONS: Final = 20_000_000
+"""Most combinations that a space may have: beyond, its enumeration would no longer be a moment's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """The choices of every knob of a layout.
+
+    A knob is a scalar, a list or a range (see `search_spaces.knobs`); after construction each is a
+    tuple of its choices, in the order given. What is left out takes the default below.
+
+    Raises:
+        SpaceInvalidError: at construction; the message begins with the knob.
+    """
+
+    global_batch_size: int | Mapping[str, int] | GlobalBatch | None = None
+    """Sequences a step: a number, or bounds `{min:, max:}`. There is no default."""
+    num_nodes: WholeNumbers = 1
+    """Nodes of the job."""
+    tp: WholeNumbers = 1
+    """Tensor-parallel degree."""
+    pp: WholeNumbers = 1
+    """Pipeline-parallel degree."""
+    dp: WholeNumbers | None = None
+    """Data-parallel degree; left out: as many replicas as fill the nodes."""
+    vpp: WholeNumbers = 1
+    """Virtual stages a pipeline rank."""
+    micro_batch_size: WholeNumbers = 1
+    """Sequences at once, on each replica."""
+    num_microbatches: WholeNumbers | None = None
+    """Micro-batches a step; derived where the global batch is fixed, a knob where it is bounded."""
+    zero_stage: int | Sequence[int] = 0
+    """0 or 1."""
+    recompute: str | Sequence[str] = "none"
+    """none, selective, full."""
+    sequence_parallel: bool | Sequence[bool] = False
+    """Whether tensor-parallel ranks share the sequence too."""
+    precision: str | Sequence[str] = "fp32"
+    """fp32, bf16, fp16; fp32 is what every device can do."""
+    allow_tp_across_nodes: bool = False
+    """Whether a tensor-parallel group may span nodes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "global_batch_size", self._read_batch())
+        for knob in LAYOUT_FIELDS:
+            value = getattr(self, knob)
+            if value is not None:
+                object.__setattr__(self, knob, read_knob(knob, value))
+            elif knob not in DERIVABLE:
+                raise SpaceInvalidError(
+                    "the value is null; leave it out for its default", field=knob
+                )
+        if not isinstance(self.allow_tp_across_nodes, bool):
+            raise SpaceInvalidError(
+                f"{shown(self.allow_tp_across_nodes)} is not true or false",
+                field="allow_tp_across_nodes",
+            )
+        self._check_accumulation()
+        if self.num_combinations > MAX_COMBINATIONS:
+            raise SpaceInvalidError(
+                f"the space has {self.num_combinations} combinations, more than "
+                f"{MAX_COMBINATIONS}; give some knob fewer values"
+            )
+
+    def _read_batch(self) -> GlobalBatch:
+        if self.global_batch_size is None:
+            raise SpaceInvalidError(
+                "there is none; tokens/s grow with the batch, so that layouts compare only at an "
+                "equal one: give a number, or bounds {min:, max:}",
+                field="global_batch_size",
+            )
+        if isinstance(self.global_batch_size, GlobalBatch):
+            return self.global_batch_size
+        return GlobalBatch.read(self.global_batch_size)
+
+    def _check_accumulation(self) -> None:
+        batch = self.global_batch
+        if batch.is_fixed and self.num_microbatches is not None:
+            raise SpaceInvalidError(
+                f"global_batch_size is fixed at {batch.minimum}, so that num_microbatches follows "
+                "from it: leave it out, or bound the batch with {min:, max:}",
+                field="num_microbatches",
+            )
+        if not batch.is_fixed and self.num_microbatches is None:
+            raise SpaceInvalidError(
+                f"global_batch_size is bounded ({batch.minimum} to {batch.maximum}), so that "
+                "num_microbatches does not follow from it: give its values, or fix the batch",
+                field="num_microbatches",
+            )
+
+    @property
+    def global_batch(self) -> GlobalBatch:
+        """The global batch, read."""
+        assert isinstance(self.global_batch_size, GlobalBatch), "read at construction"
+        return self.global_batch_size
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Layout fields that are chosen rather than derived, in the canonical order."""
+        return tuple(knob for knob in LAYOUT_FIELDS if getattr(self, knob) is not None)
+
+    def values(self, knob: str) -> tuple[Any, ...]:
+        """The choices of one knob; empty where it is derived."""
+        choices: tuple[Any, ...] | None = getattr(self, knob)
+        return choices or ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many choices each of `knobs` has."""
+        return tuple(len(self.values(knob)) for knob in self.knobs)
+
+    @property
+    def num_combinations(self) -> int:
+        """Combinations of all knobs, legal or not."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Builds a space from its knobs by name.
+
+        Raises:
+            SpaceInvalidError: a knob is unknown, or a value impossible.
+        """
+        values = read_mapping(mapping, SpaceInvalidError, "the search space")
+        refuse_unknown(values, [f.name for f in fields(cls)], SpaceInvalidError, "knob")
+        return cls(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Every knob by name as plain JSON values, ranges written out, derived knobs left out."""
+        mapping: dict[str, Any] = {"global_batch_size": self.global_batch.to_value()}
+        for knob in self.knobs:
+            choices = self.values(knob)
+            mapping[knob] = choices[0] if len(choices) == 1 else list(choices)
+        return mapping | {"allow_tp_across_nodes": self.allow_tp_across_nodes}
+
+
+DERIVABLE: Final = ("dp", "num_microbatches")
+"""Knobs that follow from the others where they are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """What one rule keeps out of a space."""
+
+    rule: str
+    """Name of the rule."""
+    count: int
+    """Combinations that break it; a combination may break several rules."""
+    example: str
+    """The sentence of one of them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LegalSet:
+    """The legal layouts of a space, by position: an index of 8 bytes each until one is asked for."""
+
+    space: SearchSpace
+    """What was enumerated."""
+    devices_per_node: int
+    """What a derived dp fills."""
+    indices: Ints
+    """Positions of the legal combinations in the grid of all, ascending."""
+    exclusions: tuple[Exclusion, ...]
+    """Rules that kept something out, the strictest first."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def num_combinations(self) -> int:
+        """Combinations that were judged."""
+        return self.space.num_combinations
+
+    @property
+    def excluded(self) -> dict[str, int]:
+        """How many combinations each rule excludes, the strictest first."""
+        return {exclusion.rule: exclusion.count for exclusion in self.exclusions}
+
+    def layout(self, position: int) -> Layout:
+        """The legal layout at `position`, from 0."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} is not in 0 to {len(self) - 1}")
+        return _layout_at(self.space, int(self.indices[position]), self.devices_per_node)
+
+    def index_of(self, layout: Layout) -> int | None:
+        """The position of `layout`, or None where it is not in the set."""
+        index = 0
+        for knob in self.space.knobs:
+            choices = self.space.values(knob)
+            value = getattr(layout, knob)
+            if value not in choices:
+                return None
+            index = index * len(choices) + choices.index(value)
+        position = int(np.searchsorted(self.indices, index))
+        if position == len(self) or self.layout(position) != layout:
+            return None
+        return position
+
+    @cached_property
+    def columns(self) -> Mapping[str, NDArray[Any]]:
+        """Every legal layout as columns: one array a layout field, of the set's length."""
+        places = np.unravel_index(self.indices, self.space.shape)
+        chosen = {
+            knob: np.asarray(self.space.values(knob))[place]
+            for knob, place in zip(self.space.knobs, places, strict=True)
+        }
+        derived = _with_derived(chosen, self.space, self.devices_per_node)
+        return {knob: derived[knob] for knob in LAYOUT_FIELDS}
+
+    def refuse_if_empty(self) -> None:
+        """Raises where nothing is legal.
+
+        Raises:
+            NoLegalLayoutError: names each rule with how many combinations it excludes.
+        """
+        if len(self):
+            return
+        first = self.exclusions[0]
+        counts = [f"{first.rule} excludes {first.count} (as: {first.example})"]
+        counts += [f"{other.rule} {other.count}" for other in self.exclusions[1:]]
+        raise NoLegalLayoutError(
+            f"none of the {self.num_combinations} combinations is legal: {', '.join(counts)}"
+        )
+
+
+def enumerate_legal(
+    space: SearchSpace,
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    scopes: Collection[Scope] = ALL_SCOPES,
+) -> LegalSet:
+    """Every legal layout of a space; the set may be empty.
+
+    Each rule is computed over the axes of its own knobs alone and broadcast over the rest, so that
+    the cost is that of one pass over the combinations a rule.
+
+    Args:
+        space: the choices.
+        model: what is trained.
+        cluster: where it runs.
+        scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+    """
+    context = RuleContext(
+        model=model,
+        cluster=cluster,
+        global_batch=space.global_batch,
+        allow_tp_across_nodes=space.allow_tp_across_nodes,
+        fill_nodes=space.dp is None,
+    )
+    axes = np.ix_(*(np.arange(length) for length in space.shape))
+    grid = {
+        knob: np.asarray(space.values(knob))[axis]
+        for knob, axis in zip(space.knobs, axes, strict=True)
+    }
+    columns = LayoutColumns.of(_with_derived(grid, space, cluster.devices_per_node))
+    illegal = np.zeros(space.shape, dtype=np.bool_)
+    exclusions = []
+    for rule in RULES:
+        if rule.scope not in scopes:
+            continue
+        broken = np.asarray(rule.illegal(columns, context))
+        count = int(np.count_nonzero(broken)) * (illegal.size // broken.size)
+        if not count:
+            continue
+        np.logical_or(illegal, broken, out=illegal)
+        example = _layout_at(space, _first_index(broken, space.shape), cluster.devices_per_node)
+        sentence = rule.sentence(example, context)
+        exclusions.append(Exclusion(rule=rule.name, count=count, example=sentence))
+    return LegalSet(
+        space=space,
+        devices_per_node=cluster.devices_per_node,
+        indices=np.flatnonzero(~illegal),
+        exclusions=tuple(sorted(exclusions, key=lambda exclusion: -exclusion.count)),
+    )
+
+
+def _first_index(broken: NDArray[np.bool_], shape: tuple[int, ...]) -> int:
+    """The flat index, in the grid of `shape`, of the first combination that `broken` marks."""
+    padded = broken.reshape((1,) * (len(shape) - broken.ndim) + broken.shape)
+    place = np.unravel_index(int(padded.argmax()), padded.shape)
+    return int(np.ravel_multi_index(place, shape))
+
+
+def _with_derived(
+    chosen: Mapping[str, NDArray[Any]], space: SearchSpace, devices_per_node: int
+) -> dict[str, NDArray[Any]]:
+    """The chosen columns and the derived ones, rounded down: what does not divide breaks a rule."""
+    columns = dict(chosen)
+    if space.dp is None:
+        devices = columns["num_nodes"] * devices_per_node
+        columns["dp"] = np.clip(devices // (columns["tp"] * columns["pp"]), 1, MAX_COUNT)
+    if space.num_microbatches is None:
+        once = columns["dp"] * columns["micro_batch_size"]
+        columns["num_microbatches"] = np.maximum(space.global_batch.minimum // once, 1)
+    return columns
+
+
+def _layout_at(space: SearchSpace, index: int, devices_per_node: int) -> Layout:
+    """The layout at a flat index of the grid; the scalar twin of `_with_derived`, 10 times faster."""
+    chosen: dict[str, Any] = {}
+    for knob in reversed(space.knobs):
+        choices = space.values(knob)
+        index, place = divmod(index, len(choices))
+        chosen[knob] = choices[place]
+    if space.dp is None:
+        devices = chosen["num_nodes"] * devices_per_node
+        chosen["dp"] = min(max(devices // (chosen["tp"] * chosen["pp"]), 1), MAX_COUNT)
+    if space.num_microbatches is None:
+        once = chosen["dp"] * chosen["micro_batch_size"]
+        chosen["num_microbatches"] = max(space.global_batch.minimum // once, 1)
+    return Layout(**chosen)
