@@ -125,7 +125,8 @@ def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
     # If memory gets short, a rank shall go before the worker, the service or the user's session.
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     if task.cores:
-        os.sched_setaffinity(0, task.cores)
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[position] for position in task.cores})
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
         _show_only(task.device_index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any, Final
@@ -59,8 +60,6 @@ class JsonLines:
 
     def close(self) -> None:
         """Closes this end; a reader blocked on it in another thread wakes up."""
-        try:
+        with contextlib.suppress(OSError):  # the other end may have gone first
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end has gone first
-            pass
         self.socket.close()

@@ -19,6 +19,7 @@ from workers.warden import start_under_warden
 START_WITHIN_S: Final = 90.0
 _END_WITHIN_S: Final = 20.0
 _CLOSE_WITHIN_S: Final = 10.0
+_ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class NodeRanks:
@@ -176,4 +177,4 @@ def _zygote_environment() -> dict[str, str]:
         if not name.startswith(("RAY_", "LAYOUT_TUNER_TOKEN"))
         and not (name.endswith("VISIBLE_DEVICES") and not value)
     }
-    return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**kept, **dict.fromkeys(_ONE_THREAD, "1")}

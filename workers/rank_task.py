@@ -27,7 +27,7 @@ class RankTask:
     device_index: int
     """The node's device that it owns (shares, when oversubscribed)."""
     cores: tuple[int, ...]
-    """Cores that it may run on; empty: all of the node's."""
+    """Cores that it may run on, as positions among those that the node gives us; empty: all."""
     address: str
     """Address of its node, where rank 0 listens."""
     rendezvous: bool

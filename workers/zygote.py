@@ -26,6 +26,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,8 +93,8 @@ class Zygote:
         for task in tasks:
             rank = fork_rank(task, self._entry, close_in_rank=self._handlers)
             self._ranks.append(rank)
-            self._on_readable(rank.line.socket.fileno(), lambda rank=rank: self._relay(rank))
-            self._on_readable(rank.log.fileno(), lambda rank=rank: self._keep_log(rank))
+            self._on_readable(rank.line.socket.fileno(), partial(self._relay, rank))
+            self._on_readable(rank.log.fileno(), partial(self._keep_log, rank))
             self._on_readable(rank.pidfd, self._reap)
 
     def _tell(self, group: str, document: Document) -> None:

@@ -1,0 +1,120 @@
+"""What runs probes: the interface of every launcher, and of the nodes below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from search_spaces.outcome import Outcome, ProbeRequest
+from workers.json_lines import Document
+from workers.rank_task import RankTask
+
+OnEvent = Callable[[Document], None]
+"""Is told what ranks report while they run, in the order of arrival."""
+
+Cancelled = Callable[[], bool]
+"""Says whether the run shall end now."""
+
+
+class Launcher(Protocol):
+    """Runs one group of ranks at a time; no failure of a probe is an exception."""
+
+    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+        """Runs a probe to its end; no process of it is left when this returns."""
+        ...
+
+    def train(
+        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
+    ) -> TrainingEnd:
+        """Runs a training job (the document of an export) to its end."""
+        ...
+
+    def close(self) -> None:
+        """Ends every process that the launcher has started."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingEnd:
+    """How a training job ended."""
+
+    result: Mapping[str, Any] | None
+    """What rank 0 returned; None: it failed."""
+    message: str = ""
+    """What went wrong."""
+    log_tail: str = ""
+    """Last lines of the rank that failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node that ranks can be placed on."""
+
+    name: str
+    """Host name, for people."""
+    address: str
+    """Address that the other nodes reach it by."""
+    num_devices: int
+    """Ranks that it holds without sharing."""
+    num_cores: int
+    """Cores, which are dealt out to the devices in equal contiguous shares."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeEvent:
+    """Something that happened on a node: a report, an exit, or its loss."""
+
+    node: int
+    """Position in `NodeSet.nodes`."""
+    document: Document
+    """As the zygote sent it."""
+
+
+class NodeSet(Protocol):
+    """Nodes with a zygote each. Nodes are named by their position."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, in order."""
+        ...
+
+    def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
+        """Forks ranks on some nodes.
+
+        Raises:
+            NodeLostError: on one of them it did not work; the others may have started.
+        """
+        ...
+
+    def tell(self, nodes: Sequence[int], group: str, document: Document, /) -> None:
+        """Sends a document to every rank of a group.
+
+        Raises:
+            NodeLostError: one of the nodes is gone.
+        """
+        ...
+
+    def poll(self, nodes: Sequence[int], timeout_s: float, /) -> list[NodeEvent]:
+        """What happened on the nodes since the last call; waits for something up to the timeout."""
+        ...
+
+    def end(self, nodes: Sequence[int], group: str, /) -> dict[int, str]:
+        """Ends what is left of a group; returns the log tails by rank, of nodes that still live.
+
+        Raises:
+            RanksLeftError: something can't be ended.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Replaces the nodes' agents and zygotes after one was lost.
+
+        Raises:
+            WorkerError: it is not possible.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends every process on every node."""
+        ...

@@ -1,0 +1,234 @@
+"""A group of ranks on its nodes, from the first fork to the last process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from search_spaces.outcome import FailureReason
+from workers.errors import NodeLostError
+from workers.json_lines import Document
+from workers.launchers.base import Cancelled, NodeEvent, NodeSet, OnEvent
+from workers.rank_task import RankTask
+
+_TICK_S: Final = 0.1
+"""How often the deadline and a cancellation are looked at while nothing happens."""
+
+_CAUSE_WITHIN_S: Final = 0.4
+"""How long the first failure may take to show after its consequences: a rank that sees the
+connection of a dead peer closed may be heard before the kernel has told of the peer's death."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupFailure:
+    """Why a group did not get to its end."""
+
+    reason: FailureReason
+    message: str
+    node: int | None = None
+    """Where, as a position among the nodes."""
+    rank: int | None = None
+    transport: bool = False
+    """Whether it may be the consequence of another rank's failure."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupEnd:
+    """How a group ended. Nothing of it is left."""
+
+    failure: GroupFailure | None
+    results: Mapping[int, Document]
+    """What each rank returned."""
+    log_tail: str
+    """Last lines of the rank that failed, or of all of them when none did so first."""
+    duration_s: float
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """What is known of a running group."""
+
+    results: dict[int, Document] = field(default_factory=dict)
+    exited: set[int] = field(default_factory=set)
+    complained: set[int] = field(default_factory=set)
+    met: bool = False
+    last_iteration: int | None = None
+    failure: GroupFailure | None = None
+    failed_at: float = 0.0
+
+    def note(self, failure: GroupFailure) -> None:
+        """Keeps the first failure; one that is no mere consequence replaces one that may be."""
+        if self.failure is None:
+            self.failure, self.failed_at = failure, time.monotonic()
+        elif self.failure.transport and not failure.transport:
+            self.failure = failure
+
+    def is_over(self, num_ranks: int) -> bool:
+        """Whether there is nothing more to wait for."""
+        if self.failure is not None and not self.failure.transport:
+            return True
+        if self.failure is not None and time.monotonic() - self.failed_at > _CAUSE_WITHIN_S:
+            return True
+        return len(self.exited) == num_ranks
+
+    def last(self) -> str:
+        """How far it got, for people."""
+        if self.last_iteration is not None:
+            return f"last: iteration {self.last_iteration}"
+        return "no iteration had ended" if self.met else "the ranks had not met"
+
+
+class Group:
+    """Runs one group: starts it, brings its ranks together, and ends it at the first failure.
+
+    Args:
+        nodes: where it runs.
+        tasks: the ranks, by position of their node.
+        deadline_s: seconds from the start after which it is ended.
+        on_event: is told what the ranks report.
+        cancelled: is asked now and then whether to end.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeSet,
+        tasks: Mapping[int, Sequence[RankTask]],
+        *,
+        deadline_s: float,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> None:
+        self._nodes = nodes
+        self._tasks = tasks
+        self._used = tuple(tasks)
+        first = tasks[self._used[0]][0]
+        self._group = first.group
+        self._num_ranks = first.world_size
+        self._master_address = first.address
+        self._deadline_s = deadline_s
+        self._on_event = on_event
+        self._cancelled = cancelled
+        self._progress = _Progress(met=not first.rendezvous)
+
+    def run(self) -> GroupEnd:
+        """Runs the group to its end; when this returns, no process of it is left.
+
+        Raises:
+            RanksLeftError: some process can't be ended.
+        """
+        started = time.monotonic()
+        try:
+            self._nodes.start(self._tasks)
+            self._follow(started + self._deadline_s)
+        except NodeLostError as error:
+            self._progress.note(GroupFailure(reason="node_lost", message=str(error)))
+        finally:
+            tails = self._nodes.end(self._used, self._group)
+        failure = self._progress.failure
+        return GroupEnd(
+            failure=failure,
+            results=self._progress.results,
+            log_tail=_log_tail(tails, None if failure is None else failure.rank),
+            duration_s=time.monotonic() - started,
+        )
+
+    def _follow(self, ends_at: float) -> None:
+        progress = self._progress
+        while not progress.is_over(self._num_ranks):
+            left_s = ends_at - time.monotonic()
+            if self._cancelled():
+                message = f"the probe was cancelled ({progress.last()})"
+                progress.note(GroupFailure(reason="cancelled", message=message))
+            elif left_s <= 0:
+                message = (
+                    f"the probe did not end within deadline_s={self._deadline_s:g} "
+                    f"({progress.last()})"
+                )
+                progress.note(GroupFailure(reason="timeout", message=message))
+            else:
+                for event in self._nodes.poll(self._used, min(left_s, _TICK_S)):
+                    self._take(event)
+
+    def _take(self, event: NodeEvent) -> None:
+        document = event.document
+        if document["event"] == "lost":
+            message = document.get("message", "the node's agent or zygote ended")
+            failure = GroupFailure(reason="node_lost", message=message, node=event.node)
+            return self._progress.note(failure)
+        if document["group"] != self._group:
+            return None
+        if document["event"] == "exit":
+            return self._take_exit(event.node, document)
+        return self._take_report(event.node, document["rank"], document["document"])
+
+    def _take_report(self, node: int, rank: int, report: Document) -> None:
+        match report["event"]:
+            case "listening":
+                self._progress.met = True
+                where = {"address": self._master_address, "port": report["port"]}
+                self._nodes.tell(self._used, self._group, where)
+            case "result":
+                self._progress.results[rank] = report
+            case "error":
+                self._progress.complained.add(rank)
+                failure = GroupFailure(
+                    reason=report["reason"],
+                    message=f"rank {rank}: {report['message']}",
+                    node=node,
+                    rank=rank,
+                    transport=report["transport"],
+                )
+                self._progress.note(failure)
+            case _:
+                if report["event"] == "iteration":
+                    self._progress.last_iteration = report["index"]
+                self._on_event(report)
+
+    def _take_exit(self, node: int, document: Document) -> None:
+        rank, code = document["rank"], document["code"]
+        self._progress.exited.add(rank)
+        if code == 0 and rank in self._progress.results:
+            return
+        if code > 0 and rank in self._progress.complained:
+            return
+        reason: FailureReason = "timeout" if code == -signal.SIGALRM else "crashed"
+        self._progress.note(
+            GroupFailure(
+                reason=reason,
+                message=f"rank {rank} {_how_it_ended(code, document['oom_kills'])}",
+                node=node,
+                rank=rank,
+            )
+        )
+
+
+def _how_it_ended(code: int, oom_kills: int) -> str:
+    if code == 0:
+        return "ended without a result"
+    if code > 0:
+        return f"ended with exit code {code} without saying why"
+    if code == -signal.SIGALRM:
+        return "was ended by its own alarm after the deadline"
+    killed = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    if code != -signal.SIGKILL:
+        return killed
+    if oom_kills:
+        return (
+            f"{killed}; the kernel's out-of-memory killer struck {oom_kills} times on the node "
+            "meanwhile: it is the likely cause"
+        )
+    return (
+        f"{killed}; whether a memory limit of its cgroup or somebody else did that can't be known "
+        "from here"
+    )
+
+
+def _log_tail(tails: Mapping[int, str], rank: int | None) -> str:
+    """The tail of one rank, or all of them under a heading each."""
+    if rank is not None:
+        return tails.get(rank, "")
+    told: dict[int, Any] = {rank: tail for rank, tail in sorted(tails.items()) if tail}
+    return "\n".join(f"--- rank {rank}\n{tail}" for rank, tail in told.items())

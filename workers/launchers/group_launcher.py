@@ -1,0 +1,218 @@
+"""The launcher over any set of nodes: from a request to an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Final, Self
+
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout, Precision
+from search_spaces.outcome import (
+    Environment,
+    FailureReason,
+    Iteration,
+    Measurement,
+    Outcome,
+    OutcomeState,
+    ProbeRequest,
+)
+from workers.errors import PlacementImpossibleError, WorkerError
+from workers.launchers.base import Cancelled, Launcher, NodeSet, OnEvent, TrainingEnd
+from workers.launchers.group import Group, GroupEnd
+from workers.launchers.placement import place
+from workers.rank_task import Device
+
+_PEAK_WITHIN_S: Final = 60.0
+_NO_DEADLINE_S: Final = 10 * 365 * 86400.0
+
+
+def device_of(cluster: Cluster) -> Device:
+    """What ranks compute on, from what the cluster says a device is."""
+    return "cpu" if "cpu" in cluster.device.lower() else "cuda"
+
+
+class GroupLauncher(Launcher):
+    """Runs probes and training jobs on a set of nodes, one at a time.
+
+    Args:
+        nodes: where; the launcher closes them.
+        cluster: what they are nodes of.
+        allow_sharing: whether more ranks than devices are allowed, and marked as oversubscribed.
+    """
+
+    def __init__(self, nodes: NodeSet, cluster: Cluster, *, allow_sharing: bool) -> None:
+        self._nodes = nodes
+        self._cluster = cluster
+        self._device = device_of(cluster)
+        self._allow_sharing = allow_sharing
+        self._peaks: dict[Precision, tuple[float, str]] = {}
+        self._lost = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+        """Runs a probe to its end.
+
+        Raises:
+            RanksLeftError: a process of it can't be ended; the nodes must not be used again.
+            WorkerError: nodes were lost before, and can't be replaced.
+        """
+        self._replace_lost_nodes()
+        try:
+            tflops, source = self.peak(request.layout.precision, cancelled)
+            end = self._run_group(
+                request.layout,
+                {
+                    "kind": "probe",
+                    "request": request.to_mapping(),
+                    "peak_tflops_per_device": tflops,
+                    "peak_source": source,
+                },
+                deadline_s=request.deadline_s,
+                on_event=on_event,
+                cancelled=cancelled,
+            )
+        except PlacementImpossibleError as error:
+            return Outcome(state="failed", reason="unsupported", message=str(error))
+        except _PeakFailedError as error:
+            end = error.end
+        return self._outcome(end)
+
+    def train(
+        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
+    ) -> TrainingEnd:
+        """Runs a training job to its end.
+
+        Raises:
+            PlacementImpossibleError: it needs more devices than there are.
+            RanksLeftError: a process of it can't be ended.
+        """
+        end = self._run_group(
+            Layout.from_mapping(job["layout"]),
+            {"kind": "train", "job": dict(job)},
+            deadline_s=_NO_DEADLINE_S,
+            on_event=on_event,
+            cancelled=cancelled,
+        )
+        if end.failure is not None:
+            return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
+        return TrainingEnd(result=end.results[0]["training"])
+
+    def peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
+        """The peak of one device in TFLOP/s and where it comes from.
+
+        The cluster's own figure where it has one; else measured, once, on as many devices at once
+        as a node has, since they share its clock and its memory.
+        """
+        if precision not in self._peaks:
+            described = self._cluster.peak_flops_per_s.get(precision)
+            if described is not None:
+                source = f"cluster description ({self._cluster.name}, {precision})"
+                self._peaks[precision] = (described / 1e12, source)
+            else:
+                self._peaks[precision] = self._measured_peak(precision, cancelled)
+        return self._peaks[precision]
+
+    def close(self) -> None:
+        """Ends every process on every node."""
+        self._nodes.close()
+
+    def _measured_peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
+        tasks = place(
+            self._nodes.nodes,
+            num_ranks=self._nodes.nodes[0].num_devices,
+            num_nodes=1,
+            device=self._device,
+            job={"kind": "peak", "precision": precision},
+            deadline_s=_PEAK_WITHIN_S,
+            rendezvous=False,
+        )
+        end = Group(
+            self._nodes,
+            tasks,
+            deadline_s=_PEAK_WITHIN_S,
+            on_event=lambda _: None,
+            cancelled=cancelled,
+        ).run()
+        if end.failure is not None:
+            raise _PeakFailedError(end)
+        results = end.results.values()
+        return median(result["tflops"] for result in results), end.results[0]["source"]
+
+    def _run_group(
+        self,
+        layout: Layout,
+        job: Mapping[str, Any],
+        *,
+        deadline_s: float,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> GroupEnd:
+        tasks = place(
+            self._nodes.nodes,
+            num_ranks=layout.num_devices,
+            num_nodes=layout.num_nodes,
+            device=self._device,
+            job=job,
+            deadline_s=deadline_s,
+            allow_sharing=self._allow_sharing,
+        )
+        group = Group(
+            self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
+        )
+        return group.run()
+
+    def _outcome(self, end: GroupEnd) -> Outcome:
+        failure = end.failure
+        if failure is None:
+            result = end.results[0]
+            return Outcome(
+                state="completed",
+                duration_s=end.duration_s,
+                measurement=_measurement(result["measurement"]),
+                environment=Environment(**result["environment"]),
+            )
+        self._lost = self._lost or failure.reason == "node_lost"
+        node = "" if failure.node is None else self._nodes.nodes[failure.node].name
+        return Outcome(
+            state=_STATES.get(failure.reason, "failed"),
+            reason=failure.reason,
+            message=failure.message,
+            node=node,
+            log_tail=end.log_tail,
+            duration_s=end.duration_s,
+        )
+
+    def _replace_lost_nodes(self) -> None:
+        if self._lost:
+            self._nodes.recover()
+            self._lost = False
+
+
+class _PeakFailedError(WorkerError):
+    """The peak could not be measured: what would the probe do here?"""
+
+    def __init__(self, end: GroupEnd) -> None:
+        super().__init__(f"the matmul peak could not be measured: {end.failure}")
+        self.end = end
+
+
+_STATES: Final[Mapping[FailureReason, OutcomeState]] = {
+    "out_of_memory": "infeasible",
+    "cancelled": "cancelled",
+}
+
+
+def _measurement(mapping: Mapping[str, Any]) -> Measurement:
+    return Measurement(
+        **{
+            **mapping,
+            "iterations": tuple(Iteration(**iteration) for iteration in mapping["iterations"]),
+            "peak_memory_bytes_by_stage": tuple(mapping["peak_memory_bytes_by_stage"]),
+        }
+    )
