@@ -20,8 +20,10 @@ _log: Final = logging.getLogger("tuner.driver")
 class CampaignSearch:
     """A strategy that knows its campaign; whatever goes wrong inside is the campaign's own fault."""
 
-    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch) -> None:
+    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, num_layouts: int) -> None:
         self.spec = spec
+        self.num_layouts = num_layouts
+        """Size of the legal set."""
         self.last_ended_seq = 0
         """How far the campaign's endings have been told."""
         self._strategy = strategy
@@ -37,7 +39,8 @@ class CampaignSearch:
         with _at_fault(f"campaign {campaign.name!r} cannot be taken up"):
             spec = CampaignSpec.from_mapping(campaign.spec)
             legal = spec.legal_set()
-            search = cls(spec, make_strategy(spec.strategy, legal, seed=spec.seed))
+            strategy = make_strategy(spec.strategy, legal, seed=spec.seed)
+            search = cls(spec, strategy, num_layouts=len(legal))
         for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):
             if trial.ended_seq is not None:
                 search.tell(trial)
@@ -45,11 +48,6 @@ class CampaignSearch:
             if trial.ended_seq is None:
                 search._resume(trial)
         return search
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every legal layout has been asked for."""
-        return self._strategy.exhausted
 
     def ask(self) -> Layout | None:
         """The next layout; None when the legal set is exhausted.

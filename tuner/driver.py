@@ -7,8 +7,8 @@ nobody before its trial is written, and an outcome is durable before the driver 
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from results_db.errors import CampaignStateError, TrialDuplicateError
@@ -40,11 +40,15 @@ class Driver:
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
 
-    def run(self, stop: threading.Event) -> None:
-        """Goes round until told to stop; a round that fails is tried again, ever more slowly."""
+    def run(self, wait: Callable[[float], bool]) -> None:
+        """Goes round until told to stop; a round that fails is tried again, ever more slowly.
+
+        Args:
+            wait: pauses for so many seconds, and says whether to stop.
+        """
         _log.info("driver started")
         failures = 0
-        while not stop.is_set():
+        while not wait(self._pause_s(failures)):
             try:
                 ok = self.step()
             except Exception:
@@ -52,7 +56,6 @@ class Driver:
                 _log.exception("this round failed; trying again")
                 ok = False
             failures = 0 if ok else failures + 1
-            stop.wait(self._pause_s(failures))
         _log.info("driver stopped")
 
     def step(self) -> bool:
@@ -64,11 +67,14 @@ class Driver:
         self._beat()
         campaigns = self._store.campaigns_to_drive()
         self._set_aside({campaign.id for campaign in campaigns})
-        return all([self._step_campaign(campaign) for campaign in campaigns])
+        results = [self._step_campaign(campaign) for campaign in campaigns]
+        return all(results)
 
     def _pause_s(self, failures: int) -> float:
         if failures:
-            return float(min(self._poll_interval_s * 2**failures, MAX_RETRY_INTERVAL_S))
+            return float(
+                min(self._poll_interval_s * 2.0 ** min(failures, 10), MAX_RETRY_INTERVAL_S)
+            )
         return self._poll_interval_s if self._searches else IDLE_INTERVAL_S
 
     def _beat(self) -> None:
@@ -126,22 +132,33 @@ class Driver:
         )
         ending = time_is_up(search.spec.budget, spent)
         if ending is not None:
-            if counts["RUNNING"] == 0:
-                self._complete(campaign, "budget", ending)
-            return
-        num_open = counts["PENDING"] + counts["RUNNING"]
+            self._wind_up(campaign, ending, num_running=counts["RUNNING"])
+        else:
+            self._go_on(campaign, search, spent, counts["PENDING"] + counts["RUNNING"])
+
+    def _wind_up(self, campaign: CampaignRecord, ending: str, *, num_running: int) -> None:
+        """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
+        if num_running == 0:
+            self._complete(campaign, "budget", ending)
+        elif self._store.cancel_pending(campaign.id, ending):
+            _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
+
+    def _go_on(
+        self, campaign: CampaignRecord, search: CampaignSearch, spent: Spent, num_open: int
+    ) -> None:
+        """Keeps the workers supplied; ends the campaign when nothing is left to try."""
         left = trials_left(search.spec.budget, spent)
         num_wanted = self._store.capacity(campaign.cluster_name) + NUM_AHEAD - num_open
-        added = self._add_trials(
-            campaign, search, num_wanted if left is None else min(num_wanted, left)
-        )
-        if num_open == 0 and not added:
-            if left == 0:
-                self._complete(campaign, "budget", f"{spent.trials} of {spent.trials} trials done")
-            else:
-                self._complete(
-                    campaign, "exhausted", f"all {spent.trials} legal layouts were tried"
-                )
+        if left is not None:
+            num_wanted = min(num_wanted, left)
+        added = self._add_trials(campaign, search, num_wanted)
+        if num_open or added:
+            return
+        if left == 0:
+            self._complete(campaign, "budget", f"{spent.trials} of {spent.trials} trials done")
+        else:
+            ending = f"all {search.num_layouts} legal layouts were tried"
+            self._complete(campaign, "exhausted", ending)
 
     def _search(self, campaign: CampaignRecord) -> CampaignSearch:
         search = self._searches.get(campaign.id)
@@ -153,7 +170,7 @@ class Driver:
                 "campaign %r taken up: strategy %s, %d legal layouts, %d trials so far",
                 campaign.name,
                 search.spec.strategy,
-                campaign.num_legal_layouts,
+                search.num_layouts,
                 len(trials),
             )
         return search

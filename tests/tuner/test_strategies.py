@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -173,7 +174,7 @@ class TestEveryStrategy:
 
     def test_a_layout_outside_the_set_is_refused_by_name(self, name: str) -> None:
         search = make_strategy(name, make_layouts(devices=4), seed=4)
-        with pytest.raises(LayoutUnknownError, match="n1-tp64-pp1-.* 48 legal layouts"):
+        with pytest.raises(LayoutUnknownError, match=r"n1-tp64-pp1-.* 48 legal layouts"):
             search.tell(Layout(tp=64), FAILED)
 
 
@@ -192,7 +193,7 @@ def test_exhaustive_keeps_the_canonical_order() -> None:
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(StrategyUnknownError, match="'anneal'.*deephyper, exhaustive, random"):
+    with pytest.raises(StrategyUnknownError, match=r"'anneal'.*deephyper, exhaustive, random"):
         make_strategy("anneal", make_layouts(), seed=0)
 
 
@@ -212,6 +213,4 @@ def test_the_simple_strategies_do_without_deephyper() -> None:
         "import sys, tuner.strategies.registry, tuner.commands\n"
         "sys.exit('deephyper' in sys.modules or 'pandas' in sys.modules)"
     )
-    import subprocess
-
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -18,7 +18,6 @@ import math
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
 
@@ -67,14 +66,15 @@ class DeepHyperProposer:
     def _candidates(
         self, history: History, free: NDArray[np.int64], rng: np.random.Generator
     ) -> NDArray[np.int64]:
+        """Free layouts in a random order: of equally good ones CBO takes the first."""
         if len(free) <= MAX_CANDIDATES:
-            return free
+            return rng.permutation(free)
         best = sorted(history.successes(), key=lambda item: item[1], reverse=True)[:NUM_BEST]
         groups = [rng.choice(free, MAX_CANDIDATES, replace=False)]
         for index, _ in best:
             steps = self._ranks.steps_from(index, free)
             groups.append(free[np.argpartition(steps, MAX_NEIGHBOURS)[:MAX_NEIGHBOURS]])
-        return np.unique(np.concatenate(groups))
+        return rng.permutation(np.unique(np.concatenate(groups)))
 
     def _ask_cbo(
         self,
@@ -87,7 +87,7 @@ class DeepHyperProposer:
         """Fits once to all that was told and picks among the candidates."""
         names = self._ranks.names
         table = self._ranks.table
-        sample = pd.DataFrame(table[candidates].astype(int), columns=list(names))
+        sample = self._points(candidates)
         problem = HpProblem()
         for name, num_values in zip(names, self._ranks.num_values, strict=True):
             problem.add_hyperparameter(list(range(num_values)), name)
@@ -112,14 +112,17 @@ class DeepHyperProposer:
                 "outliers_iqr_factor": math.inf,
             },
             n_initial_points=1,
-            initial_points=[dict.fromkeys(names, 0)],
         )
-        points = [dict(zip(names, row, strict=True)) for row in table[told].tolist()]
-        search.tell(list(zip(points, values.tolist(), strict=True)))
+        search.tell(list(zip(self._points(told), values.tolist(), strict=True)))
         (point,) = search.ask(1)
         wanted = np.array([point[name] for name in names])
         matches = np.flatnonzero((table[candidates] == wanted).all(axis=1))
         return int(candidates[matches[0]])
+
+    def _points(self, indices: NDArray[np.int64]) -> list[dict[str, int]]:
+        """Layouts as DeepHyper takes them, by the names of the knobs."""
+        names = self._ranks.names
+        return [dict(zip(names, row, strict=True)) for row in self._ranks.table[indices].tolist()]
 
 
 def _told_values(history: History) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

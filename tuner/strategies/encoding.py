@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from search_spaces.layout import LAYOUT_FIELDS, PRECISIONS, RECOMPUTE_MODES
 from tuner.strategies.base import LayoutSet
 
-_WORD_ORDER: Final = {
+_WORD_ORDER: Final[dict[str, int]] = {
     word: rank for words in (RECOMPUTE_MODES, PRECISIONS) for rank, word in enumerate(words)
 }
 """Words in the order of the memory that they save, so that neighbours are alike."""

@@ -1,0 +1,31 @@
+"""The room's subcommand: `layout-tuner driver`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="LAYOUT_TUNER_DATA_DIR",
+    help="Where the service keeps its database.  [default: ~/.local/share/layout-tuner]",
+)
+def driver(data_dir: Path | None) -> None:
+    """Drive the campaigns: propose layouts, learn from outcomes.
+
+    Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment; a
+    data directory has one driver at a time.
+    """
+    # Imported here: `layout-tuner --help` answers at once.
+    from results_db.errors import ResultsDbError
+    from tuner.errors import TunerError
+    from tuner.process import drive_data_dir
+
+    try:
+        drive_data_dir(data_dir)
+    except (ResultsDbError, TunerError) as error:
+        raise click.ClickException(str(error)) from error
