@@ -138,10 +138,10 @@ class Driver:
 
     def _wind_up(self, campaign: CampaignRecord, ending: str, *, num_running: int) -> None:
         """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
+        if self._store.cancel_pending(campaign.id, ending):
+            _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
         if num_running == 0:
             self._complete(campaign, "budget", ending)
-        elif self._store.cancel_pending(campaign.id, ending):
-            _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
 
     def _go_on(
         self, campaign: CampaignRecord, search: CampaignSearch, spent: Spent, num_open: int

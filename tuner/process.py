@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from results_db.data_dir import DataDir
@@ -17,6 +19,7 @@ from tuner.driver import Driver
 from tuner.errors import DriverAlreadyRunningError
 
 LOCK_NAME: Final = "driver"
+LOOK_INTERVAL_S: Final = 0.1
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -30,10 +33,33 @@ def drive_data_dir(path: Path | None) -> None:
     data_dir = DataDir.default() if path is None else DataDir(path)
     data_dir.create()
     _log_to_stderr()
-    # Blocked and waited for instead of handled: a signal never arrives in the middle of a round.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    stop = StopRequest()
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop.note)
     with _only_driver(data_dir), closing(Store.open(data_dir)) as store:
-        Driver(store).run(lambda pause_s: signal.sigtimedwait(STOP_SIGNALS, pause_s) is not None)
+        Driver(store).run(stop.wait)
+
+
+class StopRequest:
+    """Whether a signal asked for the end; a round that is under way is finished first.
+
+    A plain flag, looked at between short sleeps: a handler that set a `threading.Event` could
+    interrupt the very thread that holds the event's lock.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self._requested = True
+
+    def wait(self, pause_s: float) -> bool:
+        """Pauses, for less once the end is asked for, and says whether it is."""
+        deadline = time.monotonic() + pause_s
+        while not self._requested and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_INTERVAL_S))
+        return self._requested
 
 
 @contextmanager

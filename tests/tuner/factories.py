@@ -1,0 +1,95 @@
+"""Campaigns and workers for the tests of the driver, against the real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from results_db.records import CampaignRecord, TrialRecord
+from results_db.store import Store
+from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
+from tests.results_db.factories import completed, failed, make_worker
+
+MAX_ROUNDS = 2_000
+
+
+def make_spec(name: str = "first", **changes: Any) -> CampaignSpec:
+    """24 legal layouts on one node of 8 devices."""
+    return CampaignSpec.from_mapping(
+        {
+            "name": name,
+            "model": "tiny",
+            "cluster": {
+                "name": "local-cpu",
+                "device": "CPU core",
+                "num_nodes": 1,
+                "devices_per_node": 8,
+                "device_memory_bytes": 4 << 30,
+            },
+            "space": {
+                "global_batch_size": 16,
+                "tp": [1, 2, 4],
+                "pp": [1, 2, 4],
+                "micro_batch_size": [1, 2],
+                "zero_stage": [0, 1],
+            },
+            "strategy": "random",
+            "budget": {"trials": 6},
+            **changes,
+        }
+    )
+
+
+def submit(store: Store, spec: CampaignSpec) -> CampaignRecord:
+    return store.create_campaign(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
+
+
+def measured(layout: Layout) -> Outcome:
+    """Every layout runs; the more tensor parallel, the slower."""
+    return completed(layout, tokens_per_s=1000.0 * layout.num_devices / (layout.tp + layout.pp))
+
+
+def out_of_memory(_layout: Layout) -> Outcome:
+    return failed("out_of_memory")
+
+
+class FakeWorker:
+    """Leases from the store and posts what `judge` says of the layout."""
+
+    def __init__(
+        self, store: Store, judge: Callable[[Layout], Outcome] = measured, *, name: str = "w1"
+    ) -> None:
+        self.store = store
+        self.judge = judge
+        self.id = make_worker(store, name).id
+
+    def run_one(self) -> bool:
+        leases = self.store.lease(self.id, 1)
+        for lease in leases:
+            self.store.post_outcome(lease.trial_id, lease.attempt, self.judge(lease.layout))
+        return bool(leases)
+
+
+def ended(store: Store, campaign: CampaignRecord) -> bool:
+    return store.campaign(campaign.id).ended_at is not None
+
+
+def drive_until(
+    condition: Callable[[], bool],
+    step: Callable[[], object],
+    *workers: FakeWorker,
+) -> None:
+    """Turns of the driver and of the workers, until the condition holds."""
+    for _ in range(MAX_ROUNDS):
+        if condition():
+            return
+        step()
+        for worker in workers:
+            worker.run_one()
+    raise AssertionError(f"the condition did not hold within {MAX_ROUNDS} rounds")
+
+
+def layouts_of(trials: list[TrialRecord]) -> list[Layout]:
+    return [trial.layout for trial in trials]

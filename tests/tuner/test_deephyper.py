@@ -1,0 +1,162 @@
+"""What DeepHyper's optimisation is worth, and that its traps stay shut."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from search_spaces.space import LegalSet
+from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.deephyper import DeepHyperProposer
+from tuner.strategies.encoding import KnobRanks
+from tuner.strategies.registry import make_strategy
+
+NEVER = 200
+
+
+def make_legal_set(**space: object) -> LegalSet:
+    return CampaignSpec.from_mapping(
+        {
+            "name": "synthetic",
+            "model": "gpt-22b",
+            "cluster": {"preset": "a100-sxm", "num_nodes": 4},
+            "space": {
+                "global_batch_size": 256,
+                "num_nodes": 4,
+                "tp": [1, 2, 4, 8],
+                "pp": [1, 2, 4, 8, 16],
+                "micro_batch_size": [1, 2, 4, 8],
+                "zero_stage": [0, 1],
+                "recompute": ["none", "full"],
+                **space,
+            },
+            "budget": {"trials": 1},
+        }
+    ).legal_set()
+
+
+def measure(layout: Layout) -> Observation:
+    """Like a roofline: small batches starve the devices, pipelines idle, groups talk; some overflow."""
+    states = 16.0 if layout.zero_stage == 0 else 4.0 + 12.0 / layout.dp
+    activations = layout.micro_batch_size * (0.15 if layout.recompute == "full" else 2.0)
+    if 22.0 * states / (layout.tp * layout.pp) + 5.0 * activations / layout.tp > 60.0:
+        return INFEASIBLE
+    compute = (1.33 if layout.recompute == "full" else 1.0) * (1.0 + 0.4 / layout.micro_batch_size)
+    bubble = (layout.pp - 1) / layout.num_microbatches
+    communication = 0.12 * np.log2(layout.tp) + 0.03 * np.log2(layout.dp) * (1 + layout.zero_stage)
+    return Observation.completed(100.0 / (compute * (1.0 + bubble) + communication))
+
+
+def probes_to(search: LayoutSearch, target: float) -> int:
+    for probe in range(1, NEVER):
+        layout = search.ask()
+        if layout is None:
+            return NEVER
+        observation = measure(layout)
+        if observation.objective is not None and observation.objective >= target:
+            return probe
+        search.tell(layout, observation)
+    return NEVER
+
+
+def test_it_needs_far_fewer_probes_than_random_search() -> None:
+    legal = make_legal_set()
+    values = [measure(legal.layout(i)).objective for i in range(len(legal))]
+    best = max(value for value in values if value is not None)
+    near = sum(value is not None and value >= 0.95 * best for value in values)
+    assert near / len(legal) < 0.05, "the target is too easy to tell anything"
+    medians = {
+        name: statistics.median(
+            probes_to(make_strategy(name, legal, seed=seed), 0.95 * best) for seed in range(9)
+        )
+        for name in ("deephyper", "random")
+    }
+    assert medians["deephyper"] <= 0.6 * medians["random"], medians
+
+
+def test_failures_count_towards_the_random_start() -> None:
+    legal = make_legal_set()
+    history_of = [(i, FAILED) for i in range(30)] + [(30, Observation.completed(5.0))]
+    search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1))
+    for index, observation in history_of:
+        search.tell(legal.layout(index), observation)
+    search.ask()
+    assert counting.num_fits == 1
+
+
+class CountingProposer(DeepHyperProposer):
+    """Counts how often it goes beyond drawing at random."""
+
+    num_fits = 0
+
+    def _ask_cbo(self, *args: object) -> int:
+        self.num_fits += 1
+        return super()._ask_cbo(*args)  # type: ignore[arg-type]
+
+
+def test_a_results_file_in_the_working_directory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results.csv").write_text("mine\n")
+    legal = make_legal_set()
+    search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1, num_initial=1))
+    search.tell(legal.layout(0), Observation.completed(5.0))
+    search.ask()
+    assert counting.num_fits == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+
+def test_it_leaves_the_root_logger_alone() -> None:
+    before = list(logging.getLogger().handlers)
+    legal = make_legal_set()
+    search = make_strategy("deephyper", legal, seed=1)
+    for _ in range(12):
+        layout = search.ask()
+        assert layout is not None
+        search.tell(layout, measure(layout))
+    assert logging.getLogger().handlers == before
+
+
+def test_ranks_order_words_by_the_memory_that_they_save() -> None:
+    legal = make_legal_set(recompute=["full", "none"], precision=["bf16", "fp32"])
+    ranks = KnobRanks(legal)
+    assert "num_nodes" not in ranks.names
+    assert list(ranks.names) == sorted(ranks.names)
+    for knob, words in (("recompute", ("none", "full")), ("precision", ("fp32", "bf16"))):
+        column = ranks.table[:, ranks.names.index(knob)]
+        expected = [words.index(word) for word in legal.columns[knob]]
+        assert column.tolist() == expected
+
+
+@pytest.mark.slow
+def test_a_proposal_among_100_000_layouts_takes_a_moment_with_500_told() -> None:
+    legal = make_legal_set(
+        global_batch_size={"min": 64, "max": 100_000},
+        num_nodes=[1, 2, 3, 4],
+        tp=[1, 2, 4, 8],
+        pp=[1, 2, 3, 4, 6, 8, 12, 16, 24],
+        micro_batch_size=list(range(1, 33)),
+        num_microbatches=list(range(1, 101)),
+    )
+    assert len(legal) > 100_000
+    search = make_strategy("deephyper", legal, seed=1)
+    for index in np.random.default_rng(0).choice(len(legal), 500, replace=False):
+        layout = legal.layout(int(index))
+        search.tell(layout, measure(layout))
+    search.ask()
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        layout = search.ask()
+        assert layout is not None
+        search.tell(layout, measure(layout))
+        seconds.append(time.perf_counter() - started)
+    assert statistics.median(seconds) < 0.3
