@@ -6,13 +6,25 @@ definition without sharing a library. Every field is a JSON value or another doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Self
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from search_spaces.errors import OutcomeInvalidError
+from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from search_spaces.reading import (
+    MAX_WIDTH,
+    is_positive_number,
+    read_choice,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    whole_number_problem,
+)
+
+_T = TypeVar("_T")
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""
@@ -30,6 +42,11 @@ FailureReason = Literal[
 
 IterationKind = Literal["warmup", "timed"]
 
+OUTCOME_STATES: Final[tuple[OutcomeState, ...]] = get_args(OutcomeState)
+FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)
+ITERATION_KINDS: Final[tuple[IterationKind, ...]] = get_args(IterationKind)
+
+MAX_BYTES: Final = 1 << 50
 MIN_WARMUP: Final = 0
 DEFAULT_WARMUP: Final = 2
 DEFAULT_ITERATIONS: Final = 10
@@ -56,13 +73,18 @@ class ProbeRequest:
     """Memory of one device; on the CPU it is enforced on each rank. None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.warmup < MIN_WARMUP or self.iterations < 1:
+        for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
+            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH)
+            if problem:
+                raise OutcomeInvalidError(problem, field=name)
+        if not is_positive_number(self.deadline_s):
             raise OutcomeInvalidError(
-                f"warmup={self.warmup} and iterations={self.iterations} must be at least "
-                f"{MIN_WARMUP} and 1"
+                f"{shown(self.deadline_s)} is not a number over 0", field="deadline_s"
             )
-        if not self.deadline_s > 0:
-            raise OutcomeInvalidError(f"deadline_s={self.deadline_s} is not over 0")
+        if self.memory_limit_bytes is not None:
+            problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
+            if problem:
+                raise OutcomeInvalidError(problem, field="memory_limit_bytes")
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -73,15 +95,12 @@ class ProbeRequest:
         """Reads the document back.
 
         Raises:
-            OutcomeInvalidError: a field is missing or unknown.
+            SearchSpaceError: a field is missing, unknown or of the wrong type.
         """
-        values = dict(mapping)
-        try:
-            values["model"] = ModelShape.from_mapping(values["model"])
-            values["layout"] = Layout.from_mapping(values["layout"])
-            return cls(**values)
-        except (KeyError, TypeError) as error:
-            raise OutcomeInvalidError(f"a probe request is malformed: {error}") from error
+        values = _read_names(cls, mapping, "a probe request")
+        values["model"] = _within("model", ModelShape.from_mapping, values["model"])
+        values["layout"] = _within("layout", Layout.from_mapping, values["layout"])
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +118,17 @@ class Iteration:
     grad_norm: float
     """Norm of the whole model's gradient before any clipping."""
 
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        values = _read_plain(cls, _read_names(cls, mapping, "an iteration"))
+        read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
+        return cls(**values)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
@@ -115,6 +145,15 @@ class Environment:
     numpy_version: str
     git_revision: str
     """Revision of this project that ran, or "unknown"."""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        return cls(**_read_plain(cls, _read_names(cls, mapping, "an environment")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +194,29 @@ class Measurement:
     iterations: tuple[Iteration, ...]
     """Every iteration, warm-up included, in order."""
 
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        values = _read_plain(cls, _read_names(cls, mapping, "a measurement"))
+        name = "peak_memory_bytes_by_stage"
+        stages = tuple(_read_list(values[name], name))
+        for stage, peak in enumerate(stages):
+            if type(peak) is not int:
+                raise OutcomeInvalidError(
+                    f"{shown(peak)} is not a whole number", field=f"{name}.{stage}"
+                )
+        iterations = _read_list(values["iterations"], "iterations")
+        values[name] = stages
+        values["iterations"] = tuple(
+            _within(f"iterations.{place}", Iteration.from_mapping, iteration)
+            for place, iteration in enumerate(iterations)
+        )
+        return cls(**values)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
@@ -193,3 +255,76 @@ class Outcome:
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type, or the parts
+                contradict each other.
+        """
+        values = _read_plain(cls, _read_names(cls, mapping, "an outcome"))
+        read_choice(values["state"], OUTCOME_STATES, OutcomeInvalidError, field="state")
+        if values.get("reason") is not None:
+            read_choice(values["reason"], FAILURE_REASONS, OutcomeInvalidError, field="reason")
+        for name, kind in (("measurement", Measurement), ("environment", Environment)):
+            if values.get(name) is not None:
+                values[name] = _within(name, kind.from_mapping, values[name])
+        return cls(**values)
+
+
+def _read_names(cls: type, mapping: object, what: str) -> dict[str, Any]:
+    """The fields of a document, once none is missing and none unknown."""
+    values = read_mapping(mapping, OutcomeInvalidError, what)
+    known = fields(cls)
+    refuse_unknown(values, [f.name for f in known], OutcomeInvalidError, "field")
+    for f in known:
+        if f.name not in values and f.default is MISSING:
+            raise OutcomeInvalidError(f"{what} lacks the field", field=f.name)
+    return values
+
+
+def _read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuses numbers, strings and switches of the wrong type; whole numbers become floats."""
+    for f in fields(cls):
+        if f.name not in values or f.type not in _PLAIN:
+            continue
+        value = values[f.name]
+        what, accepted = _PLAIN[f.type]
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if type(value) not in accepted or not finite:
+            raise OutcomeInvalidError(f"{shown(value)} is not {what}", field=f.name)
+        if f.type == "float":
+            values[f.name] = _as_float(value, f.name)
+    return values
+
+
+def _as_float(value: float, name: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise OutcomeInvalidError(f"{shown(value)} is not a finite number", field=name) from error
+
+
+_PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a finite number", (int, float)),
+    "str": ("a string", (str,)),
+    "bool": ("true or false", (bool,)),
+}
+"""Annotations, as written above, that `_read_plain` checks."""
+
+
+def _read_list(value: object, name: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise OutcomeInvalidError(f"{shown(value)} is not a list", field=name)
+    return list(value)
+
+
+def _within(name: str, read: Callable[[Any], _T], value: object) -> _T:
+    """`read(value)`, whose errors name the field that `value` stands in."""
+    try:
+        return read(value)
+    except SearchSpaceError as error:
+        raise error.within(name) from error

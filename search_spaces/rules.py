@@ -236,7 +236,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="kv_heads_over_tp",
         scope="model",
-        illegal=lambda c, x: x.model.num_kv_heads % c.tp != 0,
+        # tp that divides the key/value heads divides the heads: where those do not divide, the
+        # rule above has said enough.
+        illegal=lambda c, x: (x.model.num_heads % c.tp == 0) & (x.model.num_kv_heads % c.tp != 0),
         sentence=_kv_heads_sentence,
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),

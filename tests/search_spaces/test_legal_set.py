@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.cluster import GIB, Cluster
+from search_spaces.errors import NoLegalLayoutError
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import MODEL_PRESETS, model_preset
+from search_spaces.presets.spaces import resolve_space
+from search_spaces.rules import ALL_SCOPES, Scope, violations
+from search_spaces.space import SearchSpace, enumerate_legal
+
+BOX = Cluster(name="box", device="card", num_nodes=3, devices_per_node=4, device_memory_bytes=GIB)
+TINY = model_preset("tiny")
+
+
+def subsets(values: list[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True)
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> SearchSpace:
+    knobs: dict[str, Any] = {
+        "num_nodes": draw(subsets([1, 2, 3, 4])),
+        "tp": draw(subsets([1, 2, 3, 4, 8])),
+        "pp": draw(subsets([1, 2, 3, 4, 16])),
+        "vpp": draw(subsets([1, 2, 3])),
+        "micro_batch_size": draw(subsets([1, 2, 3, 8])),
+        "zero_stage": draw(subsets([0, 1])),
+        "recompute": draw(subsets(["none", "selective", "full"])),
+        "sequence_parallel": draw(subsets([False, True])),
+        "precision": draw(subsets(["fp32", "bf16", "fp16"])),
+        "allow_tp_across_nodes": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        knobs["dp"] = draw(subsets([1, 2, 3, 4, 6, 12]))
+    if draw(st.booleans()):
+        knobs["global_batch_size"] = draw(st.sampled_from([1, 8, 24, 36]))
+    else:
+        low = draw(st.integers(1, 16))
+        knobs["global_batch_size"] = {"min": low, "max": draw(st.integers(low + 1, 64))}
+        knobs["num_microbatches"] = draw(subsets([1, 2, 3, 4]))
+    return SearchSpace.from_mapping(knobs)
+
+
+def brute_force(
+    space: SearchSpace, model: ModelShape, cluster: Cluster, scopes: frozenset[Scope]
+) -> list[Layout]:
+    """Every legal layout, one at a time, by the definition of the derived knobs."""
+    legal = []
+    for values in itertools.product(*(space.values(knob) for knob in space.knobs)):
+        chosen = dict(zip(space.knobs, values, strict=True))
+        if "dp" not in chosen:
+            devices = chosen["num_nodes"] * cluster.devices_per_node
+            if devices % (chosen["tp"] * chosen["pp"]):
+                continue
+            chosen["dp"] = devices // (chosen["tp"] * chosen["pp"])
+        if "num_microbatches" not in chosen:
+            sequences = space.global_batch.minimum
+            if sequences % (chosen["dp"] * chosen["micro_batch_size"]):
+                continue
+            chosen["num_microbatches"] = sequences // (chosen["dp"] * chosen["micro_batch_size"])
+        layout = Layout(**chosen)
+        if not violations(
+            layout,
+            model,
+            cluster,
+            global_batch=space.global_batch,
+            allow_tp_across_nodes=space.allow_tp_across_nodes,
+            scopes=scopes,
+        ):
+            legal.append(layout)
+    return legal
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    space=spaces(),
+    model=st.sampled_from([TINY, model_preset("tiny-llama"), model_preset("gpt-125m")]),
+    scopes=st.sampled_from([ALL_SCOPES, ALL_SCOPES - {"trainer"}, frozenset({"model", "batch"})]),
+)
+def test_the_legal_set_is_what_a_loop_over_every_combination_finds(
+    space: SearchSpace, model: ModelShape, scopes: frozenset[Scope]
+) -> None:
+    # Derived knobs are refused by the machine and batch rules; without those there is nothing to
+    # derive them from.
+    if "machine" not in scopes and "dp" not in space.knobs:
+        scopes = scopes | {"machine"}
+    legal = enumerate_legal(space, model, BOX, scopes=scopes)
+    expected = brute_force(space, model, BOX, scopes)
+    assert [legal.layout(position) for position in range(len(legal))] == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(space=spaces())
+def test_positions_columns_and_layouts_agree(space: SearchSpace) -> None:
+    legal = enumerate_legal(space, TINY, BOX, scopes=ALL_SCOPES - {"trainer"})
+    assert tuple(legal.columns) == LAYOUT_FIELDS
+    for position in range(len(legal)):
+        layout = legal.layout(position)
+        assert legal.index_of(layout) == position
+        row = {name: column[position].item() for name, column in legal.columns.items()}
+        assert Layout.from_mapping(row) == layout
+
+
+def test_each_rule_counts_what_it_excludes() -> None:
+    space = SearchSpace(global_batch_size=12, tp=[1, 2, 8], pp=[1, 3], dp=1, zero_stage=[0, 1])
+    legal = enumerate_legal(space, TINY, BOX)
+    assert legal.num_combinations == 12
+    assert legal.excluded == {
+        "layers_over_stages": 6,
+        "world_size": 6,
+        "zero_needs_replicas": 6,
+        "heads_over_tp": 4,
+        "tp_within_node": 4,
+    }
+    assert [legal.layout(position).tp for position in range(len(legal))] == [1, 2]
+
+
+def test_an_empty_set_says_which_rule_excluded_how_many_and_gives_an_example() -> None:
+    space = SearchSpace(global_batch_size=16, tp=[8, 16], pp=[1, 3])
+    legal = enumerate_legal(space, TINY, BOX)
+    assert len(legal) == 0
+    with pytest.raises(NoLegalLayoutError) as caught:
+        legal.refuse_if_empty()
+    assert str(caught.value).startswith(
+        "none of the 4 combinations is legal: heads_over_tp excludes 4 "
+        "(as: num_heads=4 is not divisible by tp=8), "
+    )
+    assert "layers_over_stages 2" in str(caught.value)
+
+
+def test_a_derived_dp_must_fill_the_node() -> None:
+    space = SearchSpace(global_batch_size=12, pp=[1, 3], tp=1)
+    model = ModelShape.from_mapping({**TINY.to_mapping(), "num_layers": 3})
+    legal = enumerate_legal(space, model, BOX)
+    assert [legal.layout(position).dp for position in range(len(legal))] == [4]
+    assert legal.exclusions[0].example == (
+        "tp*pp*dp=1*3*1=3 does not fill num_nodes*devices_per_node=1*4=4"
+    )
+
+
+def test_a_layout_outside_the_set_has_no_position() -> None:
+    legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
+    inside = legal.layout(0)
+    assert legal.index_of(inside) == 0
+    for changes in ({"tp": 4}, {"dp": 2}, {"num_microbatches": 3}, {"precision": "bf16"}):
+        assert legal.index_of(Layout(**{**inside.to_mapping(), **changes})) is None
+
+
+def test_an_illegal_combination_has_no_position() -> None:
+    space = SearchSpace(global_batch_size=16, dp=[1, 2], zero_stage=[0, 1])
+    legal = enumerate_legal(space, TINY, BOX)
+    assert legal.index_of(Layout(zero_stage=1, num_microbatches=16)) is None
+
+
+@pytest.mark.parametrize("position", [-1, 2])
+def test_a_position_outside_the_set_is_an_index_error(position: int) -> None:
+    legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
+    assert len(legal) == 2
+    with pytest.raises(IndexError, match=f"position {position} is not in 0 to 1"):
+        legal.layout(position)
+
+
+def test_the_papers_table_has_2720_layouts_that_some_trainer_can_run() -> None:
+    space, frontier = resolve_space("paper-table-v"), CLUSTER_PRESETS["frontier"]
+    legal = enumerate_legal(
+        space, MODEL_PRESETS["gpt-175b"], frontier, scopes=ALL_SCOPES - {"trainer"}
+    )
+    assert len(legal) == 2720
+    assert np.all(np.isin(legal.columns["num_nodes"], [12, 16]))
+    filled = legal.columns["tp"] * legal.columns["pp"] * legal.columns["dp"]
+    assert np.array_equal(filled, legal.columns["num_nodes"] * 8)
+
+
+def test_the_largest_values_do_not_overflow() -> None:
+    largest = 1 << 20
+    space = SearchSpace(
+        global_batch_size={"max": largest},
+        num_nodes=[largest],
+        micro_batch_size=[largest],
+        num_microbatches=[largest],
+    )
+    legal = enumerate_legal(space, TINY, BOX)
+    assert legal.excluded["global_batch"] == 1
+    assert legal.exclusions[-1].example
