@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +17,7 @@ class RankContext:
     """Ranks of the job; the layout's num_devices."""
     local_rank: int
     """Position on its node; on GPUs the device it uses."""
-    store: dist.Store
+    store: Store
     """Where the ranks meet. A store is used up by one job: give the next one a new prefix."""
     device: str
     """"cpu" or "cuda" (also ROCm)."""

@@ -1,0 +1,116 @@
+"""Runs a function on a few gloo ranks, forked from the test's process; the first error is raised."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+# Before torch does any work: a process that has run OpenMP threads cannot fork ranks.
+torch.set_num_threads(1)
+
+
+class RanksFailedError(AssertionError):
+    """A rank raised, died, or did not end in time."""
+
+
+def run_ranks(
+    world_size: int,
+    work: Callable[[int], Any],
+    *,
+    deadline_s: float = 60.0,
+    own_group: bool = False,
+) -> list[Any]:
+    """Calls `work(rank)` on every rank with the default group up; returns what each returned.
+
+    Args:
+        own_group: `work(rank, store)` makes the process group itself.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        readers, pids = [], []
+        for rank in range(world_size):
+            reader, writer = connection.Pipe(duplex=False)
+            pid = os.fork()
+            if pid == 0:
+                _end_rank(rank, world_size, Path(folder) / "store", work, writer, own_group)
+            writer.close()
+            readers.append(reader)
+            pids.append(pid)
+        try:
+            return _gather(readers, time.monotonic() + deadline_s)
+        finally:
+            for pid in pids:
+                _kill_and_reap(pid)
+
+
+def _end_rank(
+    rank: int,
+    world_size: int,
+    store_file: Path,
+    work: Callable[..., Any],
+    writer: Any,
+    own_group: bool,
+) -> None:
+    status = 1
+    try:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(store_file), world_size)
+        if own_group:
+            result = work(rank, store)
+        else:
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+            result = work(rank)
+        writer.send_bytes(pickle.dumps(("result", result)))
+        dist.barrier()
+        status = 0
+    except BaseException as error:
+        described = (type(error).__name__, str(error), traceback.format_exc())
+        writer.send_bytes(pickle.dumps(("error", described)))
+    finally:
+        writer.close()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _gather(readers: list[Any], deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    open_readers = {id(reader): (rank, reader) for rank, reader in enumerate(readers)}
+    while len(results) < len(readers):
+        waiting = [reader for rank, reader in open_readers.values() if rank not in results]
+        ready = connection.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank, _ in open_readers.values() if rank not in results]
+            raise RanksFailedError(f"ranks {missing} did not answer in time")
+        for reader in ready:
+            rank, _ = open_readers[id(reader)]
+            try:
+                kind, value = pickle.loads(reader.recv_bytes())
+            except EOFError:
+                raise RanksFailedError(f"rank {rank} died without a word") from None
+            if kind == "error":
+                name, message, trace = value
+                raise RanksFailedError(f"rank {rank}: {name}: {message}\n{trace}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(readers))]
+
+
+def _kill_and_reap(pid: int) -> None:
+    """Gives a rank that has answered a moment to end by itself, so that its peers see a clean end."""
+    deadline = time.monotonic() + 0.2
+    while time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.001)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)

@@ -1,0 +1,109 @@
+"""The mesh: which ranks share a weight matrix, a pipeline, a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import distributed as dist
+from torch.distributed import ProcessGroup
+
+from search_spaces.layout import Layout
+from workers.trainer.errors import RankContextInvalidError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coordinates:
+    """A rank's position on the three axes; tp varies fastest, then dp, then pp, as in Megatron-LM."""
+
+    tp_rank: int
+    dp_rank: int
+    pp_rank: int
+
+
+def coordinates(rank: int, layout: Layout) -> Coordinates:
+    """The position of a global rank: rank = (pp_rank * dp + dp_rank) * tp + tp_rank."""
+    return Coordinates(
+        tp_rank=rank % layout.tp,
+        dp_rank=rank // layout.tp % layout.dp,
+        pp_rank=rank // (layout.tp * layout.dp),
+    )
+
+
+def global_rank(place: Coordinates, layout: Layout) -> int:
+    """The global rank of a position."""
+    return (place.pp_rank * layout.dp + place.dp_rank) * layout.tp + place.tp_rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """One rank's view of the job: its coordinates, and the group of each axis that it is on."""
+
+    layout: Layout
+    rank: int
+    place: Coordinates
+    tp_group: ProcessGroup | None
+    """Ranks that share this rank's weight matrices; None when tp is 1, as for the others."""
+    dp_group: ProcessGroup | None
+    """Ranks that hold the same weights for other samples."""
+    pp_group: ProcessGroup | None
+    """Stages of this rank's pipeline, first to last."""
+    embedding_group: ProcessGroup | None
+    """First and last stage of this rank's pipeline, when they share a tied embedding."""
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.place.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.place.pp_rank == self.layout.pp - 1
+
+    def stage_rank(self, pp_rank: int) -> int:
+        """The global rank of another stage of this rank's pipeline."""
+        place = Coordinates(
+            tp_rank=self.place.tp_rank, dp_rank=self.place.dp_rank, pp_rank=pp_rank
+        )
+        return global_rank(place, self.layout)
+
+
+def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
+    """Makes the process groups of every axis longer than one; the default group must be up.
+
+    Raises:
+        RankContextInvalidError: the default group has another size than the layout.
+    """
+    world_size = dist.get_world_size()
+    if world_size != layout.num_devices:
+        raise RankContextInvalidError(
+            f"{world_size} ranks were started for a layout of tp={layout.tp} x pp={layout.pp} x "
+            f"dp={layout.dp} = {layout.num_devices}; start exactly that many"
+        )
+    place = coordinates(rank, layout)
+    tp_rank, dp_rank, pp_rank = place.tp_rank, place.dp_rank, place.pp_rank
+    tp_places = [(i, dp_rank, pp_rank) for i in range(layout.tp)]
+    dp_places = [(tp_rank, i, pp_rank) for i in range(layout.dp)]
+    pp_places = [(tp_rank, dp_rank, i) for i in range(layout.pp)]
+    ends = [pp_places[0], pp_places[-1]] if layout.pp > 1 and tied_embeddings else []
+    is_end = pp_rank in (0, layout.pp - 1)
+    return Mesh(
+        layout=layout,
+        rank=rank,
+        place=place,
+        tp_group=_group(tp_places, layout),
+        dp_group=_group(dp_places, layout),
+        pp_group=_group(pp_places, layout),
+        embedding_group=_group(ends, layout) if is_end else None,
+    )
+
+
+def _group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup | None:
+    """The group of these positions; only they take part in making it."""
+    if len(places) < 2:
+        return None
+    if len(places) == layout.num_devices:
+        return dist.group.WORLD
+    ranks = [
+        global_rank(Coordinates(tp_rank=tp, dp_rank=dp, pp_rank=pp), layout)
+        for tp, dp, pp in places
+    ]
+    return dist.new_group(ranks, use_local_synchronization=True)

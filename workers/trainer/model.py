@@ -1,0 +1,212 @@
+"""The model: one pipeline stage of a GPT or a Llama.
+
+It reads as single-device code; the linear layers and the ends of the vocabulary know their tp
+group. Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local
+query and key heads, D head size.
+"""
+
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from search_spaces.layout import Recompute
+from search_spaces.model_shape import ModelShape
+from workers.trainer.activations import Rotate, SwiGLU, rotary_tables
+from workers.trainer.mesh import Mesh
+from workers.trainer.norms import LayerNorm, RMSNorm
+from workers.trainer.parameters import ModelParameter, Part, declare
+from workers.trainer.recompute import Recomputed
+from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
+from workers.trainer.vocabulary import Embedding, VocabCrossEntropy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBuilder:
+    """Declares the layers of one rank: what they are called, and how they are cut."""
+
+    shape: ModelShape
+    mesh: Mesh
+
+    @property
+    def has_biases(self) -> bool:
+        return self.shape.family == "gpt"
+
+    def declare(self, *parts: Part, counted: bool = True) -> ModelParameter:
+        return declare(*parts, tp=self.mesh.layout.tp, counted=counted)
+
+    def column(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
+        """One fused layer of several named projections of the residual stream."""
+        inputs = self.shape.hidden_size
+        weight = self.declare(
+            *(_normal(f"{prefix}.{name}.weight", size, inputs, dim=0) for name, size in outputs.items())
+        )
+        bias = None
+        if self.has_biases:
+            bias = self.declare(
+                *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
+            )
+        return ColumnParallel(weight, bias, self.mesh.tp_group)
+
+    def row(self, prefix: str, inputs: int) -> RowParallel:
+        """A projection back to the residual stream; its initial weights shrink with the depth."""
+        outputs, std = self.shape.hidden_size, 0.02 / (2 * self.shape.num_layers) ** 0.5
+        weight = self.declare(_normal(f"{prefix}.weight", outputs, inputs, dim=1, std=std))
+        bias = self.declare(_zeros(f"{prefix}.bias", outputs)) if self.has_biases else None
+        return RowParallel(weight, bias, self.mesh.tp_group)
+
+    def norm(self, prefix: str) -> LayerNorm | RMSNorm:
+        size = (self.shape.hidden_size,)
+        weight = self.declare(
+            Part(name=f"{prefix}.weight", shape=size, shard_dim=None, init="ones")
+        )
+        if self.shape.family == "llama":
+            return RMSNorm(weight)
+        return LayerNorm(weight, self.declare(_zeros(f"{prefix}.bias", *size)))
+
+    def embedding(self) -> Embedding:
+        shape, positions = self.shape, None
+        if shape.family == "gpt":
+            positions = self.declare(
+                _normal("positions.weight", shape.seq_length, shape.hidden_size, dim=None)
+            )
+        return Embedding(
+            self.vocabulary("embedding.weight"),
+            positions,
+            tp_rank=self.mesh.place.tp_rank,
+            group=self.mesh.tp_group,
+        )
+
+    def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
+        part = _normal(name, self.shape.vocab_size, self.shape.hidden_size, dim=0)
+        return self.declare(part, counted=counted)
+
+
+def _normal(name: str, rows: int, columns: int, *, dim: int | None, std: float = 0.02) -> Part:
+    return Part(name=name, shape=(rows, columns), shard_dim=dim, init="normal", std=std)
+
+
+def _zeros(name: str, size: int, *, dim: int | None = None) -> Part:
+    return Part(name=name, shape=(size,), shard_dim=dim, init="zeros")
+
+
+class Attention(nn.Module):
+    """Causal attention over the heads of this rank."""
+
+    def __init__(self, build: StageBuilder, prefix: str) -> None:
+        super().__init__()
+        shape, tp = build.shape, build.mesh.layout.tp
+        outputs = {"query": shape.hidden_size, "key": shape.kv_hidden_size}
+        self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
+        self.out = build.row(f"{prefix}.out", shape.hidden_size)
+        self.seq_length, self.head_size = shape.seq_length, shape.head_size
+        self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
+        self.rotary: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
+        qkv_TM = self.qkv(x_TH)
+        if self.rotary is not None:
+            qkv_TM = Rotate.apply(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        qkv_BSMD = qkv_TM.view(-1, self.seq_length, sum(heads), self.head_size)
+        q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in qkv_BSMD.split(heads, dim=2))
+        y_BNSD = F.scaled_dot_product_attention(
+            q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=heads[0] != heads[1]
+        )
+        return self.out(y_BNSD.transpose(1, 2).reshape(x_TH.shape[0], -1), residual_TH)  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """GELU between two layers, or SwiGLU between a fused one and another."""
+
+    def __init__(self, build: StageBuilder, prefix: str) -> None:
+        super().__init__()
+        size = build.shape.ffn_hidden_size
+        self.is_gated = build.shape.family == "llama"
+        names = ("gate", "up") if self.is_gated else ("up",)
+        self.up = build.column(prefix, dict.fromkeys(names, size))
+        self.down = build.row(f"{prefix}.down", size)
+
+    def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
+        up = self.up(x_TH)
+        activated = SwiGLU.apply(up) if self.is_gated else F.gelu(up, approximate="tanh")
+        return self.down(activated, residual_TH)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One transformer layer: at most four all-reduces over tp, forward and backward together."""
+
+    def __init__(self, build: StageBuilder, prefix: str) -> None:
+        super().__init__()
+        self.attention_norm = build.norm(f"{prefix}.attention_norm")
+        self.attention = Attention(build, f"{prefix}.attention")
+        self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
+        self.feed_forward = FeedForward(build, f"{prefix}.feed_forward")
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        x_TH = self.attention(self.attention_norm(x_TH), x_TH)
+        return self.feed_forward(self.feed_forward_norm(x_TH), x_TH)  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """The layers of one pipeline stage; the ends of the model with its first and last."""
+
+    def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
+        super().__init__()
+        build = StageBuilder(shape=shape, mesh=mesh)
+        num_layers = shape.num_layers // mesh.layout.pp
+        first_layer = mesh.place.pp_rank * num_layers
+        self.embedding = build.embedding() if mesh.is_first_stage else None
+        self.blocks = nn.ModuleList(
+            Block(build, f"layers.{first_layer + i}") for i in range(num_layers)
+        )
+        self.recompute, self.tp_rank = recompute, mesh.place.tp_rank
+        self.tied = shape.tied_embeddings
+        self.final_norm = build.norm("final_norm") if mesh.is_last_stage else None
+        self.head = self._head(build) if mesh.is_last_stage else None
+
+    def _head(self, build: StageBuilder) -> ColumnParallel:
+        if not build.shape.tied_embeddings:
+            weight = build.vocabulary("head.weight")
+        elif self.embedding is not None:
+            weight = self.embedding.weight
+        else:
+            weight = build.vocabulary("embedding.weight", counted=False)
+        return ColumnParallel(weight, None, build.mesh.tp_group)
+
+    @property
+    def tied_weight(self) -> ModelParameter | None:
+        """The weight that this stage's end of the model shares with the other end, if tied."""
+        end = self.embedding or self.head
+        return end.weight if self.tied and end is not None else None
+
+    def prepare_rotary(self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Gives every attention the tables of the rotary positions, where the family has them."""
+        if shape.family == "llama":
+            tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
+            for block in self.blocks:
+                block.attention.rotary = tables  # type: ignore[union-attr,assignment]
+
+    def rotary_tables(self) -> tuple[Tensor, ...]:
+        """The tables that every attention of this stage shares; none where there are no rotations."""
+        for block in self.blocks:
+            if block.attention.rotary is not None:  # type: ignore[union-attr]
+                return block.attention.rotary  # type: ignore[union-attr,return-value]
+        return ()
+
+    def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
+        """From tokens or the previous stage's output to this stage's output, or the mean loss."""
+        x_TH = x if self.embedding is None else self.embedding(x)
+        for block in self.blocks:
+            x_TH = Recomputed.apply(x_TH, block) if self.recompute == "full" else block(x_TH)
+        if self.head is None or self.final_norm is None:
+            return x_TH
+        logits_TV = self.head(self.final_norm(x_TH))
+        first_row = self.head.weight.shape[0] * self.tp_rank
+        loss: Tensor = VocabCrossEntropy.apply(logits_TV, targets_T, first_row, self.head.group)
+        return loss

@@ -1,0 +1,111 @@
+"""Parameters that know which slice of which logical parameter they are, and where gradients go.
+
+A fused weight (query, key and value; gate and up) is made of logical parts that are named, seeded
+and sliced one by one, so that every layout holds slices of the same logical model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+_BLOCK_ELEMENTS: Final = 1 << 16
+"""Elements that one seed initialises: a rank draws only the blocks that its slice touches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A logical parameter, and how tensor parallelism slices it."""
+
+    name: str
+    """Canonical name, the same under every layout."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+    shard_dim: int | None
+    """Dim that is cut over tp; None: every tp rank holds all of it."""
+    init: Literal["normal", "zeros", "ones"]
+    std: float = 0.02
+    """Standard deviation, where init is normal."""
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Shape of one rank's slice."""
+        return tuple(
+            size // tp if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
+        )
+
+
+class ModelParameter(nn.Parameter):
+    """A weight whose gradient is added straight to `main_grad`, a view of the flat fp32 buffer.
+
+    It is declared on the meta device; `workers.trainer.flat.FlatBuffers` gives it memory.
+    """
+
+    parts: tuple[Part, ...]
+    main_grad: Tensor
+    counted: bool
+    """Whether this copy counts for the norm of the gradient (a tied embedding has two copies)."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every tp rank holds all of it, and computes the same gradient."""
+        return self.parts[0].shard_dim is None
+
+
+def declare(*parts: Part, tp: int, counted: bool = True) -> ModelParameter:
+    """Declares a rank's slice of one logical parameter, or of several stacked along dim 0."""
+    shapes = [part.local_shape(tp) for part in parts]
+    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    return attach(ModelParameter(torch.empty(shape, device="meta")), parts, counted=counted)
+
+
+def attach(
+    parameter: ModelParameter, parts: tuple[Part, ...], *, counted: bool
+) -> ModelParameter:
+    """Gives a parameter its description."""
+    parameter.parts = parts
+    parameter.counted = counted
+    return parameter
+
+
+def local_parts(
+    parts: tuple[Part, ...], value: Tensor, *, tp: int
+) -> Iterator[tuple[Part, Tensor]]:
+    """The logical slices that a (fused) value of these parts is made of, as views."""
+    start = 0
+    for part in parts:
+        rows = part.local_shape(tp)[0]
+        yield part, value[start : start + rows]
+        start += rows
+
+
+def initialise(value: Tensor, part: Part, *, seed: int, tp: int, tp_rank: int) -> None:
+    """Fills one rank's slice of a logical parameter: the same numbers under every layout."""
+    if part.init != "normal":
+        value.fill_(1.0 if part.init == "ones" else 0.0)
+        return
+    row_elements = max(torch.Size(part.shape[1:]).numel(), 1)
+    block_rows = max(_BLOCK_ELEMENTS // row_elements, 1)
+    first_row = tp_rank * value.shape[0] if part.shard_dim == 0 else 0
+    last_row = first_row + value.shape[0]
+    columns = slice(None)
+    if part.shard_dim == 1:
+        columns = slice(tp_rank * value.shape[1], (tp_rank + 1) * value.shape[1])
+    generator = torch.Generator(device=value.device)
+    for block in range(first_row // block_rows, -(-last_row // block_rows)):
+        start, end = block * block_rows, min((block + 1) * block_rows, part.shape[0])
+        generator.manual_seed(_seed(seed, part.name, block))
+        drawn = torch.empty((end - start, *part.shape[1:]), device=value.device)
+        drawn.normal_(0.0, part.std, generator=generator)
+        rows = drawn[max(first_row - start, 0) : last_row - start]
+        at = max(start - first_row, 0)
+        value[at : at + rows.shape[0]].copy_(rows[:, columns] if rows.dim() > 1 else rows)
+
+
+def _seed(seed: int, name: str, block: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{name}/{block}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,124 @@
+"""Linear layers that are cut over the tp axis (arXiv:1909.08053).
+
+Shapes: T tokens of a micro-batch, I and O local input and output features.
+Every function here adds its weight gradient straight to `weight.main_grad` and returns none to
+autograd, so that accumulation over micro-batches costs no extra pass.
+"""
+
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from workers.trainer.collectives import all_reduce, finish, start_all_reduce
+from workers.trainer.parameters import ModelParameter
+
+
+class ColumnLinear(Function):
+    """y = x W^T + b with W cut by rows: each rank computes its own outputs.
+
+    Forward: no communication. Backward: all-reduce of the input gradient over tp, started before
+    the weight gradient is computed (f in arXiv:1909.08053).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: ModelParameter,
+        bias_O: ModelParameter | None,
+        group: ProcessGroup | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI)
+        ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
+        return F.linear(x_TI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
+        (x_TI,) = ctx.saved_tensors
+        grad_TI = grad_TO @ ctx.weight_OI
+        reduction = start_all_reduce(grad_TI, ctx.group)
+        add_weight_gradient(ctx.weight_OI, grad_TO, x_TI)
+        if ctx.bias_O is not None:
+            ctx.bias_O.main_grad.add_(grad_TO.sum(0))
+        finish(reduction)
+        return grad_TI, None, None, None
+
+
+class RowLinear(Function):
+    """residual + x W^T + b with W cut by columns: each rank computes a part of every output.
+
+    Forward: all-reduce of the output over tp (g in arXiv:1909.08053); then bias and residual are
+    added, in place. Backward: no communication.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        residual_TO: Tensor,
+        weight_OI: ModelParameter,
+        bias_O: ModelParameter | None,
+        group: ProcessGroup | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI)
+        ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
+        y_TO = F.linear(x_TI, weight_OI)
+        all_reduce(y_TO, group)
+        if bias_O is not None:
+            y_TO.add_(bias_O)
+        return y_TO.add_(residual_TO)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        (x_TI,) = ctx.saved_tensors
+        grad_TI = grad_TO @ ctx.weight_OI
+        add_weight_gradient(ctx.weight_OI, grad_TO, x_TI)
+        if ctx.bias_O is not None:
+            ctx.bias_O.main_grad.add_(grad_TO.sum(0))
+        return grad_TI, grad_TO, None, None, None
+
+
+def add_weight_gradient(weight_OI: ModelParameter, grad_TO: Tensor, x_TI: Tensor) -> None:
+    """Adds grad^T x to the weight's fp32 gradient; without a temporary where x is fp32 too."""
+    gradient_OI = weight_OI.main_grad
+    if gradient_OI.dtype == x_TI.dtype:
+        gradient_OI.addmm_(grad_TO.t(), x_TI)
+    else:
+        gradient_OI.add_(grad_TO.t() @ x_TI)
+
+
+class ColumnParallel(nn.Module):
+    """A linear layer whose outputs are cut over tp."""
+
+    def __init__(
+        self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
+    ) -> None:
+        super().__init__()
+        self.weight, self.group = weight, group
+        self.register_parameter("bias", bias)
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        y_TO: Tensor = ColumnLinear.apply(x_TI, self.weight, self.bias, self.group)
+        return y_TO
+
+
+class RowParallel(nn.Module):
+    """A linear layer whose inputs are cut over tp; it adds its output to the residual stream."""
+
+    def __init__(
+        self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
+    ) -> None:
+        super().__init__()
+        self.weight, self.group = weight, group
+        self.register_parameter("bias", bias)
+
+    def forward(self, x_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        y_TO: Tensor = RowLinear.apply(x_TI, residual_TO, self.weight, self.bias, self.group)
+        return y_TO
