@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search_spaces.estimates.memory import StateStorage, peak_memory_bytes, stage_memory
+from search_spaces.layout import Layout
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import model_preset
+from search_spaces.rules import ALL_SCOPES
+from search_spaces.space import SearchSpace, enumerate_legal
+
+MIB = 1 << 20
+GPT = model_preset("gpt-175b")
+LLAMA = model_preset("llama-8b")
+
+# As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
+MEGATRON = StateStorage(gradient_bytes=2, zero_shards_gradients=True)
+RAN_ON_FRONTIER = Layout(
+    num_nodes=16,
+    tp=4,
+    pp=16,
+    dp=2,
+    num_microbatches=40,
+    zero_stage=1,
+    recompute="full",
+    precision="fp16",
+)
+
+
+def states_bytes(layout: Layout) -> float:
+    return sum(
+        stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
+        for stage in stage_memory(layout, LLAMA)
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "bytes_a_parameter"),
+    [
+        (Layout(precision="fp32"), 4 + 4 + 8),
+        (Layout(precision="bf16"), 2 + 4 + 12),
+        (Layout(precision="bf16", dp=4), 2 + 4 + 12),
+        (Layout(precision="bf16", dp=4, zero_stage=1), 2 + 4 + 12 / 4),
+        (Layout(precision="fp32", dp=8, zero_stage=1), 4 + 4 + 8 / 8),
+    ],
+    ids=lambda value: value.key if isinstance(value, Layout) else "",
+)
+def test_states_take_so_many_bytes_a_parameter(layout: Layout, bytes_a_parameter: float) -> None:
+    assert states_bytes(layout) == pytest.approx(LLAMA.num_parameters * bytes_a_parameter)
+
+
+def test_stages_and_ranks_share_the_parameters_without_loss() -> None:
+    layout = Layout(pp=8, tp=1, precision="fp32")
+    assert states_bytes(layout) == pytest.approx(LLAMA.num_parameters * 16)
+    shared = states_bytes(Layout(pp=8, tp=8, precision="fp32")) * 8
+    norms = LLAMA.hidden_size * (2 * LLAMA.num_layers + 1)
+    assert shared == pytest.approx((LLAMA.num_parameters + 7 * norms) * 16)
+
+
+def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
+    model = model_preset("llama-1b")
+    embedding_bytes = model.vocab_size * model.hidden_size * 4
+    weights = [
+        sum(stage.weights_bytes for stage in stage_memory(Layout(pp=pp), model)) for pp in (1, 2)
+    ]
+    assert weights[1] - weights[0] == pytest.approx(embedding_bytes)
+
+
+def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
+    # Measured there: 23,361 MiB on the stages between the first and the last.
+    stage = stage_memory(RAN_ON_FRONTIER, GPT, MEGATRON)[8]
+    states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
+    assert states / (GPT.num_layers * GPT.num_layer_parameters / 64) == pytest.approx(
+        9.0, rel=0.001
+    )
+    assert states / MIB == pytest.approx(23361, rel=0.002)
+
+
+def test_a_micro_batch_in_flight_costs_what_it_did_on_frontier() -> None:
+    # Measured there: 300 MiB from one stage to the next under full recomputation.
+    stages = stage_memory(RAN_ON_FRONTIER, GPT, MEGATRON)
+    step = stages[7].total_bytes - stages[8].total_bytes
+    assert step / MIB == pytest.approx(300, rel=0.05)
+
+
+def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
+    model = model_preset("tiny")
+    a_layer = [stage.activations_bytes for stage in stage_memory(Layout(num_microbatches=1), model)]
+    many = stage_memory(Layout(pp=4, num_microbatches=64), model)
+    few = stage_memory(Layout(pp=4, num_microbatches=2), model)
+    kept = many[3].activations_bytes - 2 * model.seq_length * model.hidden_size * 4
+    assert [stage.activations_bytes / kept for stage in many[:3]] == pytest.approx([4, 3, 2])
+    assert [stage.activations_bytes / kept for stage in few[:3]] == pytest.approx([2, 2, 2])
+    assert kept < a_layer[0]
+
+
+def test_interleaving_keeps_more() -> None:
+    model = model_preset("tiny")
+    plain = stage_memory(Layout(pp=2, num_microbatches=8), model)[0]
+    interleaved = stage_memory(Layout(pp=2, vpp=2, num_microbatches=8), model)[0]
+    assert interleaved.activations_bytes / plain.activations_bytes == pytest.approx(1 + 1 / 4)
+
+
+def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
+    # arXiv:2205.05198, equation 2 at 16 bits: s b h (10 + 24/t + 5 a s / (h t)); the masks are
+    # 2 s b h of the ten and one of the five.
+    model, t, b = GPT, 8, 2
+    layers, h, s = model.num_layers, model.hidden_size, model.seq_length
+    layout = Layout(tp=t, micro_batch_size=b, precision="bf16")
+    storage = StateStorage(fused_attention=False)
+    final = 2 * s * b * h * 2
+    kept = stage_memory(layout, model, storage)[0].activations_bytes - final
+    unmasked = s * b * h * (8 + 24 / t + 2 * model.num_heads * s / (h * t))
+    assert kept / layers == pytest.approx(unmasked)
+    fused = stage_memory(layout, model)[0].activations_bytes - final
+    assert fused / layers == pytest.approx(s * b * h * (8 + 24 / t))
+
+
+def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:
+    eager = StateStorage(fused_attention=False)
+    layout = Layout(precision="bf16", tp=8)
+    selective = stage_memory(replace(layout, recompute="selective"), GPT, eager)
+    assert selective == stage_memory(layout, GPT)
+    assert stage_memory(layout, GPT, eager)[0].total_bytes > selective[0].total_bytes
+
+
+@pytest.mark.parametrize("name", ["gpt-175b", "llama-70b", "tiny"])
+def test_each_saving_saves(name: str) -> None:
+    model = model_preset(name)
+    base = Layout(tp=2, pp=2, dp=2, micro_batch_size=4, num_microbatches=8)
+    savings = [
+        {"tp": 4},
+        {"pp": 4},
+        {"zero_stage": 1},
+        {"recompute": "full"},
+        {"sequence_parallel": True},
+        {"micro_batch_size": 2},
+        {"num_microbatches": 1},
+    ]
+    for saving in savings:
+        changed = peak_memory_bytes(replace(base, **saving), model)
+        assert changed < peak_memory_bytes(base, model), saving
+
+
+def test_logits_weigh_on_the_last_stage_alone() -> None:
+    layout = Layout(pp=4, tp=2, micro_batch_size=3, precision="bf16")
+    stages = stage_memory(layout, LLAMA)
+    tokens = 3 * LLAMA.seq_length
+    assert [stage.logits_bytes for stage in stages[:3]] == [0, 0, 0]
+    assert stages[3].logits_bytes == tokens * LLAMA.vocab_size / 2 * (2 + 4 + 4)
+
+
+def test_the_peak_over_columns_is_the_fullest_stage_of_each_layout() -> None:
+    space = SearchSpace(
+        global_batch_size=256,
+        num_nodes=[1, 2, 4],
+        tp=[1, 2, 8],
+        pp=[1, 2, 4, 8],
+        vpp=[1, 2],
+        micro_batch_size=[1, 4],
+        zero_stage=[0, 1],
+        recompute=["none", "selective", "full"],
+        sequence_parallel=[False, True],
+        precision=["fp32", "bf16"],
+    )
+    legal = enumerate_legal(
+        space, LLAMA, CLUSTER_PRESETS["h100-sxm"], scopes=ALL_SCOPES - {"trainer"}
+    )
+    peaks = peak_memory_bytes(legal.columns, LLAMA)
+    assert len(peaks) == len(legal) > 500
+    fullest = [
+        max(stage.total_bytes for stage in stage_memory(legal.layout(position), LLAMA))
+        for position in range(len(legal))
+    ]
+    np.testing.assert_allclose(peaks, fullest, rtol=1e-12)
+
+
+def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
+    # Dash et al. ran 1T with TP 8, PP 64 and activation checkpointing on devices of 64 GiB.
+    model = model_preset("gpt-1t")
+    layout = Layout(
+        num_nodes=384, tp=8, pp=64, dp=6, num_microbatches=1600, zero_stage=1, precision="fp16"
+    )
+    memory = CLUSTER_PRESETS["frontier"].device_memory_bytes
+    assert peak_memory_bytes(layout, model, MEGATRON) > memory
+    assert peak_memory_bytes(replace(layout, recompute="full"), model, MEGATRON) < memory

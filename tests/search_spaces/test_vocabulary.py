@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from search_spaces.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.errors import (
+    ClusterInvalidError,
+    LayoutInvalidError,
+    ModelShapeInvalidError,
+    SearchSpaceError,
+)
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from search_spaces.presets.models import MODEL_PRESETS, model_preset, resolve_model
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
+    base = Layout(tp=2)
+    changes: list[dict[str, Any]] = [
+        {"num_nodes": 2},
+        {"tp": 1},
+        {"pp": 2},
+        {"dp": 2},
+        {"vpp": 2},
+        {"micro_batch_size": 2},
+        {"num_microbatches": 2},
+        {"zero_stage": 1},
+        {"recompute": "full"},
+        {"sequence_parallel": True},
+        {"precision": "bf16"},
+    ]
+    assert {name for change in changes for name in change} == set(LAYOUT_FIELDS)
+    keys = {replace(base, **change).key for change in changes} | {base.key}
+    assert len(keys) == len(changes) + 1
+    assert Layout(tp=2).key == base.key
+
+
+def test_a_layout_survives_the_round_trip() -> None:
+    layout = Layout(tp=2, pp=4, dp=3, num_microbatches=5, micro_batch_size=7, zero_stage=1)
+    assert Layout.from_mapping(layout.to_mapping()) == layout
+    assert layout.num_devices == 24
+    assert layout.global_batch_size == 105
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tp": 0}, "tp=0 is not a whole number of at least 1"),
+        ({"tp": True}, "tp=True is not a whole number of at least 1"),
+        ({"dp": 2.0}, "dp=2.0 is not a whole number of at least 1"),
+        ({"pp": 1 << 21}, "pp=2097152 is more than 1048576, the largest that is accepted"),
+        ({"zero_stage": 2}, "zero_stage=2 is not one of 0, 1"),
+        ({"zero_stage": True}, "zero_stage=True is not one of 0, 1"),
+        ({"recompute": ["full"]}, "recompute=['full'] is not one of none, selective, full"),
+        ({"sequence_parallel": 0}, "sequence_parallel=0 is not true or false"),
+        ({"precision": "fp8"}, "precision='fp8' is not one of fp32, bf16, fp16"),
+        ({"mbs": 1}, "unknown layout field 'mbs'"),
+    ],
+)
+def test_an_impossible_layout_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LayoutInvalidError) as caught:
+        Layout.from_mapping(fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # Parameter counts of the published checkpoints, to the last one.
+        ("llama-1b", 1_235_814_400),
+        ("llama-3b", 3_212_749_824),
+        ("llama-7b", 6_738_415_616),
+        ("llama-8b", 8_030_261_248),
+        ("llama-70b", 70_553_706_496),
+    ],
+)
+def test_llama_presets_have_the_published_number_of_parameters(name: str, published: int) -> None:
+    assert model_preset(name).num_parameters == published
+
+
+@pytest.mark.parametrize(
+    ("name", "nominal"),
+    [
+        ("gpt-125m", 125e6),
+        ("gpt-1.3b", 1.3e9),
+        ("gpt-22b", 22e9),
+        ("gpt-175b", 175e9),
+        ("gpt-1t", 1e12),
+    ],
+)
+def test_gpt_presets_have_the_parameters_of_their_names(name: str, nominal: float) -> None:
+    model = model_preset(name)
+    assert model.num_parameters == pytest.approx(nominal, rel=0.02)
+    # arXiv:2104.04473, equation 2; the closed form leaves out the final norm's 2 h parameters.
+    layers, h = model.num_layers, model.hidden_size
+    extra = (model.vocab_size + model.seq_length) / (12 * layers * h)
+    closed_form = 12 * layers * h**2 * (1 + 13 / (12 * h) + extra)
+    assert model.num_parameters == pytest.approx(closed_form + 2 * h, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-llama", "small", "small-llama"])
+def test_presets_for_the_cpu_are_small_and_divide_over_eight_ways(name: str) -> None:
+    model = model_preset(name)
+    assert model.num_parameters < 10e6
+    assert not model.tied_embeddings
+    assert model.num_layers % 4 == 0
+    assert model.num_kv_heads % 2 == 0
+
+
+def test_flops_of_a_gpt_agree_with_the_published_closed_form() -> None:
+    # arXiv:2104.04473, equation 3, less its recomputation: 72 B s L h^2 (1 + s/(6h) + V/(12 L h)).
+    model = model_preset("gpt-175b")
+    layers, h, s = model.num_layers, model.hidden_size, model.seq_length
+    a_token = 72 * layers * h**2 * (1 + s / (6 * h) + model.vocab_size / (12 * layers * h))
+    assert model.model_flops_per_token == pytest.approx(a_token, rel=1e-12)
+    recomputed = 96 * layers * h**2 * (1 + s / (6 * h) + model.vocab_size / (16 * layers * h))
+    assert model.hardware_flops_per_token("full") == pytest.approx(recomputed, rel=1e-12)
+
+
+def test_every_model_preset_survives_the_round_trip() -> None:
+    for name, model in MODEL_PRESETS.items():
+        assert model.name == name
+        assert ModelShape.from_mapping(model.to_mapping()) == model
+
+
+def test_an_unknown_model_lists_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(ModelShapeInvalidError) as caught:
+        resolve_model("gpt-175")
+    assert "unknown model 'gpt-175' (did you mean 'gpt-175b'?)" in str(caught.value)
+    assert all(name in str(caught.value) for name in MODEL_PRESETS)
+
+
+def test_a_changed_preset_gets_a_name_of_its_own() -> None:
+    model = resolve_model({"preset": "tiny", "num_layers": 8})
+    assert (model.name, model.num_layers, model.hidden_size) == ("tiny-custom", 8, 128)
+    assert resolve_model({"preset": "tiny"}) == model_preset("tiny")
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"preset": 3}, "preset=3 is not the name of a model"),
+        ({"preset": "tiny", "depth": 3}, "unknown model field 'depth'"),
+        ({"family": "gpt"}, "the model's num_layers is missing"),
+        ({"preset": "tiny", "num_heads": 3}, "hidden_size=128 is not divisible by num_heads=3"),
+        ({"preset": "tiny", "name": ""}, "name='' is not a string of 1 to 64 characters"),
+        ({"preset": "tiny", "vocab_size": 1 << 40}, "vocab_size=1099511627776 is more than"),
+    ],
+)
+def test_an_impossible_model_is_refused(described: Any, message: str) -> None:
+    with pytest.raises(ModelShapeInvalidError) as caught:
+        resolve_model(described)
+    assert message in str(caught.value)
+
+
+def test_every_cluster_preset_survives_the_round_trip_without_a_warning() -> None:
+    for name, preset in CLUSTER_PRESETS.items():
+        assert resolve_cluster(name) == (preset, None)
+        assert resolve_cluster(preset.to_mapping()) == (preset, None)
+
+
+def test_frontier_is_what_its_operators_say() -> None:
+    frontier, _ = resolve_cluster("frontier")
+    assert frontier.num_devices == 9856 * 8
+    assert frontier.device_memory_bytes == 64 * GIB
+    assert frontier.peak_flops_per_s["bf16"] == 191.5e12
+
+
+def test_the_local_cpu_is_detected() -> None:
+    cluster, warning = resolve_cluster("local-cpu")
+    assert (cluster.num_nodes, cluster.devices_per_node, warning) == (1, CORES, None)
+    assert resolve_cluster(cluster.to_mapping()) == (cluster, None)
+
+
+def test_one_local_device_may_use_the_memory_of_all() -> None:
+    alone = detect_local_cpu(1)
+    assert alone.device_memory_bytes >= detect_local_cpu().device_memory_bytes * CORES
+
+
+def test_more_local_devices_than_cores_are_refused() -> None:
+    with pytest.raises(ClusterInvalidError, match=rf"={CORES + 1} is more than the {CORES} cores"):
+        resolve_cluster({"preset": "local-cpu", "devices_per_node": CORES + 1})
+
+
+def test_a_second_local_node_is_refused() -> None:
+    with pytest.raises(ClusterInvalidError, match=r"num_nodes=2: local-cpu is this machine"):
+        resolve_cluster({"preset": "local-cpu", "num_nodes": 2})
+
+
+def test_a_cluster_may_start_from_a_preset() -> None:
+    cluster, warning = resolve_cluster({"preset": "frontier", "num_nodes": 16})
+    assert warning is None
+    assert cluster == replace(CLUSTER_PRESETS["frontier"], num_nodes=16)
+    limited, _ = resolve_cluster({"preset": "local-cpu", "device_memory_gb": 0.5})
+    assert limited.device_memory_bytes == GIB // 2
+
+
+def test_an_unknown_cluster_gets_generic_constants_and_a_warning_that_lists_them() -> None:
+    cluster, warning = resolve_cluster(
+        {"name": "hal", "num_nodes": 4, "devices_per_node": 4, "device_memory_gb": 40}
+    )
+    assert (cluster.num_devices, cluster.device_memory_bytes) == (16, 40 * GIB)
+    assert cluster.source == "generic constants"
+    assert warning is not None
+    assert warning.startswith("cluster 'hal' is not a preset (local-cpu, frontier,")
+    assert "memory_bandwidth_bytes_per_s=" in warning
+    assert "num_nodes" not in warning
+
+
+def test_a_misspelt_preset_is_an_unknown_cluster_with_a_warning() -> None:
+    cluster, warning = resolve_cluster("fronteer")
+    assert (cluster.name, cluster.num_nodes) == ("fronteer", 1)
+    assert warning is not None
+    assert "device_memory_bytes=" in warning
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"preset": "fronteer"}, "unknown cluster preset 'fronteer' (did you mean 'frontier'?)"),
+        ({"num_nodes": 4}, "the cluster has no name"),
+        ({"preset": "frontier", "gpus": 4}, "unknown cluster field 'gpus'"),
+        ({"preset": "frontier", "num_nodes": 0}, "num_nodes=0 is not a whole number"),
+        ({"preset": "frontier", "device_memory_gb": "64"}, "device_memory_gb='64' is not a number"),
+        (
+            {"preset": "frontier", "device_memory_gb": 64, "device_memory_bytes": 64},
+            "device_memory_gb or device_memory_bytes, not both",
+        ),
+        (
+            {"name": "hal", "peak_flops_per_s": {"fp8": 1.0}},
+            "peak_flops_per_s['fp8'] is not one of",
+        ),
+        ({"name": "hal", "peak_flops_per_s": 3}, "peak_flops_per_s=3 is not a mapping"),
+        ({"name": "hal", "memory_bandwidth_bytes_per_s": -1}, "=-1 is not over 0"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"a": 1}}, "from numbers of ranks"),
+    ],
+)
+def test_an_impossible_cluster_is_refused(described: Any, message: str) -> None:
+    with pytest.raises(ClusterInvalidError) as caught:
+        resolve_cluster(described)
+    assert message in str(caught.value)
+
+
+def test_an_error_knows_the_field_that_it_comes_from() -> None:
+    error = SearchSpaceError("3 is too few", field="tp").within("space").within("campaign")
+    assert str(error) == "campaign.space.tp: 3 is too few"
+    assert error.field == "campaign.space.tp"
+    assert (
+        str(SearchSpaceError("all of it is wrong").within("space")) == "space: all of it is wrong"
+    )
+
+
+def test_a_cluster_counts_its_devices() -> None:
+    cluster = Cluster(
+        name="box", device="card", num_nodes=3, devices_per_node=4, device_memory_bytes=GIB
+    )
+    assert cluster.num_devices == 12
