@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from search_spaces.campaign import OBJECTIVES, CampaignSpec
+from search_spaces.errors import (
+    CampaignInvalidError,
+    ModelTooLargeError,
+    NoLegalLayoutError,
+    SearchSpaceError,
+)
+from search_spaces.outcome import Measurement
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import model_preset
+
+
+def written(**changes: Any) -> dict[str, Any]:
+    campaign = {
+        "name": "first-try",
+        "model": "gpt-22b",
+        "cluster": {"preset": "frontier", "num_nodes": 16},
+        "space": {
+            "num_nodes": [2, 4],
+            "tp": {"from": 1, "to": 8, "times": 2},
+            "pp": [1, 2, 4],
+            "zero_stage": [0, 1],
+            "recompute": "full",
+            "precision": "bf16",
+            "global_batch_size": 256,
+        },
+        "budget": {"trials": 20},
+    }
+    return {key: value for key, value in {**campaign, **changes}.items() if value is not ...}
+
+
+def read(**changes: Any) -> CampaignSpec:
+    return CampaignSpec.from_mapping(written(**changes))
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(SearchSpaceError) as caught:
+        read(**changes)
+    return str(caught.value)
+
+
+def test_a_campaign_has_defaults() -> None:
+    spec = read()
+    assert (spec.objective, spec.strategy, spec.seed) == ("tokens_per_s_per_device", "deephyper", 0)
+    assert (spec.probe.warmup, spec.probe.iterations, spec.probe.deadline_s) == (2, 10, 300)
+    assert (spec.budget.trials, spec.budget.node_hours, spec.budget.wall_time_s) == (20, None, None)
+    assert spec.warnings == ()
+    assert spec.model == model_preset("gpt-22b")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cluster": "hal", "space": {"global_batch_size": 8}},
+        {"space": "paper-table-v", "model": "gpt-175b"},
+        {"strategy": "exhaustive", "budget": ..., "seed": 7, "objective": "tokens_per_s"},
+        {
+            "budget": {"node_hours": 1.5, "wall_time": "2h"},
+            "probe": {"deadline": "90s", "warmup": 0},
+        },
+        {"cluster": "local-cpu", "model": {"preset": "tiny", "num_layers": 2}},
+    ],
+)
+def test_a_campaign_survives_the_round_trip_through_json(changes: dict[str, Any]) -> None:
+    spec = read(**changes)
+    resolved = json.loads(json.dumps(spec.to_mapping(), allow_nan=False))
+    assert CampaignSpec.from_mapping(resolved) == spec
+
+
+def test_what_is_stored_depends_on_no_preset() -> None:
+    mapping = read().to_mapping()
+    assert mapping["model"]["hidden_size"] == 6144
+    assert mapping["cluster"]["device_memory_bytes"] == 64 << 30
+    assert mapping["space"]["tp"] == [1, 2, 4, 8]
+
+
+def test_a_guessed_cluster_is_a_warning_once() -> None:
+    spec = read(cluster="hal")
+    assert len(spec.warnings) == 1
+    assert "generic constants stand in" in spec.warnings[0]
+    assert CampaignSpec.from_mapping(spec.to_mapping()).warnings == spec.warnings
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"),
+    [(90, 90), (0.5, 0.5), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5 d", 129600)],
+)
+@pytest.mark.parametrize("name", ["wall_time", "wall_time_s"])
+def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds: float) -> None:
+    assert read(budget={name: duration}).budget.wall_time_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"favourite": "red"}, "unknown campaign field 'favourite'; choose from name, model, "),
+        ({"name": ...}, "name: the field is missing"),
+        ({"model": ...}, "model: the field is missing"),
+        ({"cluster": None}, "cluster: the field is missing"),
+        ({"space": ...}, "space: the field is missing"),
+        ({"name": "two words"}, "name: 'two words' is not 1 to 64 characters of A-Z a-z 0-9 . _ -"),
+        ({"name": "x" * 65}, "is not 1 to 64 characters"),
+        ({"name": "line\n"}, "is not 1 to 64 characters"),
+        ({"name": 5}, "name: 5 is not 1 to 64 characters"),
+        ({"model": "gpt-3"}, "model: unknown model 'gpt-3'"),
+        ({"model": 3}, "model: the model is 3, not a mapping"),
+        ({"model": {"family": "gpt"}}, "model: the model's num_layers is missing"),
+        ({"cluster": {"preset": "summit"}}, "cluster: unknown cluster preset 'summit'"),
+        ({"cluster": ["frontier"]}, "cluster: the cluster is ['frontier'], not a mapping"),
+        ({"space": {"global_batch_size": 8, "tp": "two"}}, "space.tp: 'two' is not a whole number"),
+        ({"space": {"tp": 2}}, "space.global_batch_size: there is none; tokens/s grow"),
+        ({"space": {"global_batch_size": 8, "tp": {"from": 2}}}, "space.tp: the range"),
+        ({"space": []}, "space: the search space is [], not a mapping"),
+        ({"objective": "speed"}, "objective: 'speed' is unknown; choose from tokens_per_s_per_dev"),
+        ({"objective": "tokens_per_second"}, "(did you mean 'tokens_per_s'?)"),
+        ({"objective": None}, "objective: None is not one of"),
+        ({"strategy": "hyper"}, "strategy: 'hyper' is unknown"),
+        ({"seed": -1}, "seed: -1 is not a whole number of at least 0"),
+        ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
+        (
+            {"budget": ...},
+            "budget: strategy 'deephyper' needs at least one bound of trials, node_h",
+        ),
+        ({"budget": {}}, "budget: strategy 'deephyper' needs at least one bound"),
+        ({"budget": 20}, "budget: the budget is 20, not a mapping"),
+        ({"budget": {"trial": 2}}, "budget: unknown bound 'trial' (did you mean 'trials'?)"),
+        ({"budget": {"trials": 0}}, "budget.trials: 0 is not a whole number of at least 1"),
+        ({"budget": {"node_hours": "3"}}, "budget.node_hours: '3' is not a number over 0"),
+        ({"budget": {"wall_time": "soon"}}, "budget.wall_time: 'soon' is not a duration"),
+        ({"budget": {"wall_time_s": 0}}, "budget.wall_time_s: 0 is not a duration"),
+        ({"budget": {"wall_time_s": float("nan")}}, "budget.wall_time_s: nan is not a duration"),
+        ({"budget": {"wall_time": 1, "wall_time_s": 1}}, "give wall_time or wall_time_s, not both"),
+        ({"probe": {"iterations": 0}}, "probe.iterations: 0 is not a whole number of at least 1"),
+        ({"probe": {"warmup": -1}}, "probe.warmup: -1 is not a whole number of at least 0"),
+        ({"probe": {"deadline_s": True}}, "probe.deadline_s: True is not a duration"),
+        ({"probe": {"steps": 3}}, "probe: unknown setting 'steps'"),
+        ({"warnings": "beware"}, "warnings: 'beware' is not a list"),
+        ({"warnings": [3]}, "warnings: [3] is not a list"),
+    ],
+)
+def test_a_malformed_campaign_is_refused_with_the_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(**changes)
+
+
+@pytest.mark.parametrize("document", [None, "tiny", 3, [], [{}], {1: 2}])
+def test_a_document_that_is_no_campaign_is_refused(document: Any) -> None:
+    with pytest.raises(CampaignInvalidError, match=r"^the campaign (is|has the key) .* not "):
+        CampaignSpec.from_mapping(document)
+
+
+def test_every_objective_is_a_field_of_a_measurement() -> None:
+    assert set(OBJECTIVES) <= set(Measurement.__dataclass_fields__)
+
+
+def test_an_empty_legal_set_is_refused_with_counts() -> None:
+    spec = read(space={"global_batch_size": 256, "tp": 5, "precision": "bf16"})
+    with pytest.raises(NoLegalLayoutError, match=r"none of the 1 combinations is legal: .*tp=5"):
+        spec.legal_set()
+
+
+def test_a_model_too_large_for_every_layout_is_refused_with_the_smallest_estimate() -> None:
+    spec = read(model="gpt-1t")
+    with pytest.raises(ModelTooLargeError) as caught:
+        spec.refuse_if_too_large()
+    message = str(caught.value)
+    smallest = min(
+        float(part) for part in message.split() if part.replace(".", "").isdigit() and "." in part
+    )
+    assert message.startswith("gpt-1t is too large for every one of the ")
+    assert "n4-tp8-pp4-dp1" in message
+    assert "a device of frontier has 64.00 GiB" in message
+    assert smallest == 64.0
+
+
+def test_a_model_that_fits_in_one_layout_alone_is_let_in() -> None:
+    spec = read()
+    legal = spec.legal_set()
+    assert len(legal) > 10
+    spec.refuse_if_too_large(legal)
+    spec.refuse_if_too_large()
+
+
+def test_an_estimate_just_over_the_memory_is_given_the_benefit_of_the_doubt() -> None:
+    # 16 bytes a parameter of fp32 training alone are 128 MiB here.
+    space = {"global_batch_size": 1}
+    model = "small"
+    for device_memory_gb, refused in ((0.14, False), (0.08, True)):
+        spec = read(
+            model=model,
+            cluster={
+                "preset": "local-cpu",
+                "devices_per_node": 1,
+                "device_memory_gb": device_memory_gb,
+            },
+            space=space,
+        )
+        if refused:
+            with pytest.raises(ModelTooLargeError):
+                spec.refuse_if_too_large()
+        else:
+            spec.refuse_if_too_large()
+
+
+def test_a_probe_request_carries_what_the_ranks_need() -> None:
+    spec = read(seed=3, probe={"warmup": 1, "iterations": 4, "deadline": "1m"})
+    layout = spec.legal_set().layout(0)
+    request = spec.probe_request(layout)
+    assert (request.model, request.layout, request.seed) == (spec.model, layout, 3)
+    assert (request.warmup, request.iterations, request.deadline_s) == (1, 4, 60)
+    assert request.memory_limit_bytes == CLUSTER_PRESETS["frontier"].device_memory_bytes
+
+
+def test_the_papers_space_needs_what_the_embedded_trainer_lacks_and_says_so() -> None:
+    spec = read(space="paper-table-v", model="gpt-175b", cluster="frontier")
+    with pytest.raises(NoLegalLayoutError, match="trainer_precision excludes 3264"):
+        spec.legal_set()

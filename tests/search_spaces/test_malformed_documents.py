@@ -1,0 +1,159 @@
+"""Whatever a user sends: it is read, or it is refused by a `SearchSpaceError`. Never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.campaign import CampaignSpec
+from search_spaces.errors import SearchSpaceError
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.presets.clusters import resolve_cluster
+from search_spaces.presets.models import resolve_model
+from search_spaces.presets.spaces import resolve_space
+from search_spaces.space import SearchSpace
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.sampled_from([1 << 20, 1 << 63, -(1 << 70), 10**400])
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | st.sampled_from(["", "tiny", "local-cpu", "frontier", "10m", "full", "bf16", "gpt", "random"])
+    | st.text(max_size=6)
+)
+KEYS = st.sampled_from(["from", "to", "step", "times", "min", "max", "preset", "name"]) | st.text(
+    max_size=3
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+SPACE_FIELDS = ["global_batch_size", "allow_tp_across_nodes", "preset", *LAYOUT_FIELDS]
+MODEL_FIELDS = ["preset", *ModelShape.__dataclass_fields__]
+CLUSTER_FIELDS = [
+    "preset",
+    "name",
+    "device",
+    "source",
+    "num_nodes",
+    "devices_per_node",
+    "device_memory_gb",
+    "device_memory_bytes",
+    "peak_flops_per_s",
+    "memory_bandwidth_bytes_per_s",
+    "intra_node_bandwidth_bytes_per_s",
+    "inter_node_bandwidth_bytes_per_s",
+]
+CAMPAIGN = {
+    "name": "fuzz",
+    "model": "tiny",
+    "cluster": "local-cpu",
+    "space": {"global_batch_size": 8, "tp": [1, 2]},
+    "budget": {"trials": 3},
+    "probe": {"warmup": 1},
+    "objective": "tokens_per_s",
+    "strategy": "random",
+    "seed": 1,
+    "warnings": [],
+}
+PATHS = [
+    *((name,) for name in CAMPAIGN),
+    *(("space", name) for name in SPACE_FIELDS),
+    *(("budget", name) for name in ("trials", "node_hours", "wall_time", "wall_time_s")),
+    *(("probe", name) for name in ("warmup", "iterations", "deadline", "deadline_s")),
+]
+
+
+def fields(names: list[str]) -> st.SearchStrategy[Any]:
+    return JSON | st.dictionaries(st.sampled_from(names), JSON, max_size=4)
+
+
+def is_read_or_refused(read: Callable[[Any], object], document: object) -> None:
+    with contextlib.suppress(SearchSpaceError):
+        read(document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(SPACE_FIELDS))
+def test_a_space_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(resolve_space, document)
+    is_read_or_refused(SearchSpace.from_mapping, document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(MODEL_FIELDS))
+def test_a_model_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(resolve_model, document)
+    is_read_or_refused(ModelShape.from_mapping, document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(MODEL_FIELDS[1:]), JSON, min_size=1, max_size=2))
+def test_a_changed_model_is_read_or_refused(changes: dict[str, Any]) -> None:
+    is_read_or_refused(resolve_model, {"preset": "tiny", **changes})
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(CLUSTER_FIELDS))
+def test_a_cluster_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(resolve_cluster, document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(list(LAYOUT_FIELDS)))
+def test_a_layout_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(Layout.from_mapping, document)
+
+
+@settings(max_examples=100, deadline=None)
+@given(document=fields(list(CAMPAIGN)))
+def test_a_campaign_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(CampaignSpec.from_mapping, document)
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(PATHS), value=JSON)
+def test_a_campaign_with_one_field_changed_is_judged_or_refused(
+    path: tuple[str, ...], value: Any
+) -> None:
+    document: dict[str, Any] = dict(CAMPAIGN)
+    if len(path) == 2:
+        document[path[0]] = {**document[path[0]], path[1]: value}
+    else:
+        document[path[0]] = value
+
+    def judge(document: Any) -> None:
+        spec = CampaignSpec.from_mapping(document)
+        assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+        spec.refuse_if_too_large()
+
+    is_read_or_refused(judge, document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(["model", "layout", "seed", "warmup", "iterations", "deadline_s"]))
+def test_a_probe_request_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(ProbeRequest.from_mapping, document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=fields(["state", "reason", "message", "duration_s", "measurement", "environment"]))
+def test_an_outcome_is_read_or_refused(document: Any) -> None:
+    is_read_or_refused(Outcome.from_mapping, document)
+
+
+def test_the_suppression_above_lets_other_errors_through() -> None:
+    with pytest.raises(TypeError):
+        is_read_or_refused(len, 3)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
+from search_spaces.layout import Layout
+from search_spaces.outcome import Environment, Iteration, Measurement, Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+
+
+def make_measurement(**changes: Any) -> Measurement:
+    values: dict[str, Any] = {
+        "step_time_s": 0.5,
+        "step_time_q25_s": 0.4,
+        "step_time_q75_s": 0.6,
+        "tokens_per_step": 1024,
+        "tokens_per_s": 2048.0,
+        "tokens_per_s_per_device": 1024.0,
+        "model_tflops_per_device": 0.1,
+        "hardware_tflops_per_device": 0.1,
+        "peak_tflops_per_device": 0.2,
+        "peak_source": "measured matmul (fp32)",
+        "mfu": 0.5,
+        "hfu": 0.5,
+        "peak_memory_bytes": 1 << 20,
+        "peak_memory_bytes_by_stage": (1 << 20, 1 << 19),
+        "memory_kind": "logical",
+        "oversubscribed": False,
+        "iterations": (
+            Iteration(index=0, kind="warmup", step_time_s=0.7, loss=7.0, grad_norm=1.0),
+            Iteration(index=1, kind="timed", step_time_s=0.5, loss=6.9, grad_norm=1.1),
+        ),
+    }
+    return Measurement(**{**values, **changes})
+
+
+ENVIRONMENT = Environment(
+    host="node1",
+    device="CPU core",
+    backend="gloo",
+    python_version="3.11",
+    torch_version="2.13",
+    numpy_version="2.4",
+    git_revision="unknown",
+)
+
+
+def make_outcome() -> Outcome:
+    return Outcome(
+        state="completed", duration_s=9.5, measurement=make_measurement(), environment=ENVIRONMENT
+    )
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        make_outcome(),
+        Outcome(state="infeasible", reason="out_of_memory", message="rank 3", node="node1"),
+        Outcome(state="failed", reason="timeout", log_tail="a\nb", environment=ENVIRONMENT),
+        Outcome(state="cancelled", reason="cancelled"),
+    ],
+    ids=lambda outcome: outcome.state,
+)
+def test_an_outcome_survives_the_round_trip_through_json(outcome: Outcome) -> None:
+    document = json.loads(json.dumps(outcome.to_mapping(), allow_nan=False))
+    assert Outcome.from_mapping(document) == outcome
+
+
+def test_a_probe_request_survives_the_round_trip_through_json() -> None:
+    request = ProbeRequest(
+        model=model_preset("tiny"), layout=Layout(tp=2), seed=4, memory_limit_bytes=1 << 30
+    )
+    document = json.loads(json.dumps(request.to_mapping(), allow_nan=False))
+    assert ProbeRequest.from_mapping(document) == request
+
+
+def changed(path: list[str | int], value: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(make_outcome().to_mapping()))
+    place: Any = document
+    for step in path[:-1]:
+        place = place[step]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["state"], ..., "state: an outcome lacks the field"),
+        (["state"], "done", "state: 'done' is unknown"),
+        (["reason"], "bored", "reason: 'bored' is unknown"),
+        (["duration_s"], "9", "duration_s: '9' is not a finite number"),
+        (["measurement", "mfu"], float("nan"), "measurement.mfu: nan is not a finite number"),
+        (["measurement", "mfu"], ..., "measurement.mfu: a measurement lacks the field"),
+        (["measurement", "speed"], 3, "measurement: unknown field 'speed'"),
+        (
+            ["measurement", "tokens_per_step"],
+            1.5,
+            "measurement.tokens_per_step: 1.5 is not a whole",
+        ),
+        (
+            ["measurement", "oversubscribed"],
+            0,
+            "measurement.oversubscribed: 0 is not true or false",
+        ),
+        (["measurement", "peak_memory_bytes_by_stage"], 3, "by_stage: 3 is not a list"),
+        (["measurement", "peak_memory_bytes_by_stage", 1], "3", "by_stage.1: '3' is not a whole"),
+        (["measurement", "iterations", 1, "kind"], "cold", "measurement.iterations.1.kind: 'cold'"),
+        (["measurement", "iterations", 0, "loss"], None, "iterations.0.loss: None is not a finite"),
+        (["environment", "host"], 3, "environment.host: 3 is not a string"),
+    ],
+)
+def test_a_malformed_outcome_is_refused_with_the_field(
+    path: list[str | int], value: Any, message: str
+) -> None:
+    with pytest.raises(OutcomeInvalidError) as caught:
+        Outcome.from_mapping(changed(path, value))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(["measurement"], None), (["reason"], "crashed"), (["state"], "failed")],
+)
+def test_an_outcome_whose_parts_contradict_each_other_is_refused(
+    path: list[str | int], value: Any
+) -> None:
+    with pytest.raises(OutcomeInvalidError, match="a completed one has a measurement"):
+        Outcome.from_mapping(changed(path, value))
+
+
+@pytest.mark.parametrize("state", ["failed", "infeasible"])
+def test_infeasible_means_out_of_memory_and_nothing_else(state: Any) -> None:
+    reason: Any = "out_of_memory" if state == "failed" else "crashed"
+    with pytest.raises(OutcomeInvalidError, match="infeasible is out_of_memory"):
+        Outcome(state=state, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("warmup", -1, "warmup: -1 is not a whole number of at least 0"),
+        ("iterations", 0, "iterations: 0 is not a whole number of at least 1"),
+        ("seed", "a", "seed: 'a' is not a whole number"),
+        ("deadline_s", float("inf"), "deadline_s: inf is not a number over 0"),
+        ("memory_limit_bytes", 0, "memory_limit_bytes: 0 is not a whole number"),
+        ("layout", {"tp": 0}, "layout: tp=0 is not a whole number"),
+        ("model", "tiny", "model: the model is 'tiny', not a mapping"),
+    ],
+)
+def test_a_malformed_probe_request_is_refused_with_the_field(
+    field: str, value: Any, message: str
+) -> None:
+    request = ProbeRequest(model=model_preset("tiny"), layout=Layout()).to_mapping()
+    with pytest.raises(SearchSpaceError) as caught:
+        ProbeRequest.from_mapping({**request, field: value})
+    assert message in str(caught.value)
