@@ -1,0 +1,82 @@
+"""A worker of this machine, put together: the service, the spool, Ray, and the loop over them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+from pathlib import Path
+
+from search_spaces.presets.clusters import resolve_cluster
+from workers.drain import Drain
+from workers.launchers.base import Launcher
+from workers.lease_client import LeaseClient, WorkerIdentity
+from workers.revision import software_versions
+from workers.spool import Spool
+from workers.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+
+
+def work(
+    *,
+    url: str,
+    token: str,
+    cluster_name: str,
+    name: str | None,
+    spool_dir: Path | None,
+    patience_s: float,
+) -> None:
+    """Works until SIGTERM or SIGINT.
+
+    Args:
+        url: of the service.
+        token: that the service accepts.
+        cluster_name: preset that this machine is.
+        name: of the worker; None: the host's.
+        spool_dir: where outcomes wait; None: a place that follows from the service and the name.
+        patience_s: how long the service may be away at the start.
+
+    Raises:
+        WorkerError: the worker can't start, or can't go on.
+        SearchSpaceError: the cluster is unknown or impossible here.
+    """
+    cluster, warning = resolve_cluster(cluster_name)
+    if warning is not None:
+        _LOG.warning(warning)
+    host = socket.gethostname()
+    identity = WorkerIdentity(
+        name=name or host,
+        host=host,
+        cluster=cluster.name,
+        num_nodes=1,
+        devices_per_node=cluster.devices_per_node,
+        device=cluster.device,
+        versions=software_versions(),
+    )
+
+    def start_launcher() -> Launcher:
+        from workers.launchers.ray import ray_launcher
+
+        return ray_launcher(cluster)
+
+    drain = Drain()
+    drain.listen()
+    directory = spool_dir or _default_spool(url, identity.name)
+    with LeaseClient(url, token) as client, Spool(directory) as spool:
+        worker = Worker(
+            client=client,
+            identity=identity,
+            start_launcher=start_launcher,
+            spool=spool,
+            drain=drain,
+        )
+        worker.run(patience_s=patience_s)
+
+
+def _default_spool(url: str, name: str) -> Path:
+    """A directory of this service and worker: trial ids mean nothing to another service."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    service = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
+    return state / "layout-tuner" / "spool" / f"{name}-{service}"

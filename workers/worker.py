@@ -1,0 +1,239 @@
+"""The worker: leases trials, runs them, and posts what came of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from search_spaces.errors import SearchSpaceError
+from search_spaces.outcome import Outcome, ProbeRequest
+from workers.drain import Drain, DrainRequested
+from workers.errors import (
+    RequestRefusedError,
+    ServiceUnreachableError,
+    WorkerError,
+    WorkerUnknownError,
+)
+from workers.launchers.base import Launcher
+from workers.lease_client import (
+    Beat,
+    Lease,
+    LeaseClient,
+    OutcomeReport,
+    Registration,
+    WorkerIdentity,
+    patiently,
+)
+from workers.spool import Spool
+
+_LOG = logging.getLogger(__name__)
+
+_LONG_POLL_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class _RunningTrial:
+    """The trial whose probe is under way."""
+
+    lease: Lease
+    iterations_done: int = 0
+    stopped: bool = False
+
+
+class Heartbeat:
+    """Tells the service every few seconds that the worker lives and how far its trial is."""
+
+    def __init__(self, client: LeaseClient, registration: Registration) -> None:
+        self._client = client
+        self._registration = registration
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.trial: _RunningTrial | None = None
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the heartbeats; returns when none is under way."""
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        away = False
+        while not self._ended.wait(self._registration.heartbeat_interval_s):
+            trial = self.trial
+            try:
+                stop = self._client.heartbeat(
+                    self._registration.worker_id, [] if trial is None else [_beat_of(trial)]
+                )
+            except ServiceUnreachableError as error:
+                if not away:
+                    _LOG.warning("%s; the probe goes on", error)
+                away = True
+                continue
+            except WorkerError as error:  # the main loop hears the same and acts on it
+                _LOG.warning("the heartbeat was refused: %s", error)
+                continue
+            away = False
+            if trial is not None and trial.lease.trial_id in stop:
+                trial.stopped = True
+
+
+class Worker:
+    """Runs trials one after the other until it is asked to end.
+
+    Args:
+        client: the service.
+        identity: who this is.
+        start_launcher: starts what runs the probes; the worker closes it.
+        spool: where outcomes wait until they are posted.
+        drain: whether to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: LeaseClient,
+        identity: WorkerIdentity,
+        start_launcher: Callable[[], Launcher],
+        spool: Spool,
+        drain: Drain,
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._start_launcher = start_launcher
+        self._spool = spool
+        self._drain = drain
+
+    def run(self, *, patience_s: float) -> None:
+        """Works until it is asked to end; then the probe is ended and its lease returned.
+
+        Args:
+            patience_s: how long the service may be away at the start. Later it may be for ever.
+
+        Raises:
+            WorkerError: it can't go on; the lease has been returned where possible.
+        """
+        try:
+            self._register(patience_s)
+        except DrainRequested:
+            return
+        try:
+            launcher = self._start_launcher()
+            self._drain.listen()
+            try:
+                self._serve(launcher)
+            finally:
+                launcher.close()
+        except DrainRequested:
+            _LOG.info("ending: asked to")
+        finally:
+            self._unregister()
+
+    def _register(self, patience_s: float | None) -> None:
+        self._registration = self._patiently(
+            lambda: self._client.register(self._identity), patience_s
+        )
+        self._heartbeat = Heartbeat(self._client, self._registration)
+        _LOG.info(
+            "registered as %s (%s) at %s",
+            self._identity.name,
+            self._registration.worker_id,
+            self._client.url,
+        )
+
+    def _unregister(self) -> None:
+        self._heartbeat.end()
+        try:
+            self._post_kept()
+            self._client.unregister(self._registration.worker_id)
+        except WorkerUnknownError:
+            return
+        except WorkerError as error:
+            _LOG.warning("the lease could not be returned, so it runs out: %s", error)
+
+    def _serve(self, launcher: Launcher) -> None:
+        _LOG.info("ready: waiting for trials on cluster %s", self._identity.cluster)
+        while True:
+            try:
+                self._patiently(self._post_kept)
+                lease = self._patiently(self._lease)
+            except WorkerUnknownError:
+                _LOG.warning("the service does not know this worker any more; registering again")
+                self._heartbeat.end()
+                self._register(None)
+                continue
+            if lease is not None:
+                self._run(launcher, lease)
+
+    def _lease(self) -> Lease | None:
+        return self._client.lease(self._registration.worker_id, wait_s=_LONG_POLL_S)
+
+    def _run(self, launcher: Launcher, lease: Lease) -> None:
+        trial = _RunningTrial(lease=lease)
+        _LOG.info("trial %d of %s, attempt %d", lease.number, lease.campaign, lease.attempt)
+        self._heartbeat.trial = trial
+        try:
+            outcome = self._outcome(launcher, trial)
+        finally:
+            self._heartbeat.trial = None
+        reason = "" if outcome.reason is None else f" ({outcome.reason}: {outcome.message})"
+        _LOG.info("trial %d of %s %s%s", lease.number, lease.campaign, outcome.state, reason)
+        if outcome.state == "cancelled" and self._drain.requested:
+            return  # the lease is returned with the session
+        self._spool.keep(
+            OutcomeReport(
+                trial_id=lease.trial_id,
+                attempt=lease.attempt,
+                worker_id=self._registration.worker_id,
+                outcome=outcome.to_mapping(),
+            )
+        )
+
+    def _outcome(self, launcher: Launcher, trial: _RunningTrial) -> Outcome:
+        try:
+            request = ProbeRequest.from_mapping(trial.lease.request)
+        except SearchSpaceError as error:
+            message = f"this worker does not understand the request: {error}"
+            return Outcome(state="failed", reason="unsupported", message=message)
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "iteration":
+                trial.iterations_done = event["index"] + 1
+
+        return launcher.run(
+            request,
+            on_event=on_event,
+            cancelled=lambda: trial.stopped or self._drain.requested,
+        )
+
+    def _post_kept(self) -> None:
+        for report in self._spool.kept():
+            try:
+                accepted = self._client.post_outcome(report)
+            except RequestRefusedError as error:
+                self._spool.reject(report, str(error))
+                continue
+            self._spool.forget(report)
+            if not accepted:
+                _LOG.info("trial id %d had ended before: outcome not needed", report.trial_id)
+
+    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        """Makes a call until the service is there, unless the worker is asked to end."""
+
+        def waiting_call() -> T:
+            with self._drain.waiting():
+                return call()
+
+        return patiently(waiting_call, patience_s=patience_s, wait=self._drain.sleep)
+
+
+def _beat_of(trial: _RunningTrial) -> Beat:
+    return Beat(
+        trial_id=trial.lease.trial_id,
+        attempt=trial.lease.attempt,
+        iterations_done=trial.iterations_done,
+    )
