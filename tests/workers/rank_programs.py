@@ -35,9 +35,9 @@ def _iterate_then_hang(task: RankTask, line: JsonLines) -> None:
 
 
 def _fail(task: RankTask, line: JsonLines) -> None:
-    print("about to fail")
+    sys.stdout.write("about to fail\n")
     message = "ValueError: this rank was told to fail"
-    print(message, file=sys.stderr)
+    sys.stderr.write(f"{message}\n")
     line.send({"event": "error", "reason": "crashed", "transport": False, "message": message})
     os._exit(1)
 
@@ -52,6 +52,28 @@ def _notice_dead_peer(task: RankTask, line: JsonLines) -> None:
     message = "RuntimeError: Connection closed by peer"
     line.send({"event": "error", "reason": "crashed", "transport": True, "message": message})
     time.sleep(3600)
+
+
+def _leave_dead_peer(task: RankTask, line: JsonLines) -> None:
+    message = "RuntimeError: Connection closed by peer"
+    line.send({"event": "error", "reason": "crashed", "transport": True, "message": message})
+    os._exit(1)
+
+
+def _run_out_of_memory_late(task: RankTask, line: JsonLines) -> None:
+    time.sleep(0.15)
+    _run_out_of_memory(task, line)
+
+
+def _leave(task: RankTask, line: JsonLines) -> None:
+    pass
+
+
+def _hang_past_alarm(task: RankTask, line: JsonLines) -> None:
+    """As if the deadline had passed long ago: the kernel's timer is all that is left."""
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > task.deadline_s - 1
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    _hang(task, line)
 
 
 def _fail_late(task: RankTask, line: JsonLines) -> None:
@@ -79,7 +101,7 @@ def _daemonise(task: RankTask, line: JsonLines) -> None:
 
 def _talk(task: RankTask, line: JsonLines) -> None:
     for number in range(20_000):
-        print(f"line {number} of a rank that says too much")
+        sys.stdout.write(f"line {number} of a rank that says too much\n")
     _fail(task, line)
 
 
@@ -99,6 +121,10 @@ _PROGRAMS = {
     "notice-dead-peer": _notice_dead_peer,
     "kill-itself": _kill_itself,
     "daemonise": _daemonise,
+    "hang-past-alarm": _hang_past_alarm,
+    "leave": _leave,
+    "leave-dead-peer": _leave_dead_peer,
+    "out-of-memory-late": _run_out_of_memory_late,
     "talk": _talk,
     "meet": _meet,
 }

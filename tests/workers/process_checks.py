@@ -1,0 +1,80 @@
+"""Waiting for processes, and starting groups of test ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+import pytest
+
+from workers.launchers.base import NodeSet
+from workers.launchers.group import Group, GroupEnd
+from workers.launchers.placement import place
+
+RANK_PROGRAMS = "tests.workers.rank_programs:run"
+"""The entry of a zygote whose ranks do what `rank_programs` holds."""
+
+MARK = "LAYOUT_TUNER_TEST_MARK"
+"""Environment variable that finds every descendant of a process, whatever became of its parents."""
+
+
+def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 10.0) -> Any:
+    """The first true answer of `condition`; fails with `what` when there is none in time."""
+    give_up_at = time.monotonic() + patience_s
+    while not (answer := condition()):
+        if time.monotonic() > give_up_at:
+            pytest.fail(f"waited {patience_s:g} s in vain until {what}")
+        time.sleep(0.005)
+    return answer
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], patience_s: float = 10.0) -> None:
+    pids = list(pids)
+    wait_until(f"none of {pids} is alive", lambda: not any(map(is_alive, pids)), patience_s)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that inherited a mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def run_group(
+    nodes: NodeSet,
+    kind: str,
+    *,
+    by_rank: dict[str, str] | None = None,
+    num_ranks: int = 2,
+    num_nodes: int = 1,
+    deadline_s: float = 20.0,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> GroupEnd:
+    """Runs a group of test ranks: all do `kind`, but those in `by_rank` something else."""
+    tasks = place(
+        nodes.nodes,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        device="cpu",
+        job={"kind": kind, "by_rank": by_rank or {}},
+        deadline_s=deadline_s,
+        rendezvous=kind == "meet",
+        allow_sharing=True,
+    )
+    group = Group(nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled)
+    return group.run()

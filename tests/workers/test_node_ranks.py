@@ -1,0 +1,125 @@
+"""A node's zygote forks ranks, relays what they say, and is the end of whatever they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.workers.process_checks import (
+    RANK_PROGRAMS,
+    is_alive,
+    run_group,
+    wait_until,
+    wait_until_gone,
+)
+from workers.errors import NodeLostError
+from workers.launchers.local import LocalNodes
+
+
+@pytest.fixture
+def nodes() -> Iterator[LocalNodes]:
+    nodes = LocalNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
+    nodes.ranks.wait_until_ready()
+    yield nodes
+    pids = nodes.ranks.pids.values()
+    nodes.close()
+    wait_until_gone(pids)
+
+
+def children_of_zygote(nodes: LocalNodes) -> list[psutil.Process]:
+    return psutil.Process(nodes.ranks.pids["zygote"]).children(recursive=True)
+
+
+def test_every_rank_returns_its_result_and_sits_on_its_own_core(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "succeed")
+    assert end.failure is None
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= 2:
+        share = len(cores) // 2
+        assert end.results[0]["cores"] == cores[:share]
+        assert end.results[1]["cores"] == cores[share : 2 * share]
+
+
+def test_more_ranks_than_devices_share_all_cores(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "succeed", num_ranks=3)
+    assert {tuple(result["cores"]) for result in end.results.values()} == {
+        tuple(sorted(os.sched_getaffinity(0)))
+    }
+
+
+def test_ranks_are_told_where_rank_0_listens(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "meet")
+    where = {"address": "127.0.0.1", "port": 4321}
+    assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where]
+
+
+def test_a_daemon_that_a_rank_leaves_is_gone_when_the_group_has_ended(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "daemonise")
+    daemons = [result["daemon"] for result in end.results.values()]
+    assert len(daemons) == 2
+    assert not any(map(is_alive, daemons))
+
+
+def test_a_rank_of_many_words_keeps_its_last_ones(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "talk", num_ranks=1)
+    lines = end.log_tail.splitlines()
+    assert len(lines) == 50
+    assert lines[-1] == "ValueError: this rank was told to fail"
+    assert lines[-3] == "line 19999 of a rank that says too much"
+
+
+def test_twenty_groups_in_a_row_leave_no_process_and_no_descriptor(nodes: LocalNodes) -> None:
+    run_group(nodes, "succeed")
+    zygote = nodes.ranks.pids["zygote"]
+    descriptors = len(list(Path(f"/proc/{zygote}/fd").iterdir()))
+    for kind in ("succeed", "fail", "daemonise", "kill-itself", "meet") * 4:
+        run_group(nodes, kind)
+        assert not children_of_zygote(nodes)
+    assert len(list(Path(f"/proc/{zygote}/fd").iterdir())) == descriptors
+
+
+@pytest.mark.parametrize("victim", ["zygote", "warden"])
+def test_sigkill_of_zygote_or_warden_leaves_no_rank_and_the_node_recovers(
+    nodes: LocalNodes, victim: str
+) -> None:
+    pids = dict(nodes.ranks.pids)
+    hanging: list[int] = []
+
+    def kill_when_all_hang(event: dict[str, Any]) -> None:
+        hanging.append(event["pid"])
+        if len(hanging) == 2:
+            os.kill(pids[victim], signal.SIGKILL)
+
+    end = run_group(nodes, "hang", on_event=kill_when_all_hang)
+    assert end.failure is not None
+    assert end.failure.reason == "node_lost"
+    wait_until_gone([*hanging, *pids.values()])
+    nodes.recover()
+    assert run_group(nodes, "succeed").failure is None
+
+
+def test_a_rank_with_nobody_left_to_end_it_ends_by_its_own_alarm(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "hang-past-alarm", num_ranks=1)
+    assert end.failure is not None
+    assert end.failure.reason == "timeout"
+    assert end.failure.message == "rank 0 was ended by its own alarm after the deadline"
+
+
+def test_an_order_to_a_lost_node_says_so(nodes: LocalNodes) -> None:
+    os.kill(nodes.ranks.pids["zygote"], signal.SIGKILL)
+    wait_until("the loss is known", lambda: nodes.ranks.poll(0.1))
+    with pytest.raises(NodeLostError, match="the zygote is gone"):
+        nodes.ranks.end("any")
+
+
+def test_a_zygote_that_cannot_load_its_program_is_reported_at_once() -> None:
+    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.no_such_module:run")
+    with pytest.raises(NodeLostError, match="did not get ready"):
+        nodes.ranks.wait_until_ready(10)
+    nodes.close()

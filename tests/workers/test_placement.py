@@ -1,0 +1,71 @@
+"""Ranks are placed contiguously, whole nodes at a time, all of them or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.errors import PlacementImpossibleError
+from workers.launchers.base import Node
+from workers.launchers.placement import core_share, place
+from workers.rank_task import RankTask
+
+
+def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[Node]:
+    return [
+        Node(
+            name=f"node{index}",
+            address=f"10.0.0.{index}",
+            num_devices=num_devices,
+            num_cores=num_cores,
+        )
+        for index in range(count)
+    ]
+
+
+def place_probe(
+    nodes: list[Node], num_ranks: int, num_nodes: int, *, allow_sharing: bool = False
+) -> dict[int, list[RankTask]]:
+    return place(
+        nodes,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        device="cpu",
+        job={"kind": "probe"},
+        deadline_s=10,
+        allow_sharing=allow_sharing,
+    )
+
+
+def test_node_k_holds_the_ranks_from_k_times_its_devices() -> None:
+    placed = place_probe(make_nodes(3), num_ranks=8, num_nodes=2)
+    assert {node: [task.rank for task in tasks] for node, tasks in placed.items()} == {
+        0: [0, 1, 2, 3],
+        1: [4, 5, 6, 7],
+    }
+    assert [task.local_rank for task in placed[1]] == [0, 1, 2, 3]
+    assert {task.address for task in placed[1]} == {"10.0.0.1"}
+    assert not placed[0][0].oversubscribed
+
+
+def test_each_device_gets_an_equal_contiguous_share_of_the_cores() -> None:
+    placed = place_probe(make_nodes(1), num_ranks=2, num_nodes=1)
+    assert [task.cores for task in placed[0]] == [(0, 1), (2, 3)]
+    assert core_share(7, 8, 4) == ()
+
+
+def test_too_few_devices_is_said_with_the_numbers() -> None:
+    with pytest.raises(PlacementImpossibleError, match="8 ranks on num_nodes=1 are 8 a node"):
+        place_probe(make_nodes(2), num_ranks=8, num_nodes=1)
+    with pytest.raises(PlacementImpossibleError, match="num_nodes=3, and this allocation has 2"):
+        place_probe(make_nodes(2), num_ranks=12, num_nodes=3)
+
+
+def test_ranks_may_share_devices_where_that_is_allowed_and_are_marked() -> None:
+    placed = place_probe(make_nodes(1), num_ranks=6, num_nodes=1, allow_sharing=True)
+    assert all(task.oversubscribed and task.cores == () for task in placed[0])
+    assert [task.device_index for task in placed[0]] == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_rank_alarm_goes_off_after_the_deadline_of_its_group() -> None:
+    placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1)
+    assert placed[0][0].deadline_s > 10

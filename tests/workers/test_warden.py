@@ -1,0 +1,104 @@
+"""The warden ends everything below it, whatever it was that ended above or beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.process_checks import MARK, marked, wait_until
+from workers.warden import start_under_warden
+
+# A command with a child, and a daemon in a session of its own whose parents are gone.
+TREE = "sleep 1000 & (setsid sleep 2000 &) ; sleep 3000"
+
+GUARDED = f"""
+import os, subprocess, sys
+from workers.warden import start_under_warden
+guardians = [int(pid) for pid in sys.argv[1:]]
+start_under_warden(["sh", "-c", "{TREE}"], env=dict(os.environ), other_guardians=guardians)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process that the test starts; none may be left when it ends."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield mark
+    left = marked(mark)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def wait_for_sleeps(mark: str, count: int) -> None:
+    def sleeps() -> bool:
+        return sum(process.name() == "sleep" for process in marked(mark)) == count
+
+    wait_until(f"{count} sleeps run", sleeps)
+
+
+def start_guarded(*other_guardians: int) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[2])
+    arguments = map(str, other_guardians)
+    return subprocess.Popen(
+        [sys.executable, "-c", GUARDED, *arguments],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+
+
+def wait_until_nothing_is_left(mark: str) -> None:
+    wait_until("no process is left", lambda: not marked(mark), 5)
+
+
+def test_sigkill_of_the_process_that_started_it_leaves_nothing(mark: str) -> None:
+    with start_guarded() as guarded:
+        wait_for_sleeps(mark, 3)
+        guarded.kill()
+    wait_until_nothing_is_left(mark)
+
+
+def test_sigkill_of_another_guardian_leaves_nothing_but_who_started_it(mark: str) -> None:
+    with subprocess.Popen(["sleep", "500"]) as guardian, start_guarded(guardian.pid) as guarded:
+        wait_for_sleeps(mark, 4)
+        guardian.kill()
+        guardian.wait()
+        wait_until(
+            "only who started it is left",
+            lambda: [process.pid for process in marked(mark)] == [guarded.pid],
+            5,
+        )
+        guarded.kill()
+
+
+def test_sigterm_ends_what_is_below_and_tells_how(mark: str) -> None:
+    warden = start_under_warden(["sh", "-c", TREE], env=dict(os.environ))
+    wait_for_sleeps(mark, 3)
+    warden.terminate()
+    assert warden.wait(5) == 128 + signal.SIGKILL
+    wait_until_nothing_is_left(mark)
+
+
+def test_the_end_of_the_command_ends_its_daemons_and_passes_its_code_on(mark: str) -> None:
+    warden = start_under_warden(
+        ["sh", "-c", "(setsid sleep 1000 &) ; exit 7"], env=dict(os.environ)
+    )
+    assert warden.wait(5) == 7
+    wait_until_nothing_is_left(mark)
+
+
+def test_a_guardian_that_is_gone_already_means_that_nothing_is_started(mark: str) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    warden = start_under_warden(["sleep", "1000"], env=dict(os.environ), other_guardians=[gone.pid])
+    assert warden.wait(5) == 1
+    wait_until_nothing_is_left(mark)
