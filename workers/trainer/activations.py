@@ -8,6 +8,7 @@ M heads of a fused projection (queries, keys, values), R those of them that are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,7 @@ class SwiGLU(Function):
         grad_T2F = torch.empty_like(gate_up_T2F)
         grad_gate_TF, grad_up_TF = grad_T2F.chunk(2, dim=-1)
         torch.mul(torch.ops.aten.silu(gate_TF), grad_TF, out=grad_up_TF)
-        torch.ops.aten.silu_backward.grad_input(
-            grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF
-        )
+        torch.ops.aten.silu_backward.grad_input(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
         return grad_T2F
 
 
@@ -54,6 +53,10 @@ class Rotate(Function):
         # The gradient is the fresh concatenation of three, so nobody else reads it.
         _rotate(grad_TM, ctx.cos_SD, ctx.sin_SD, ctx.num_rotated, sign=-1.0)
         return grad_TM, None, None, None
+
+
+swiglu: Callable[[Tensor], Tensor] = SwiGLU.apply
+rotate: Callable[..., Tensor] = Rotate.apply
 
 
 def _rotate(

@@ -5,6 +5,8 @@ walk jumps, mostly to frequent words. A permutation drawn from the seed gives ra
 ids. A model first learns the frequencies, then the successor.
 """
 
+# ruff: noqa: N815 (tensors carry their shape in the name: M micro-batches, T tokens of one)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,10 +51,7 @@ def make_batch(
     share = layout.micro_batch_size * layout.num_microbatches
     permutation = np.random.default_rng((seed, 0)).permutation(shape.vocab_size)
     samples = np.stack(
-        [
-            _sample(shape, seed=seed, step=step, index=dp_rank * share + i)
-            for i in range(share)
-        ]
+        [_sample(shape, seed=seed, step=step, index=dp_rank * share + i) for i in range(share)]
     )
     tokens = torch.from_numpy(permutation[samples]).to(device)
     return Batch(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workers.trainer.mesh import Mesh
 from workers.trainer.parameters import (
@@ -115,7 +115,7 @@ def _fill(parameter: ModelParameter, mesh: Mesh, seed: int) -> None:
     tp = mesh.layout.tp
     with torch.no_grad():
         for part, value in local_parts(parameter.parts, parameter, tp=tp):
-            initialise(value, part, seed=seed, tp=tp, tp_rank=mesh.place.tp_rank)
+            initialise(value, part, seed=seed, tp_rank=mesh.place.tp_rank)
 
 
 def _declared_parameters(model: nn.Module) -> list[ModelParameter]:

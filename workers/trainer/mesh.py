@@ -60,9 +60,7 @@ class Mesh:
 
     def stage_rank(self, pp_rank: int) -> int:
         """The global rank of another stage of this rank's pipeline."""
-        place = Coordinates(
-            tp_rank=self.place.tp_rank, dp_rank=self.place.dp_rank, pp_rank=pp_rank
-        )
+        place = Coordinates(tp_rank=self.place.tp_rank, dp_rank=self.place.dp_rank, pp_rank=pp_rank)
         return global_rank(place, self.layout)
 
 
@@ -106,4 +104,5 @@ def _group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup |
         global_rank(Coordinates(tp_rank=tp, dp_rank=dp, pp_rank=pp), layout)
         for tp, dp, pp in places
     ]
-    return dist.new_group(ranks, use_local_synchronization=True)
+    group: ProcessGroup = dist.new_group(ranks, use_local_synchronization=True)
+    return group

@@ -5,7 +5,7 @@ group. Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidd
 query and key heads, D head size.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 from search_spaces.layout import Recompute
 from search_spaces.model_shape import ModelShape
-from workers.trainer.activations import Rotate, SwiGLU, rotary_tables
+from workers.trainer.activations import rotary_tables, rotate, swiglu
 from workers.trainer.mesh import Mesh
 from workers.trainer.norms import LayerNorm, RMSNorm
 from workers.trainer.parameters import ModelParameter, Part, declare
-from workers.trainer.recompute import Recomputed
+from workers.trainer.recompute import recomputed
 from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
-from workers.trainer.vocabulary import Embedding, VocabCrossEntropy
+from workers.trainer.vocabulary import Embedding, vocab_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,10 @@ class StageBuilder:
         """One fused layer of several named projections of the residual stream."""
         inputs = self.shape.hidden_size
         weight = self.declare(
-            *(_normal(f"{prefix}.{name}.weight", size, inputs, dim=0) for name, size in outputs.items())
+            *(
+                _normal(f"{prefix}.{name}.weight", size, inputs, dim=0)
+                for name, size in outputs.items()
+            )
         )
         bias = None
         if self.has_biases:
@@ -111,7 +114,7 @@ class Attention(nn.Module):
     def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
         qkv_TM = self.qkv(x_TH)
         if self.rotary is not None:
-            qkv_TM = Rotate.apply(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
+            qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv_BSMD = qkv_TM.view(-1, self.seq_length, sum(heads), self.head_size)
         q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in qkv_BSMD.split(heads, dim=2))
@@ -134,7 +137,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
         up = self.up(x_TH)
-        activated = SwiGLU.apply(up) if self.is_gated else F.gelu(up, approximate="tanh")
+        activated = swiglu(up) if self.is_gated else F.gelu(up, approximate="tanh")
         return self.down(activated, residual_TH)  # type: ignore[no-any-return]
 
 
@@ -185,28 +188,30 @@ class Stage(nn.Module):
         end = self.embedding or self.head
         return end.weight if self.tied and end is not None else None
 
-    def prepare_rotary(self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> None:
+    def prepare_rotary(
+        self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         """Gives every attention the tables of the rotary positions, where the family has them."""
         if shape.family == "llama":
             tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
-            for block in self.blocks:
-                block.attention.rotary = tables  # type: ignore[union-attr,assignment]
+            for attention in self._attentions():
+                attention.rotary = tables
 
+    @property
     def rotary_tables(self) -> tuple[Tensor, ...]:
         """The tables that every attention of this stage shares; none where there are no rotations."""
-        for block in self.blocks:
-            if block.attention.rotary is not None:  # type: ignore[union-attr]
-                return block.attention.rotary  # type: ignore[union-attr,return-value]
-        return ()
+        return self._attentions()[0].rotary or ()
+
+    def _attentions(self) -> list[Attention]:
+        return [block.attention for block in self.blocks if isinstance(block, Block)]
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
         """From tokens or the previous stage's output to this stage's output, or the mean loss."""
         x_TH = x if self.embedding is None else self.embedding(x)
         for block in self.blocks:
-            x_TH = Recomputed.apply(x_TH, block) if self.recompute == "full" else block(x_TH)
+            x_TH = recomputed(x_TH, block) if self.recompute == "full" else block(x_TH)
         if self.head is None or self.final_norm is None:
             return x_TH
         logits_TV = self.head(self.final_norm(x_TH))
         first_row = self.head.weight.shape[0] * self.tp_rank
-        loss: Tensor = VocabCrossEntropy.apply(logits_TV, targets_T, first_row, self.head.group)
-        return loss
+        return vocab_cross_entropy(logits_TV, targets_T, first_row, self.head.group)

@@ -7,6 +7,7 @@ Shapes: T tokens of a micro-batch, H hidden. Weight gradients go straight to `ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -22,9 +23,7 @@ class LayerNormFunction(Function):
     """torch's fused LayerNorm, with its weight gradients added to the flat buffer."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_TH: Tensor, weight_H: ModelParameter, bias_H: ModelParameter
-    ) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, weight_H: ModelParameter, bias_H: ModelParameter) -> Tensor:
         y_TH, mean_T1, rstd_T1 = torch.native_layer_norm(
             x_TH, weight_H.shape, weight_H, bias_H, EPSILON
         )
@@ -53,7 +52,8 @@ class RMSNormFunction(Function):
         rstd_T1 = norm_T1.square_().div_(x_TH.shape[-1]).add_(EPSILON).rsqrt_()
         ctx.save_for_backward(x_TH, rstd_T1)
         ctx.weight_H = weight_H
-        return (x_TH * rstd_T1).mul_(weight_H).to(x_TH.dtype)
+        y_TH: Tensor = (x_TH * rstd_T1).mul_(weight_H)
+        return y_TH.to(x_TH.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
@@ -68,14 +68,17 @@ class RMSNormFunction(Function):
         return grad_x_TH.to(x_TH.dtype), None
 
 
+_layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
+_rms_norm: Callable[..., Tensor] = RMSNormFunction.apply
+
+
 class LayerNorm(nn.Module):
     def __init__(self, weight: ModelParameter, bias: ModelParameter) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        y_TH: Tensor = LayerNormFunction.apply(x_TH, self.weight, self.bias)
-        return y_TH
+        return _layer_norm(x_TH, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -84,5 +87,4 @@ class RMSNorm(nn.Module):
         self.weight = weight
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        y_TH: Tensor = RMSNormFunction.apply(x_TH, self.weight)
-        return y_TH
+        return _rms_norm(x_TH, self.weight)

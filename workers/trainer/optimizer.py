@@ -64,7 +64,7 @@ class FlatOptimizer:
     def _like_spans(self, spans: list[tuple[int, int]]) -> list[Tensor]:
         sizes = [end - start for start, end in spans]
         state = torch.zeros(sum(sizes), device=self.flat.weights.device)
-        return list(state.split(sizes))
+        return list(torch.split(state, sizes))
 
     def _norm_views(self) -> list[Tensor]:
         """The gradients that this rank counts: of its share, those that no other rank counts."""

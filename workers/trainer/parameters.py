@@ -63,9 +63,7 @@ def declare(*parts: Part, tp: int, counted: bool = True) -> ModelParameter:
     return attach(ModelParameter(torch.empty(shape, device="meta")), parts, counted=counted)
 
 
-def attach(
-    parameter: ModelParameter, parts: tuple[Part, ...], *, counted: bool
-) -> ModelParameter:
+def attach(parameter: ModelParameter, parts: tuple[Part, ...], *, counted: bool) -> ModelParameter:
     """Gives a parameter its description."""
     parameter.parts = parts
     parameter.counted = counted
@@ -83,7 +81,7 @@ def local_parts(
         start += rows
 
 
-def initialise(value: Tensor, part: Part, *, seed: int, tp: int, tp_rank: int) -> None:
+def initialise(value: Tensor, part: Part, *, seed: int, tp_rank: int) -> None:
     """Fills one rank's slice of a logical parameter: the same numbers under every layout."""
     if part.init != "normal":
         value.fill_(1.0 if part.init == "ones" else 0.0)

@@ -6,10 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.outcome import Environment, Measurement, ProbeRequest
+import torch
+
+from search_spaces.outcome import Environment, Iteration, Measurement, ProbeRequest
+from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
+from workers.trainer.measure import describe_environment, peak_by_stage, rehearse, summarise
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.session import SessionSettings, open_training, peak_of
+from workers.trainer.timing import TimedStep, timed_step
+from workers.trainer.training import Training
 
 __all__ = ["RankContext", "RankResult", "run_probe"]
+
+Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +30,89 @@ class RankResult:
     environment: Environment
 
 
-def run_probe(
-    request: ProbeRequest, ctx: RankContext, report: Callable[[dict[str, Any]], None]
-) -> RankResult | None:
-    """Runs one rank of a probe, from the process group to the measurement."""
-    raise NotImplementedError
+def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankResult | None:
+    """Runs one rank of a probe, from the process group to the measurement.
+
+    On the CPU the first step is a rehearsal that changes nothing: it counts memory, and meets the
+    limit before any time is spent. Then come warm-up and timed iterations; rank 0 reports each as
+    it ends. The process is spent afterwards: end it with `os._exit`, since tearing a gloo group
+    down can hang.
+
+    Raises:
+        LayoutUnsupportedError: the trainer cannot run the layout.
+        MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
+        LossDivergedError: the loss or the gradient norm is not finite.
+    """
+    settings = SessionSettings(
+        model=request.model,
+        layout=request.layout,
+        seed=request.seed,
+        optimizer=OptimizerSettings(),
+        memory_limit_bytes=request.memory_limit_bytes,
+        timeout_s=request.deadline_s,
+    )
+    training = open_training(settings, ctx)
+    peak_tflops, peak_source = peak_of(ctx, request.layout)
+    environment = describe_environment(training.device) if ctx.rank == 0 else None
+    peak_bytes = _begin_memory(training, request)
+    steps = [_iterate(training, request, i, report) for i in range(_num_steps(request))]
+    peaks = peak_by_stage(training, _end_memory(training, peak_bytes))
+    barrier(training.device)
+    if environment is None:
+        return None
+    measurement = summarise(
+        [_iteration(request, index, step) for index, step in enumerate(steps)],
+        model=request.model,
+        layout=request.layout,
+        tokens_per_step=steps[-1].stats.num_tokens,
+        peak_tflops=peak_tflops,
+        peak_source=peak_source,
+        peak_memory_bytes_by_stage=peaks,
+        memory_kind="logical" if training.device.type == "cpu" else "allocated",
+        oversubscribed=ctx.oversubscribed,
+    )
+    return RankResult(measurement=measurement, environment=environment)
+
+
+def _num_steps(request: ProbeRequest) -> int:
+    return request.warmup + request.iterations
+
+
+def _iterate(training: Training, request: ProbeRequest, index: int, report: Report) -> TimedStep:
+    step = timed_step(training, index)
+    if training.mesh.rank == 0:
+        iteration = _iteration(request, index, step)
+        report(
+            {
+                "event": "iteration",
+                "index": index,
+                "kind": iteration.kind,
+                "step_time_s": iteration.step_time_s,
+                "loss": iteration.loss,
+                "grad_norm": iteration.grad_norm,
+            }
+        )
+    return step
+
+
+def _iteration(request: ProbeRequest, index: int, step: TimedStep) -> Iteration:
+    return Iteration(
+        index=index,
+        kind="warmup" if index < request.warmup else "timed",
+        step_time_s=step.step_time_s,
+        loss=step.stats.loss,
+        grad_norm=step.stats.grad_norm,
+    )
+
+
+def _begin_memory(training: Training, request: ProbeRequest) -> int:
+    if training.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(training.device)
+        return 0
+    return rehearse(training, limit_bytes=request.memory_limit_bytes)
+
+
+def _end_memory(training: Training, peak_bytes: int) -> int:
+    if training.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(training.device)
+    return peak_bytes

@@ -7,6 +7,7 @@ Shapes: T tokens of a micro-batch, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,3 +37,6 @@ class Recomputed(Function):
             y_TH = ctx.block(x_TH)
         torch.autograd.backward((y_TH,), (grad_TH,))
         return x_TH.grad, None
+
+
+recomputed: Callable[[Tensor, nn.Module], Tensor] = Recomputed.apply

@@ -5,10 +5,11 @@ Every function here adds its weight gradient straight to `weight.main_grad` and 
 autograd, so that accumulation over micro-batches costs no extra pass.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -94,8 +95,14 @@ def add_weight_gradient(weight_OI: ModelParameter, grad_TO: Tensor, x_TI: Tensor
         gradient_OI.add_(grad_TO.t() @ x_TI)
 
 
+_column_linear: Callable[..., Tensor] = ColumnLinear.apply
+_row_linear: Callable[..., Tensor] = RowLinear.apply
+
+
 class ColumnParallel(nn.Module):
     """A linear layer whose outputs are cut over tp."""
+
+    bias: ModelParameter | None
 
     def __init__(
         self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
@@ -105,12 +112,13 @@ class ColumnParallel(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        y_TO: Tensor = ColumnLinear.apply(x_TI, self.weight, self.bias, self.group)
-        return y_TO
+        return _column_linear(x_TI, self.weight, self.bias, self.group)
 
 
 class RowParallel(nn.Module):
     """A linear layer whose inputs are cut over tp; it adds its output to the residual stream."""
+
+    bias: ModelParameter | None
 
     def __init__(
         self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
@@ -120,5 +128,4 @@ class RowParallel(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        y_TO: Tensor = RowLinear.apply(x_TI, residual_TO, self.weight, self.bias, self.group)
-        return y_TO
+        return _row_linear(x_TI, residual_TO, self.weight, self.bias, self.group)

@@ -2,22 +2,171 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import statistics
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from search_spaces.errors import SearchSpaceError
+from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
+from workers.trainer.errors import TrainJobInvalidError
 from workers.trainer.job import TrainJob
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.session import SessionSettings, open_training, peak_of
+from workers.trainer.timing import TimedStep, timed_step
 
 __all__ = ["RankContext", "TrainJob", "main", "run_train"]
 
+Report = Callable[[dict[str, Any]], None]
 
-def run_train(
-    job: TrainJob, ctx: RankContext, report: Callable[[dict[str, Any]], None]
-) -> dict[str, Any] | None:
-    """Runs one rank of a training job; rank 0 returns its result."""
-    raise NotImplementedError
+
+def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any] | None:
+    """Runs one rank of a training job; rank 0 reports each step and returns the result.
+
+    The steps are those that a probe times, so that tokens/s agree with its measurement.
+
+    Raises:
+        LayoutUnsupportedError: the trainer cannot run the layout.
+        LossDivergedError: the loss or the gradient norm is not finite.
+    """
+    optimizer = OptimizerSettings(
+        learning_rate=job.learning_rate,
+        weight_decay=job.weight_decay,
+        clip_grad_norm=job.clip_grad_norm,
+    )
+    settings = SessionSettings(
+        model=job.model, layout=job.layout, seed=job.seed, optimizer=optimizer
+    )
+    training = open_training(settings, ctx)
+    peak_tflops, peak_source = peak_of(ctx, job.layout)
+    steps: list[TimedStep] = []
+    for index in range(job.steps):
+        steps.append(timed_step(training, index))
+        if ctx.rank == 0:
+            report(_step_event(job, index, steps[-1], peak_tflops))
+    barrier(training.device)
+    return _result(job, steps, peak_tflops, peak_source) if ctx.rank == 0 else None
+
+
+def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) -> dict[str, Any]:
+    return {
+        "event": "step",
+        "index": index,
+        "loss": step.stats.loss,
+        "grad_norm": step.stats.grad_norm,
+        "tokens_per_s": step.tokens_per_s,
+        "mfu": _mfu(job, step.tokens_per_s, peak_tflops),
+    }
+
+
+def _result(
+    job: TrainJob, steps: list[TimedStep], peak_tflops: float, peak_source: str
+) -> dict[str, Any]:
+    step_time_s = statistics.median(step.step_time_s for step in steps[job.warmup :])
+    tokens_per_s = steps[-1].stats.num_tokens / step_time_s
+    return {
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": tokens_per_s / job.layout.num_devices,
+        "step_time_s": step_time_s,
+        "tokens_per_step": steps[-1].stats.num_tokens,
+        "mfu": _mfu(job, tokens_per_s, peak_tflops),
+        "peak_tflops_per_device": peak_tflops,
+        "peak_source": peak_source,
+        "steps": len(steps),
+        "first_loss": steps[0].stats.loss,
+        "final_loss": steps[-1].stats.loss,
+        "layout": job.layout.to_mapping(),
+        "model": job.model.name,
+    }
+
+
+def _mfu(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> float:
+    flops_per_s = tokens_per_s * job.model.model_flops_per_token / job.layout.num_devices
+    return flops_per_s / 1e12 / peak_tflops
+
+
+def context_from_environment() -> RankContext:
+    """This rank's place as torchrun and srun wrappers state it; alone, where nothing does."""
+    cuda = torch.cuda.is_available()
+    store: Store
+    if "RANK" in os.environ:
+        store, rank, world_size = next(iter(rendezvous("env://")))
+    else:
+        store, rank, world_size = HashStore(), 0, 1
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    devices = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
+    return RankContext(
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        store=store,
+        device="cuda" if cuda else "cpu",
+        oversubscribed=local_ranks > devices,
+        peak_tflops_per_device=None,
+        peak_source="",
+    )
+
+
+def load_job(path: Path) -> TrainJob:
+    """Reads a job file.
+
+    Raises:
+        TrainJobInvalidError: it cannot be read, or is malformed.
+    """
+    try:
+        mapping = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TrainJobInvalidError(f"{path} is not a readable JSON file: {error}") from error
+    if not isinstance(mapping, dict):
+        raise TrainJobInvalidError(f"{path} does not hold a JSON object")
+    return TrainJob.from_mapping(mapping)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m workers.trainer.train --config job.json [--steps N]`."""
-    raise NotImplementedError
+    """`python -m workers.trainer.train --config job.json [--steps N]`.
+
+    Exit codes: 0 done, 2 bad usage; whatever fails later is raised, so that the launcher shows it.
+    """
+    parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
+    parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
+    parser.add_argument("--steps", type=int, help="steps to take instead of the job's")
+    options = parser.parse_args(arguments)
+    try:
+        job = load_job(options.config)
+        if options.steps is not None:
+            job = replace(job, steps=options.steps)
+    except (TrainJobInvalidError, SearchSpaceError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    result = run_train(job, context_from_environment(), _print_event)
+    if result is not None:
+        sys.stdout.write(json.dumps({"event": "result", **result}) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    sys.stdout.write(
+        f"step {event['index']:>4}  loss {event['loss']:.4f}  grad norm {event['grad_norm']:.3f}  "
+        f"{event['tokens_per_s']:,.0f} tokens/s  mfu {event['mfu']:.1%}\n"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Tearing a gloo group down can hang once the job is done; its results are out.
+    os._exit(status)

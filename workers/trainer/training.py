@@ -97,7 +97,7 @@ class Training:
 
     def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that outlives a step."""
-        rotary = self.stage.rotary_tables()
+        rotary = self.stage.rotary_tables
         buffers = [self.flat.weights, self.flat.gradients]
         return [*buffers, *self.optimizer.state_tensors, *rotary]
 
@@ -113,9 +113,7 @@ class _Sums:
         finish(self._work)
         self._work = None
         loss, num_tokens, squared_norm = self._sums.tolist()
-        return StepStats(
-            loss=loss, grad_norm=math.sqrt(squared_norm), num_tokens=round(num_tokens)
-        )
+        return StepStats(loss=loss, grad_norm=math.sqrt(squared_norm), num_tokens=round(num_tokens))
 
 
 def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings) -> int:

@@ -4,10 +4,11 @@ Shapes: T tokens of a micro-batch, B sequences, S positions, H hidden, V local r
 vocabulary.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,8 +113,15 @@ def _local_rows(ids_T: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, T
     return rows_T.masked_fill_(elsewhere_T, 0), elsewhere_T
 
 
+_embed: Callable[..., Tensor] = VocabEmbedding.apply
+_add_positions: Callable[..., Tensor] = AddPositions.apply
+vocab_cross_entropy: Callable[..., Tensor] = VocabCrossEntropy.apply
+
+
 class Embedding(nn.Module):
     """Tokens to the residual stream, with learned positions where the family has them."""
+
+    positions: ModelParameter | None
 
     def __init__(
         self,
@@ -129,8 +137,7 @@ class Embedding(nn.Module):
         self.first_row = tp_rank * weight.shape[0]
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        x_TH: Tensor = VocabEmbedding.apply(ids_T, self.weight, self.first_row, self.group)
+        x_TH = _embed(ids_T, self.weight, self.first_row, self.group)
         if self.positions is None:
             return x_TH
-        positioned_TH: Tensor = AddPositions.apply(x_TH, self.positions)
-        return positioned_TH
+        return _add_positions(x_TH, self.positions)

@@ -1,0 +1,89 @@
+"""A rank's session: from a bare process to a model that can take steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from workers.trainer.capabilities import unsupported
+from workers.trainer.context import RankContext
+from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
+from workers.trainer.memory import enforce_limit, refuse_over_limit
+from workers.trainer.mesh import build_mesh
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.peak import matmul_peak
+from workers.trainer.training import Training, persistent_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSettings:
+    """What a probe and a training job have in common."""
+
+    model: ModelShape
+    layout: Layout
+    seed: int
+    optimizer: OptimizerSettings
+    memory_limit_bytes: int | None = None
+    timeout_s: float = 1800.0
+    """How long a collective waits for a peer."""
+
+
+def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
+    """Brings the process group up, sets the memory limit, and builds this rank's model.
+
+    Raises:
+        LayoutUnsupportedError: the trainer cannot run the layout.
+        RankContextInvalidError: the ranks do not fit the layout.
+        MemoryLimitExceededError: weights, gradients and optimizer states alone are over the limit.
+    """
+    reasons = unsupported(settings.layout, settings.model)
+    if reasons:
+        raise LayoutUnsupportedError("; ".join(reasons))
+    device = _prepare_device(ctx)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=ctx.store,
+        rank=ctx.rank,
+        world_size=ctx.world_size,
+        timeout=timedelta(seconds=settings.timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    mesh = build_mesh(ctx.rank, settings.layout, tied_embeddings=settings.model.tied_embeddings)
+    if settings.memory_limit_bytes is not None:
+        need_bytes = persistent_bytes(settings.model, mesh, settings.optimizer)
+        refuse_over_limit(
+            need_bytes,
+            settings.memory_limit_bytes,
+            rank=ctx.rank,
+            what="weights, gradients and optimizer states",
+        )
+        enforce_limit(settings.memory_limit_bytes, device)
+    return Training(
+        settings.model, mesh, seed=settings.seed, device=device, settings=settings.optimizer
+    )
+
+
+def _prepare_device(ctx: RankContext) -> torch.device:
+    if ctx.device == "cpu":
+        torch.set_num_threads(1)  # one rank a core: more threads fight over it
+        torch.set_flush_denormal(True)  # else small exponentials and moments cost fifty times more
+        return torch.device("cpu")
+    if ctx.device != "cuda":
+        raise RankContextInvalidError(f"device={ctx.device!r} is not one of cpu, cuda")
+    device = torch.device("cuda", ctx.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def peak_of(ctx: RankContext, layout: Layout) -> tuple[float, str]:
+    """The peak that the context states; else rank 0 finds it, before its peers are let on."""
+    if ctx.peak_tflops_per_device is not None:
+        return ctx.peak_tflops_per_device, ctx.peak_source
+    if ctx.rank == 0:
+        return matmul_peak(ctx.device, layout.precision)
+    return float("nan"), ""
