@@ -221,14 +221,20 @@ class LegalSet:
 
     @cached_property
     def columns(self) -> Mapping[str, NDArray[Any]]:
-        """Every legal layout as columns: one array a layout field, of the set's length."""
-        places = np.unravel_index(self.indices, self.space.shape)
-        chosen = {
-            knob: np.asarray(self.space.values(knob))[place]
-            for knob, place in zip(self.space.knobs, places, strict=True)
-        }
-        derived = _with_derived(chosen, self.space, self.devices_per_node)
-        return {knob: derived[knob] for knob in LAYOUT_FIELDS}
+        """Every legal layout as columns: one read-only array a layout field, of the set's length."""
+        chosen: dict[str, NDArray[Any]] = {}
+        rest = self.indices
+        for knob in reversed(self.space.knobs):
+            choices = np.asarray(self.space.values(knob))
+            if len(choices) == 1:
+                chosen[knob] = np.broadcast_to(choices, rest.shape)
+                continue
+            rest, place = np.divmod(rest, len(choices))
+            chosen[knob] = choices[place]
+        columns = _with_derived(chosen, self.space, self.devices_per_node)
+        for column in columns.values():
+            column.setflags(write=False)  # they are cached, and shared by all who ask
+        return {knob: columns[knob] for knob in LAYOUT_FIELDS}
 
     def refuse_if_empty(self) -> None:
         """Raises where nothing is legal.

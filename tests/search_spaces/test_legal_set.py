@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,22 @@ def test_the_largest_values_do_not_overflow() -> None:
     legal = enumerate_legal(space, TINY, BOX)
     assert legal.excluded["global_batch"] == 1
     assert legal.exclusions[-1].example
+
+
+def test_a_million_combinations_take_less_than_a_second() -> None:
+    space = SearchSpace(
+        global_batch_size=4096,
+        num_nodes={"from": 1, "to": 1024, "times": 2},
+        tp={"from": 1, "to": 16, "times": 2},
+        pp={"from": 1, "to": 24},
+        vpp={"from": 1, "to": 8},
+        micro_batch_size={"from": 1, "to": 32},
+        zero_stage=[0, 1],
+        recompute=["none", "full"],
+        precision=["fp32", "bf16"],
+    )
+    assert space.num_combinations > 2_000_000
+    start = time.perf_counter()
+    legal = enumerate_legal(space, model_preset("gpt-175b"), CLUSTER_PRESETS["frontier"])
+    assert time.perf_counter() - start < 1.0  # 15 ms on a core of 2023
+    assert len(legal) > 1000

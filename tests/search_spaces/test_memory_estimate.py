@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:
 def test_each_saving_saves(name: str) -> None:
     model = model_preset(name)
     base = Layout(tp=2, pp=2, dp=2, micro_batch_size=4, num_microbatches=8)
-    savings = [
+    savings: list[dict[str, Any]] = [
         {"tp": 4},
         {"pp": 4},
         {"zero_stage": 1},

@@ -1,0 +1,33 @@
+"""The rules about the embedded trainer say what the trainer itself says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import model_preset
+from search_spaces.rules import violations
+from workers.trainer.capabilities import unsupported
+
+TINY = model_preset("tiny")
+BASE = Layout(tp=2, pp=2, dp=2, num_microbatches=2)
+
+FEATURES: list[dict[str, Any]] = [
+    {},
+    {"vpp": 2},
+    {"sequence_parallel": True},
+    {"zero_stage": 1},
+    *({"recompute": mode} for mode in RECOMPUTE_MODES),
+    *({"precision": precision} for precision in PRECISIONS),
+]
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=str)
+def test_the_space_refuses_exactly_what_the_trainer_refuses(feature: dict[str, Any]) -> None:
+    layout = replace(BASE, **feature)
+    refused = violations(layout, TINY, CLUSTER_PRESETS["frontier"], scopes={"trainer"})
+    assert bool(refused) == bool(unsupported(layout, TINY))
