@@ -53,6 +53,10 @@ class SchemaOutdatedError(ResultsDbError):
     """The database has not been upgraded to this version of the program."""
 
 
+class DatabaseUnavailableError(ResultsDbError):
+    """The database does not answer, or cannot be written to just now."""
+
+
 class DataDirInvalidError(ResultsDbError):
     """The data directory cannot be used."""
 

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+
+from results_db.errors import DatabaseUnavailableError
 
 BUSY_TIMEOUT_S: Final = 15.0
 """Seconds that a writer waits for another on SQLite before it gives up."""
@@ -56,15 +59,24 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view; what is changed in it is thrown away."""
-        with Session(self.engine) as session:
+        with _database_answers(), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits at the end, or rolls back when something is raised."""
-        with Session(self._writer) as session, session.begin():
+        with _database_answers(), Session(self._writer) as session, session.begin():
             yield session
 
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
+
+
+@contextmanager
+def _database_answers() -> Iterator[None]:
+    """Locked for too long, disk full, file gone: the caller's own doing is something else."""
+    try:
+        yield
+    except OperationalError as error:
+        raise DatabaseUnavailableError(f"the database does not answer: {error.orig}") from error

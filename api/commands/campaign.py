@@ -1,0 +1,185 @@
+"""`layout-tuner campaign`: submit, list, show, watch, pause, resume, cancel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.client import Client
+from api.commands.connection import json_option, print_json, service_options
+from api.commands.display import UNITS, duration, figure, print_table
+from api.commands.watching import watch_campaign
+from api.documents import read_json, read_yaml
+from api.errors import DocumentMalformedError
+from api.schemas import CampaignDetail, CampaignPage, CampaignRead
+
+
+@click.group()
+def campaign() -> None:
+    """Submit, follow and steer campaigns."""
+
+
+@campaign.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+@service_options
+def submit(file: Path, as_json: bool, client: Client) -> None:
+    """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
+
+    A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
+    is a failure (exit code 1).
+    """
+    created = client.create_campaign(read_campaign_file(file))
+    if as_json:
+        print_json(created)
+        return
+    click.echo(
+        f"campaign {created.name} submitted: {created.num_legal_layouts} legal layouts, "
+        f"{_budget(created)}"
+    )
+    for warning in created.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def read_campaign_file(file: Path) -> dict[str, Any]:
+    """The document in a campaign file."""
+    read = read_json if file.suffix.lower() == ".json" else read_yaml
+    try:
+        document = read(file.read_bytes())
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except DocumentMalformedError as error:
+        raise click.UsageError(f"{file}: {error}") from error
+    if not isinstance(document, dict):
+        raise click.UsageError(f"{file}: the campaign is not a mapping of fields to values")
+    return document
+
+
+def _budget(campaign: CampaignDetail) -> str:
+    budget = campaign.spec["budget"]
+    bounds = []
+    if budget["trials"] is not None:
+        bounds.append(f"{budget['trials']} trials")
+    if budget["node_hours"] is not None:
+        bounds.append(f"{budget['node_hours']:g} node-hours")
+    if budget["wall_time_s"] is not None:
+        bounds.append(duration(budget["wall_time_s"]))
+    return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
+
+
+@campaign.command("list")
+@json_option
+@service_options
+def list_campaigns(as_json: bool, client: Client) -> None:
+    """List campaigns, the youngest first."""
+    found = list(client.campaigns())
+    if as_json:
+        print_json(CampaignPage(campaigns=found, next_cursor=None))
+        return
+    columns = ("name", "state", "model", "cluster", ">trials", ">best", "unit", ">time left")
+    print_table(columns, [_row(campaign) for campaign in found])
+
+
+def _row(campaign: CampaignRead) -> tuple[str, ...]:
+    progress = campaign.progress
+    planned = "" if progress.trials_planned is None else f"/{progress.trials_planned}"
+    return (
+        campaign.name,
+        campaign.state if campaign.reason is None else f"{campaign.state} ({campaign.reason})",
+        campaign.model,
+        campaign.cluster,
+        f"{progress.trials_ended}{planned}",
+        figure(progress.best),
+        UNITS[campaign.objective],
+        "-" if campaign.ended_at else duration(progress.seconds_left),
+    )
+
+
+@campaign.command()
+@click.argument("name")
+@json_option
+@service_options
+def show(name: str, as_json: bool, client: Client) -> None:
+    """Show one campaign."""
+    _show(client.campaign(name), as_json)
+
+
+@campaign.command()
+@click.argument("name")
+@json_option
+@service_options
+def pause(name: str, as_json: bool, client: Client) -> None:
+    """Hand out no more trials; those that run finish."""
+    _show(client.pause_campaign(name), as_json)
+
+
+@campaign.command()
+@click.argument("name")
+@json_option
+@service_options
+def resume(name: str, as_json: bool, client: Client) -> None:
+    """Take a paused campaign up again."""
+    _show(client.resume_campaign(name), as_json)
+
+
+@campaign.command()
+@click.argument("name")
+@json_option
+@service_options
+def cancel(name: str, as_json: bool, client: Client) -> None:
+    """End a campaign now; trials that run are stopped."""
+    _show(client.cancel_campaign(name), as_json)
+
+
+@campaign.command()
+@click.argument("name")
+@service_options
+def watch(name: str, client: Client) -> None:
+    """Follow a campaign until it ends: trials done, best so far, time left.
+
+    Exit code 0 when it completed, 1 when it failed or was cancelled.
+    """
+    ended = watch_campaign(client, name)
+    if ended.state != "COMPLETED":
+        raise click.exceptions.Exit(1)
+
+
+def _show(campaign: CampaignDetail, as_json: bool) -> None:
+    if as_json:
+        print_json(campaign)
+        return
+    for label, value in _facts(campaign):
+        click.echo(f"{label:<14}{value}")
+
+
+def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
+    progress = campaign.progress
+    states = ", ".join(f"{count} {state}" for state, count in progress.trials.items() if count)
+    ended = f" ({campaign.reason})" if campaign.reason else ""
+    facts = [
+        ("campaign", f"{campaign.name} (id {campaign.id})"),
+        ("state", f"{campaign.state}{ended}"),
+        ("model", campaign.model),
+        ("cluster", campaign.cluster),
+        ("strategy", f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"),
+        ("trials", states or "none yet"),
+        ("used", _used(campaign)),
+    ]
+    if progress.best is not None:
+        unit = UNITS[campaign.objective]
+        facts.append(("best", f"{figure(progress.best)} {unit}, trial {progress.best_trial}"))
+        facts.append(("", str(progress.best_layout)))
+    if campaign.ended_at is None and progress.seconds_left is not None:
+        facts.append(("time left", f"about {duration(progress.seconds_left)}"))
+    if campaign.message:
+        facts.append(("message", campaign.message))
+    if progress.waiting_reason:
+        facts.append(("waiting", progress.waiting_reason))
+    facts += [("warning", warning) for warning in campaign.warnings]
+    return facts
+
+
+def _used(campaign: CampaignDetail) -> str:
+    return f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours"

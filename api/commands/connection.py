@@ -1,0 +1,76 @@
+"""How commands find the service: options, environment, or the data directory of this machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from pydantic import BaseModel
+
+from api.client import Client, read_token
+from api.errors import ServiceError
+from results_db.data_dir import DataDir
+
+URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
+TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def service_options(function: Function) -> Function:
+    """Adds --url, --token-file and --data-dir, and hands the command an open `Client`."""
+
+    @click.option("--url", envvar=URL_VARIABLE, help="The service's address.", show_envvar=True)
+    @click.option(
+        "--token-file",
+        envvar=TOKEN_FILE_VARIABLE,
+        type=click.Path(path_type=Path),
+        help="File that holds the service's token.",
+        show_envvar=True,
+    )
+    @click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        help="Data directory of a service on this machine; used where --url is not given.",
+    )
+    @functools.wraps(function)
+    def command(
+        *arguments: Any,
+        url: str | None,
+        token_file: Path | None,
+        data_dir: Path | None,
+        **options: Any,
+    ) -> Any:
+        with refusals_as_messages(), connect(url, token_file, data_dir) as client:
+            return function(*arguments, client=client, **options)
+
+    return command  # type: ignore[return-value]
+
+
+def connect(url: str | None, token_file: Path | None, data_dir: Path | None) -> Client:
+    """A client of the service that the options name."""
+    local = DataDir(data_dir) if data_dir else DataDir.default()
+    if url is None:
+        return Client.of_data_dir(local)
+    return Client(url, read_token(token_file or local.token_file))
+
+
+@contextmanager
+def refusals_as_messages() -> Iterator[None]:
+    """What the service refuses ends the command with exit code 1 and the service's own sentence."""
+    try:
+        yield
+    except ServiceError as error:
+        raise click.ClickException(str(error)) from error
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_json(document: BaseModel) -> None:
+    """Prints a document of the service as JSON."""
+    click.echo(document.model_dump_json(indent=2))

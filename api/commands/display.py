@@ -1,0 +1,77 @@
+"""How figures and tables look in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from search_spaces.layout import Layout
+
+UNITS = {
+    "tokens_per_s_per_device": "tokens/s/device",
+    "tokens_per_s": "tokens/s",
+    "model_tflops_per_device": "model TFLOP/s/device",
+    "hardware_tflops_per_device": "hardware TFLOP/s/device",
+}
+"""What each objective counts."""
+
+
+def figure(value: float | None) -> str:
+    """A measured number with about four digits."""
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span as people write it."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def memory(value_bytes: int) -> str:
+    """Bytes in the unit that fits."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value_bytes >= size:
+            return f"{value_bytes / size:.4g} {unit}"
+    return f"{value_bytes / 1024:.4g} KiB"
+
+
+def layout_extras(layout: Layout) -> str:
+    """The knobs that have no column of their own, where they are not at their plain value."""
+    words = []
+    if layout.vpp > 1:
+        words.append(f"vpp {layout.vpp}")
+    if layout.recompute != "none":
+        words.append(f"recompute {layout.recompute}")
+    if layout.sequence_parallel:
+        words.append("sequence parallel")
+    return ", ".join([*words, layout.precision])
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Prints a table; a column whose name begins with ">" stands to the right."""
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"), justify="right" if right else "left", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Nobody sees where a line ends in a file: do not cut it to 80 columns.
+        console = Console(highlight=False, width=240)
+    console.print(table)

@@ -1,0 +1,70 @@
+"""`layout-tuner export`: a campaign's layout as the files of a training job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from api.client import Client
+from api.commands.connection import json_option, print_json, service_options
+from api.schemas import ExportFileRead, ExportRead
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--format", "format_name", required=True, help="As trainer, or megatron-lm.")
+@click.option("--trial", type=click.IntRange(min=1), help="Number of the trial; default: the best.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Folder to write to; created if need be.  [default: here]",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@json_option
+@service_options
+def export(
+    campaign: str,
+    format_name: str,
+    trial: int | None,
+    out: Path,
+    force: bool,
+    as_json: bool,
+    client: Client,
+) -> None:
+    """Write a training job's files for a campaign's best trial, or another.
+
+    With --json the files are printed in one JSON document, and none is written.
+    """
+    bundle = client.export(campaign, format_name, trial=trial)
+    if as_json:
+        print_json(bundle)
+        return
+    try:
+        _write(bundle, out, force)
+    except OSError as error:
+        raise click.ClickException(f"{out} cannot be written to: {error.strerror}") from error
+    click.echo(f"trial {bundle.trial} of {campaign} for {bundle.target_version}:")
+    for file in bundle.files:
+        click.echo(f"  {out / file.name}")
+    for note in bundle.notes:
+        click.echo(f"note: {note}")
+
+
+def _write(bundle: ExportRead, out: Path, force: bool) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    targets = [(_target(out, file), file) for file in bundle.files]
+    taken = [target for target, _file in targets if target.exists()]
+    if taken and not force:
+        raise click.ClickException(f"{taken[0]} exists; choose another --out, or --force")
+    for target, file in targets:
+        target.write_text(file.content)
+        target.chmod(0o755 if file.executable else 0o644)
+
+
+def _target(out: Path, file: ExportFileRead) -> Path:
+    """Where a file goes: into the folder, whatever name a service sends."""
+    if Path(file.name).name != file.name or file.name in ("", ".", ".."):
+        raise click.ClickException(f"the service sent the file name {file.name!r}; nothing written")
+    return out / file.name

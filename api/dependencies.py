@@ -1,0 +1,69 @@
+"""What routes are given: the store, the settings, a campaign by its id or name."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, cast
+
+from fastapi import Depends, Path, Request
+
+from api.errors import PageInvalidError
+from api.schemas import MAX_ID
+from api.settings import Settings
+from results_db.errors import CampaignNotFoundError
+from results_db.records import CampaignRecord
+from results_db.store import Store
+
+
+def get_store(request: Request) -> Store:
+    """The service's store."""
+    return cast("Store", request.app.state.store)
+
+
+def get_settings(request: Request) -> Settings:
+    """The service's settings."""
+    return cast("Settings", request.app.state.settings)
+
+
+StoreDep = Annotated[Store, Depends(get_store)]
+SettingsDep = Annotated[Settings, Depends(get_settings)]
+
+
+def get_campaign(
+    campaign: Annotated[str, Path(description="The campaign's name or id.", max_length=64)],
+    store: StoreDep,
+) -> CampaignRecord:
+    """The campaign that a path names; a name that is a number goes before an id."""
+    try:
+        return store.campaign_by_name(campaign)
+    except CampaignNotFoundError:
+        if campaign.isascii() and campaign.isdigit() and int(campaign) <= MAX_ID:
+            return store.campaign(int(campaign))
+        raise
+
+
+CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]
+
+
+def write_cursor(position: int) -> str:
+    """A page's end as clients carry it; what is in it is our business."""
+    return base64.urlsafe_b64encode(str(position).encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None) -> int | None:
+    """Reads `write_cursor` back.
+
+    Raises:
+        PageInvalidError: this service never wrote it.
+    """
+    if cursor is None:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)).decode()
+        position = int(text) if text.isascii() and text.isdigit() else -1
+    except (binascii.Error, ValueError) as error:
+        raise PageInvalidError(f"cursor {cursor[:80]!r} is not one of this service") from error
+    if not 0 <= position <= MAX_ID:
+        raise PageInvalidError(f"cursor {cursor[:80]!r} is not one of this service")
+    return position

@@ -1,0 +1,34 @@
+"""Errors of the API room; one base, so that a caller can catch them all."""
+
+
+class ApiError(Exception):
+    """Base of everything that `api` raises on purpose."""
+
+
+class DocumentMalformedError(ApiError):
+    """A document is not JSON or YAML; the message says at which line."""
+
+
+class DocumentTypeUnsupportedError(ApiError):
+    """The body's content type is neither JSON nor YAML."""
+
+
+class PageInvalidError(ApiError):
+    """A cursor or page does not come from this service."""
+
+
+class ExportUnavailableError(ApiError):
+    """There is no trial that could be exported."""
+
+
+class ServiceStartError(ApiError):
+    """The service cannot start; the message says what to do."""
+
+
+class ServiceError(ApiError):
+    """The service refused a request, or did not answer."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status; None when there was no answer."""

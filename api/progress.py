@@ -1,0 +1,113 @@
+"""How far a campaign is, how long it will take, and why nothing moves if nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from api.schemas import Progress
+from results_db.records import CampaignRecord, TrialRecord, TrialState, WorkerRecord
+from results_db.store import Store
+
+DRIVER_ALIVE_S: Final = 15.0
+"""A driver that was at work within this many seconds counts as there."""
+
+TRIALS_LOOKED_AT: Final = 100
+"""Waiting trials that are compared with the workers when nothing moves."""
+
+
+def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
+    """Whether a driver is at work."""
+    return seen_at is not None and now - seen_at < timedelta(seconds=DRIVER_ALIVE_S)
+
+
+def progress_of(store: Store, campaign: CampaignRecord, now: datetime) -> Progress:
+    """The campaign's progress."""
+    counts = store.count_trials(campaign.id)
+    ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
+    planned = trials_planned(campaign)
+    best = next(iter(store.leaderboard(campaign.id, campaign.objective, limit=1)), None)
+    return Progress(
+        trials=counts,
+        trials_ended=ended,
+        trials_planned=planned,
+        best=None if best is None else objective_value(best, campaign.objective),
+        best_trial=None if best is None else best.number,
+        best_layout=None if best is None else best.layout_key,
+        seconds_left=seconds_left(campaign, ended, planned),
+        waiting_reason=waiting_reason(store, campaign, counts, now),
+    )
+
+
+def objective_value(trial: TrialRecord, objective: str) -> float:
+    """What a completed trial is ranked by."""
+    return float(getattr(trial.measurement, objective))
+
+
+def trials_planned(campaign: CampaignRecord) -> int | None:
+    """How many trials end the campaign, where their number does."""
+    budgeted: int | None = campaign.spec["budget"]["trials"]
+    if budgeted is not None:
+        return min(budgeted, campaign.num_legal_layouts)
+    return campaign.num_legal_layouts if campaign.strategy == "exhaustive" else None
+
+
+def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:
+    """Estimate from the pace so far; the budget that runs out first decides."""
+    if campaign.ended_at is not None:
+        return 0.0
+    budget: Mapping[str, Any] = campaign.spec["budget"]
+    estimates = []
+    if budget["wall_time_s"] is not None:
+        estimates.append(budget["wall_time_s"] - campaign.wall_time_s)
+    if planned is not None and ended and campaign.wall_time_s:
+        estimates.append((planned - ended) * campaign.wall_time_s / ended)
+    if budget["node_hours"] is not None and campaign.node_seconds and campaign.wall_time_s:
+        pace = campaign.node_seconds / campaign.wall_time_s
+        estimates.append((budget["node_hours"] * 3600 - campaign.node_seconds) / pace)
+    return max(min(estimates), 0.0) if estimates else None
+
+
+def waiting_reason(
+    store: Store, campaign: CampaignRecord, counts: Mapping[TrialState, int], now: datetime
+) -> str | None:
+    """Why none of the campaign's trials is running, and what to do; None when nothing is amiss."""
+    if campaign.state == "PAUSED":
+        return "the campaign is paused; resume it"
+    if campaign.state != "RUNNING" or counts["RUNNING"]:
+        return None
+    driver_seen_at = store.driver_seen_at()
+    if not counts["PENDING"] and not driver_is_alive(driver_seen_at, now):
+        seen = (
+            f"the last was seen at {driver_seen_at:%H:%M:%S} UTC" if driver_seen_at else "none yet"
+        )
+        return f"no driver is at work ({seen}); start one with `layout-tuner driver`"
+    workers = [w for w in store.workers() if w.cluster == campaign.cluster_name]
+    if not workers:
+        return (
+            f"no worker of cluster {campaign.cluster_name} is there; start one with "
+            f"`layout-tuner worker --cluster {campaign.cluster_name}`"
+        )
+    waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
+    if waiting and not any(_fits(trial, worker) for trial in waiting for worker in workers):
+        return _too_small(waiting, workers)
+    return None
+
+
+def _fits(trial: TrialRecord, worker: WorkerRecord) -> bool:
+    layout = trial.layout
+    return (
+        layout.num_nodes <= worker.num_nodes
+        and layout.num_devices <= layout.num_nodes * worker.devices_per_node
+    )
+
+
+def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:
+    smallest = min((t.layout for t in waiting), key=lambda layout: layout.num_devices)
+    largest = max(workers, key=lambda worker: worker.num_nodes * worker.devices_per_node)
+    return (
+        f"no worker is large enough: the smallest waiting layout needs {smallest.num_devices} "
+        f"devices on {smallest.num_nodes} nodes, the largest worker ({largest.name}) has "
+        f"{largest.num_nodes} nodes of {largest.devices_per_node} devices"
+    )

@@ -1,0 +1,72 @@
+"""Exports: a trial's layout as the files of a training job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api import exporters
+from api.dependencies import CampaignDep, StoreDep
+from api.errors import ExportUnavailableError
+from api.schemas import MAX_ID, ExportFileRead, ExportRead
+from results_db.records import CampaignRecord, TrialRecord
+from results_db.store import Store
+from search_spaces.campaign import CampaignSpec
+
+router = APIRouter(prefix="/v1", tags=["exports"])
+
+
+@router.get("/campaigns/{campaign}/exports")
+def export_trial(
+    campaign: CampaignDep,
+    store: StoreDep,
+    format: Annotated[  # noqa: A002 - the parameter's name in the URL
+        str,
+        Query(description=f"One of {', '.join(exporters.FORMATS)}.", max_length=64),
+    ],
+    trial: Annotated[
+        int | None,
+        Query(ge=1, le=MAX_ID, description="Number of the trial; the best one by default."),
+    ] = None,
+) -> ExportRead:
+    """Write a training job's files for the campaign's best trial, or for another one.
+
+    409 when the campaign has no ranked trial yet.
+    """
+    chosen = _best(store, campaign) if trial is None else store.trial_by_number(campaign.id, trial)
+    bundle = exporters.export(format, _source(campaign, chosen))
+    return ExportRead(
+        format=bundle.format,
+        trial=chosen.number,
+        target_version=bundle.target_version,
+        files=[
+            ExportFileRead(name=file.name, content=file.content, executable=file.executable)
+            for file in bundle.files
+        ],
+        notes=list(bundle.notes),
+    )
+
+
+def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
+    for trial in store.leaderboard(campaign.id, campaign.objective, limit=1):
+        return trial
+    raise ExportUnavailableError(
+        f"campaign {campaign.name!r} has no ranked trial to export; wait for one, or name a trial"
+    )
+
+
+def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:
+    spec = CampaignSpec.from_mapping(campaign.spec)
+    measurement = trial.measurement
+    return exporters.ExportSource(
+        campaign=campaign.name,
+        trial=trial.number,
+        model=spec.model,
+        layout=trial.layout,
+        devices_per_node=spec.cluster.devices_per_node,
+        seed=spec.seed,
+        warmup=spec.probe.warmup,
+        memory_limit_bytes=spec.cluster.device_memory_bytes,
+        tokens_per_s=None if measurement is None else measurement.tokens_per_s,
+    )

@@ -1,0 +1,74 @@
+"""Trials and the leaderboard."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+
+from api.dependencies import CampaignDep, StoreDep, read_cursor, write_cursor
+from api.measurement_table import measurement_table
+from api.schemas import MAX_ID, LeaderboardPage, TrialDetailRead, TrialId, TrialPage
+from api.views import ranked_trial, trial_detail_read, trial_read
+from results_db.records import TrialState
+from search_spaces.campaign import Objective
+
+router = APIRouter(prefix="/v1", tags=["trials"])
+
+
+@router.get("/campaigns/{campaign}/trials")
+def list_trials(
+    campaign: CampaignDep,
+    store: StoreDep,
+    state: Annotated[list[TrialState] | None, Query(description="Only these states.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=80)] = None,
+) -> TrialPage:
+    """List a campaign's trials in order of their numbers."""
+    after = read_cursor(cursor) or 0
+    # One more than asked for tells whether there is a next page.
+    found = store.trials(campaign.id, states=state or (), after_number=after, limit=limit + 1)
+    page = found[:limit]
+    return TrialPage(
+        trials=[trial_read(trial) for trial in page],
+        next_cursor=write_cursor(page[-1].number) if len(found) > limit else None,
+    )
+
+
+@router.get("/trials/{trial_id}")
+def read_trial(trial_id: Annotated[TrialId, Path()], store: StoreDep) -> TrialDetailRead:
+    """Read a trial with its iterations, environment, log tail and attempts."""
+    return trial_detail_read(store.trial_detail(trial_id))
+
+
+@router.get(
+    "/campaigns/{campaign}/leaderboard",
+    response_model=LeaderboardPage,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+def read_leaderboard(
+    campaign: CampaignDep,
+    store: StoreDep,
+    objective: Annotated[
+        Objective | None, Query(description="What to rank by; the campaign's own by default.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    format: Annotated[  # noqa: A002 - the parameter's name in the URL
+        Literal["json", "csv"],
+        Query(description="csv is the measurement-table format."),
+    ] = "json",
+) -> LeaderboardPage | Response:
+    """Rank a campaign's completed trials, the best first. Oversubscribed ones are never ranked."""
+    ranked_by = objective or campaign.objective
+    found = store.leaderboard(campaign.id, ranked_by, limit=limit, offset=offset)
+    if format == "csv":
+        return Response(measurement_table(campaign, found), media_type="text/csv")
+    total = store.count_ranked(campaign.id)
+    end = offset + len(found)
+    return LeaderboardPage(
+        objective=ranked_by,
+        total=total,
+        trials=[ranked_trial(trial, offset + place) for place, trial in enumerate(found, 1)],
+        next_offset=end if found and end < total else None,
+    )

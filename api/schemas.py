@@ -1,0 +1,308 @@
+"""The documents of the HTTP API, beyond those that `search_spaces` and `results_db` define."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from results_db.records import (
+    AttemptRecord,
+    CampaignState,
+    MeasurementRecord,
+    TrialState,
+    WorkerRecord,
+)
+from search_spaces.layout import Layout
+from search_spaces.outcome import Environment, Iteration, Outcome
+
+MAX_ID = 2**63 - 1
+"""Largest id that a database can hold."""
+
+TrialId = Annotated[int, Field(ge=1, le=MAX_ID)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Document(BaseModel):
+    """Base of the service's documents: immutable, described by the strings under its fields."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+
+
+class Request(Document):
+    """Base of what clients send: a field that nobody knows is refused."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, extra="forbid")
+
+
+class Progress(Document):
+    """How far a campaign is."""
+
+    trials: dict[TrialState, int]
+    """Trials in each state."""
+    trials_ended: int
+    """Trials that completed, failed, or proved infeasible."""
+    trials_planned: int | None
+    """How many there will be at most; null when only time or node-hours bound the campaign."""
+    best: float | None
+    """The best completed trial's objective; null while there is none."""
+    best_trial: int | None
+    """That trial's number."""
+    best_layout: str | None
+    """That trial's layout, by its canonical key."""
+    seconds_left: float | None
+    """Estimate of the seconds to the end; null when nothing is known yet."""
+    waiting_reason: str | None
+    """Why nothing moves, if nothing does, and what to do."""
+
+
+class CampaignRead(Document):
+    """A campaign as it stands."""
+
+    id: int
+    name: str
+    state: CampaignState
+    reason: str | None
+    """Why it ended; null while it has not."""
+    message: str
+    """A sentence that goes with the reason."""
+    model: str
+    cluster: str
+    objective: str
+    strategy: str
+    num_legal_layouts: int
+    """Size of the legal set: the layouts to choose from."""
+    created_at: datetime
+    started_at: datetime | None
+    """When its first trial was leased."""
+    ended_at: datetime | None
+    node_seconds: float
+    """Nodes times seconds that its probes held, those of lost attempts included."""
+    wall_time_s: float
+    """Seconds RUNNING while a driver was at work."""
+    progress: Progress
+    warnings: list[str]
+    """What the submitter should know: constants that had to be guessed."""
+
+
+class CampaignDetail(CampaignRead):
+    """A campaign with the description that its layouts are judged against."""
+
+    spec: dict[str, Any]
+    """The description, presets written out; it can be submitted again under another name."""
+
+
+class CampaignPage(Document):
+    """Campaigns, the youngest first."""
+
+    campaigns: list[CampaignRead]
+    next_cursor: str | None
+    """Pass it as `cursor` for the next page; null on the last."""
+
+
+class TrialRead(Document):
+    """A trial as it stands."""
+
+    id: int
+    number: int
+    """Position in its campaign, from 1."""
+    campaign_id: int
+    layout: Layout
+    layout_key: str
+    """The layout's canonical name."""
+    num_devices: int
+    global_batch_size: int
+    state: TrialState
+    reason: str | None
+    """Why it has no measurement; null unless it ended without one."""
+    message: str
+    """What went wrong, in a sentence."""
+    node: str
+    """Node where it went wrong first."""
+    attempt: int
+    """Number of the latest attempt; 0 before the first."""
+    lost_attempts: int
+    iterations_done: int
+    """Iterations that the running attempt has finished, warm-up included."""
+    repeat_of: int | None
+    """Id of the trial that this one deliberately repeats."""
+    node_seconds: float
+    measurement: MeasurementRecord | None
+    """There if and only if COMPLETED."""
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class TrialDetailRead(TrialRead):
+    """A trial with everything that is kept about it."""
+
+    iterations: list[Iteration]
+    """Every iteration of the measurement, warm-up included."""
+    environment: Environment | None
+    """What it ran on."""
+    log_tail: str
+    """The last lines that its ranks printed."""
+    attempts: list[AttemptRecord]
+
+
+class TrialPage(Document):
+    """Trials in order of their numbers."""
+
+    trials: list[TrialRead]
+    next_cursor: str | None
+    """Pass it as `cursor` for the next page; null on the last."""
+
+
+class RankedTrial(TrialRead):
+    """A trial on the leaderboard."""
+
+    rank: int
+    """1 is the best."""
+
+
+class LeaderboardPage(Document):
+    """Completed trials, the best first. Oversubscribed ones are never ranked."""
+
+    objective: str
+    """What they are ranked by; more is better."""
+    total: int
+    """How many trials are ranked."""
+    trials: list[RankedTrial]
+    next_offset: int | None
+    """Pass it as `offset` for the next page; null on the last."""
+
+
+class ExportFileRead(Document):
+    """One file of a training job."""
+
+    name: str
+    content: str
+    executable: bool
+
+
+class ExportRead(Document):
+    """The files of a training job, and what their format could not say."""
+
+    format: str
+    trial: int
+    """Number of the trial whose layout it is."""
+    target_version: str
+    """Version of the framework that the files were written for."""
+    files: list[ExportFileRead]
+    notes: list[str]
+
+
+class WorkerCreate(Request):
+    """A worker introduces itself."""
+
+    name: Name
+    """Registering a name again ends its earlier session."""
+    host: Name
+    cluster: Name
+    """Only campaigns of this cluster's name are leased to it."""
+    num_nodes: Count
+    devices_per_node: Count
+    device: Name
+    versions: dict[str, str] = Field(default_factory=dict, max_length=50)
+
+
+class WorkerCreated(Document):
+    worker_id: str
+    """Of this session; a worker that is told 404 registers again."""
+    heartbeat_interval_s: float
+    lease_s: float
+    """A lease holds for this long after each heartbeat."""
+
+
+class WorkerPage(Document):
+    workers: list[WorkerRecord]
+    """Workers heard of lately, the youngest session first."""
+
+
+class LeaseRequest(Request):
+    max_trials: int = Field(default=1, ge=1, le=64)
+    wait_s: float = Field(default=5.0, ge=0, le=20)
+    """Seconds to wait for work before answering with an empty list."""
+
+
+class LeaseRead(Document):
+    trial_id: int
+    attempt: int
+    """To be sent back with heartbeats and the outcome."""
+    campaign: str
+    number: int
+    """The trial's number in its campaign."""
+    request: dict[str, Any]
+    """The probe to run: a `ProbeRequest` document."""
+    lease_expires_at: datetime
+
+
+class LeasesRead(Document):
+    leases: list[LeaseRead]
+
+
+class BeatBody(Request):
+    trial_id: TrialId
+    attempt: Count
+    iterations_done: int = Field(ge=0, le=1 << 31)
+
+
+class HeartbeatBody(Request):
+    trials: list[BeatBody] = Field(default_factory=list, max_length=1000)
+    """Every trial that the worker runs; a lease that is not in the list is not extended."""
+
+
+class HeartbeatReply(Document):
+    stop: list[int]
+    """Trials to stop: cancelled, ended, or no longer leased by this worker."""
+
+
+class OutcomePost(Request):
+    worker_id: str = Field(max_length=64)
+    """Who reports; an outcome is taken from a later session of the worker too."""
+    attempt: Count
+    outcome: Outcome
+
+
+class OutcomeReply(Document):
+    accepted: bool
+    """False when it came too late to matter; it need not be sent again either way."""
+    state: TrialState
+    """The trial's state afterwards."""
+
+
+class Health(Document):
+    status: str
+    """"ok", or "degraded" when the database does not answer."""
+    version: str
+    database: bool
+    """Whether the database answers."""
+    driver_seen_at: datetime | None
+    driver_alive: bool
+    """Whether a driver was at work in the last 15 seconds."""
+    workers: int
+    """Workers heard of in the last 30 seconds."""
+
+
+class Problem(Document):
+    """An error, as RFC 9457 has it (`application/problem+json`)."""
+
+    type: str
+    """What kind of problem it is, as a URN; programs look at this."""
+    title: str
+    """The kind in words."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """What was wrong with this request, and what to do."""
+    errors: list[FieldError] | None = None
+    """The fields that were refused, where there are several."""
+
+
+class FieldError(Document):
+    field: str
+    """Where in the request, as "body.outcome.state"."""
+    message: str

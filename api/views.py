@@ -1,0 +1,89 @@
+"""From the store's records to the API's documents."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from api.progress import progress_of
+from api.schemas import CampaignDetail, CampaignRead, RankedTrial, TrialDetailRead, TrialRead
+from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.store import Store
+
+
+def campaign_read(store: Store, campaign: CampaignRecord) -> CampaignRead:
+    """A campaign as lists show it."""
+    return CampaignRead(**_campaign_fields(store, campaign))
+
+
+def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
+    """A campaign with its description."""
+    return CampaignDetail(**_campaign_fields(store, campaign), spec=dict(campaign.spec))
+
+
+def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
+    return {
+        "id": campaign.id,
+        "name": campaign.name,
+        "state": campaign.state,
+        "reason": campaign.reason,
+        "message": campaign.message,
+        "model": campaign.model_name,
+        "cluster": campaign.cluster_name,
+        "objective": campaign.objective,
+        "strategy": campaign.strategy,
+        "num_legal_layouts": campaign.num_legal_layouts,
+        "created_at": campaign.created_at,
+        "started_at": campaign.started_at,
+        "ended_at": campaign.ended_at,
+        "node_seconds": campaign.node_seconds,
+        "wall_time_s": campaign.wall_time_s,
+        "progress": progress_of(store, campaign, datetime.now(UTC)),
+        "warnings": list(campaign.spec.get("warnings", ())),
+    }
+
+
+def trial_read(trial: TrialRecord) -> TrialRead:
+    """A trial as lists show it."""
+    return TrialRead(**_trial_fields(trial))
+
+
+def ranked_trial(trial: TrialRecord, rank: int) -> RankedTrial:
+    """A trial on the leaderboard."""
+    return RankedTrial(**_trial_fields(trial), rank=rank)
+
+
+def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:
+    """A trial with everything that is kept about it."""
+    return TrialDetailRead(
+        **_trial_fields(detail.trial),
+        iterations=list(detail.iterations),
+        environment=detail.environment,
+        log_tail=detail.log_tail,
+        attempts=list(detail.attempts),
+    )
+
+
+def _trial_fields(trial: TrialRecord) -> dict[str, Any]:
+    return {
+        "id": trial.id,
+        "number": trial.number,
+        "campaign_id": trial.campaign_id,
+        "layout": trial.layout,
+        "layout_key": trial.layout_key,
+        "num_devices": trial.layout.num_devices,
+        "global_batch_size": trial.layout.global_batch_size,
+        "state": trial.state,
+        "reason": trial.reason,
+        "message": trial.message,
+        "node": trial.node,
+        "attempt": trial.attempt,
+        "lost_attempts": trial.lost_attempts,
+        "iterations_done": trial.iterations_done,
+        "repeat_of": trial.repeat_of,
+        "node_seconds": trial.node_seconds,
+        "measurement": trial.measurement,
+        "created_at": trial.created_at,
+        "started_at": trial.started_at,
+        "ended_at": trial.ended_at,
+    }
