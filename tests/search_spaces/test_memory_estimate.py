@@ -188,3 +188,20 @@ def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
     memory = CLUSTER_PRESETS["frontier"].device_memory_bytes
     assert peak_memory_bytes(layout, model, MEGATRON) > memory
     assert peak_memory_bytes(replace(layout, recompute="full"), model, MEGATRON) < memory
+
+
+def test_a_llama_layer_keeps_the_four_parts_of_its_swiglu_and_the_narrow_keys_and_values() -> None:
+    # Elements a token: two norm inputs and two matrix inputs of h; query and attention output of h;
+    # key and value of a quarter of it; gate, its activation, up and their product.
+    h, f = 4096, 14336
+    layer = 4 * h + 2 * h + 2 * (h // 4) + 4 * f
+    kept = stage_memory(Layout(precision="bf16"), LLAMA)[0].activations_bytes
+    assert kept == 2 * LLAMA.seq_length * (32 * layer + 2 * h)
+
+
+def test_full_recomputation_keeps_each_layers_input_and_one_layer_alive() -> None:
+    whole = stage_memory(Layout(precision="bf16"), GPT)[0].activations_bytes
+    full = stage_memory(Layout(precision="bf16", recompute="full"), GPT)[0].activations_bytes
+    an_input = 2 * GPT.seq_length * GPT.hidden_size
+    one_layer = (whole - 2 * an_input) / GPT.num_layers
+    assert full == pytest.approx(GPT.num_layers * an_input + one_layer + 2 * an_input)
