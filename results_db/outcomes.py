@@ -40,6 +40,8 @@ _STATES: Final[dict[str, TrialState]] = {
     "failed": "FAILED",
 }
 
+_MAX_INTEGER: Final = 2**63 - 1
+
 
 class Outcomes(StorePart):
     """The outcomes' part of the store."""
@@ -69,8 +71,7 @@ class Outcomes(StorePart):
                 )
             if row.ending == "reported":
                 return OutcomeReceipt(accepted=True, state=cast("TrialState", trial.state))
-            if outcome.measurement is not None:
-                _check(outcome.measurement, trial)
+            _check(outcome, trial)
             campaign = locked_campaign(session, trial.campaign_id)
             accepted = _take(session, campaign, trial, row, outcome, now)
             return OutcomeReceipt(accepted=accepted, state=cast("TrialState", trial.state))
@@ -84,15 +85,20 @@ def _take(
     outcome: Outcome,
     now: datetime,
 ) -> bool:
-    was_lost = attempt.ending == "lost"
-    _settle(campaign, trial, attempt, outcome, now)
+    # What it really held, in place of what was known before; paid for even when it came too late.
+    charge(campaign, trial, attempt, outcome.duration_s * trial.num_nodes)
     if trial.state in ENDED_TRIAL_STATES:
         return False
     current = trial.state == "RUNNING" and trial.attempt == attempt.attempt
-    if outcome.reason in ("node_lost", "cancelled"):
-        if current:
-            _give_back(campaign, trial, outcome, now)
-        return current
+    teaches_nothing = outcome.reason in ("node_lost", "cancelled")
+    if teaches_nothing and not current:
+        return False
+    was_lost = attempt.ending == "lost"
+    attempt.ending = "reported"
+    attempt.ended_at = attempt.seen_at = now
+    if teaches_nothing:
+        _give_back(campaign, trial, outcome, now)
+        return True
     if trial.state == "RUNNING" and not current:
         # A late outcome of an earlier attempt; the worker of this one hears it with its next beat.
         close_attempt(campaign, trial, running_attempt(session, trial), "superseded", now)
@@ -110,16 +116,6 @@ def _take(
     )
     _keep(session, trial, outcome)
     return True
-
-
-def _settle(
-    campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome, now: datetime
-) -> None:
-    """Ends the attempt and charges what it really held, in place of what was known before."""
-    attempt.ending = "reported"
-    attempt.ended_at = now
-    attempt.seen_at = max(attempt.seen_at, now)
-    charge(campaign, trial, attempt, outcome.duration_s * trial.num_nodes)
 
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:
@@ -162,23 +158,35 @@ def _keep(session: Session, trial: Trial, outcome: Outcome) -> None:
     )
 
 
-def _check(measurement: Measurement, trial: Trial) -> None:
-    _refuse_infinities("the measurement", measurement)
+def _check(outcome: Outcome, trial: Trial) -> None:
+    _refuse_impossible("the outcome", outcome)
+    if outcome.duration_s < 0:
+        raise MeasurementInvalidError(f"the outcome has duration_s={outcome.duration_s}")
+    measurement = outcome.measurement
+    if measurement is None:
+        return
+    _refuse_impossible("the measurement", measurement)
     for position, iteration in enumerate(measurement.iterations):
-        _refuse_infinities(f"iteration {iteration.index}", iteration)
+        _refuse_impossible(f"iteration {iteration.index}", iteration)
         if iteration.index != position:
             raise MeasurementInvalidError(
                 f"iteration {iteration.index} stands at place {position} of the measurement"
             )
-    stages = len(measurement.peak_memory_bytes_by_stage)
-    if stages != trial.pp:
+    peaks = measurement.peak_memory_bytes_by_stage
+    if len(peaks) != trial.pp:
         raise MeasurementInvalidError(
-            f"the measurement has the peak memory of {stages} stages; the layout has pp={trial.pp}"
+            f"the measurement has the peak memory of {len(peaks)} stages; "
+            f"the layout has pp={trial.pp}"
         )
+    if any(abs(peak) > _MAX_INTEGER for peak in peaks):
+        raise MeasurementInvalidError(f"the peaks {peaks} do not fit 64 bits")
 
 
-def _refuse_infinities(what: str, value: Measurement | Iteration) -> None:
+def _refuse_impossible(what: str, value: Outcome | Measurement | Iteration) -> None:
+    """Refuses numbers that a database cannot hold: NaN, infinities, more than 64 bits."""
     for field in fields(value):
         number = getattr(value, field.name)
         if isinstance(number, float) and not math.isfinite(number):
             raise MeasurementInvalidError(f"{what} has {field.name}={number}, which is not finite")
+        if isinstance(number, int) and abs(number) > _MAX_INTEGER:
+            raise MeasurementInvalidError(f"{what} has {field.name}={number}, over 64 bits")

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.results_db.factories import TurnableClock
-
 from results_db.data_dir import DataDir
 from results_db.store import Store
+from tests.results_db.factories import TurnableClock
 
 
 @pytest.fixture

@@ -1,0 +1,55 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.errors import DataDirInvalidError, DataDirLockedError
+
+HOLD_THE_LOCK = """
+import sys
+from pathlib import Path
+from results_db.data_dir import DataDir
+with DataDir(Path(sys.argv[1])).lock("serve"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_environment_chooses_the_data_directory() -> None:
+    chosen = {"LAYOUT_TUNER_DATA_DIR": "/a", "XDG_DATA_HOME": "/b", "HOME": "/c"}
+    assert DataDir.default(chosen).path == Path("/a")
+    del chosen["LAYOUT_TUNER_DATA_DIR"]
+    assert DataDir.default(chosen).path == Path("/b/layout-tuner")
+    del chosen["XDG_DATA_HOME"]
+    assert DataDir.default(chosen).path == Path.home() / ".local/share/layout-tuner"
+
+
+def test_only_its_owner_can_look_into_a_data_directory(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path / "deep" / "data")
+    data_dir.create()
+    assert data_dir.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_data_directory_that_is_a_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(DataDirInvalidError, match="choose another with --data-dir"):
+        DataDir(tmp_path / "data").create()
+
+
+def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(DataDirLockedError, match="serve lock"), data_dir.lock("serve"):
+        pass
+    holder.kill()
+    holder.communicate()
+    with data_dir.lock("serve", wait_s=10):
+        pass

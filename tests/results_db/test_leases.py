@@ -1,0 +1,223 @@
+import pytest
+
+from results_db.errors import WorkerNotFoundError
+from results_db.leases import LEASE_S
+from results_db.records import TrialBeat
+from results_db.store import Store
+from results_db.workers import WORKER_ALIVE_S
+from search_spaces.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+
+def test_a_lease_hands_out_the_oldest_trial_and_counts_an_attempt(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    first = store.add_trial(campaign, Layout(tp=2))
+    second = store.add_trial(campaign, Layout(tp=4))
+    lease = lease_one(store, worker.id)
+    assert (lease.trial_id, lease.number, lease.attempt) == (first.id, 1, 1)
+    assert (lease.campaign_name, lease.layout) == ("first", Layout(tp=2))
+    assert (lease.lease_expires_at - clock.now).total_seconds() == LEASE_S
+    assert lease_one(store, worker.id).trial_id == second.id
+    assert store.lease(worker.id, 1) == []
+    running = store.trial(first.id)
+    assert (running.state, running.attempt, running.worker_id) == ("RUNNING", 1, worker.id)
+    assert running.started_at == clock.now == store.campaign(campaign).started_at
+
+
+def test_several_trials_can_be_leased_at_once(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    for tp in (1, 2, 4):
+        store.add_trial(campaign, Layout(tp=tp))
+    assert [lease.number for lease in store.lease(worker.id, 2)] == [1, 2]
+
+
+def test_a_worker_gets_only_what_its_cluster_and_its_allocation_can_run(store: Store) -> None:
+    campaign = make_campaign(store, cluster="frontier")
+    store.add_trial(campaign, Layout(num_nodes=2, tp=8, dp=2))
+    elsewhere = make_worker(store, "a", cluster="perlmutter", num_nodes=9)
+    few_nodes = make_worker(store, "b", cluster="frontier", num_nodes=1, devices_per_node=16)
+    few_devices = make_worker(store, "c", cluster="frontier", num_nodes=4, devices_per_node=4)
+    for worker in (elsewhere, few_nodes, few_devices):
+        assert not store.has_work(worker.id)
+        assert store.lease(worker.id, 1) == []
+    fitting = make_worker(store, "d", cluster="frontier", num_nodes=2, devices_per_node=8)
+    assert store.has_work(fitting.id)
+    assert lease_one(store, fitting.id).number == 1
+
+
+def test_heartbeats_extend_a_lease_and_report_progress(store: Store, clock: TurnableClock) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    for done in range(1, 6):
+        clock.forward(LEASE_S - 1)
+        beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=done)
+        assert store.heartbeat(worker.id, [beat]) == []
+        assert store.expire_leases() == []
+    assert store.trial(trial.id).iterations_done == 5
+
+
+def test_a_lost_worker_costs_an_attempt_and_teaches_nothing(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    clock.forward(LEASE_S + 1)
+    assert store.expire_leases() == [trial.id]
+    assert store.expire_leases() == []
+    lost = store.trial(trial.id)
+    assert (lost.state, lost.reason, lost.attempt, lost.lost_attempts) == ("PENDING", None, 1, 1)
+    assert lost.worker_id is None
+    assert store.trials_told_since(campaign, 0) == []
+    assert lease_one(store, worker.id).attempt == 2
+
+
+def test_three_lost_attempts_end_a_trial(store: Store, clock: TurnableClock) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    for _ in range(3):
+        lease_one(store, worker.id)
+        clock.forward(LEASE_S + 1)
+        store.expire_leases()
+    ended = store.trial(trial.id)
+    assert (ended.state, ended.reason, ended.ended_seq) == ("FAILED", "node_lost", 1)
+    assert "3 attempts were lost" in ended.message
+    assert "w1 on node-1" in ended.message
+    assert store.lease(worker.id, 1) == []
+
+
+def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    other = make_worker(store, "w2")
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
+    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    lease_one(store, other.id)
+    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    current = TrialBeat(trial_id=trial.id, attempt=2, iterations_done=1)
+    assert store.heartbeat(other.id, [current]) == []
+    unheard_of = TrialBeat(trial_id=999, attempt=1, iterations_done=0)
+    assert store.heartbeat(other.id, [current, unheard_of]) == [999]
+
+
+def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    store.cancel_campaign(campaign)
+    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
+    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    assert store.trial(trial.id).state == "RUNNING"
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    assert (store.trial(trial.id).state, store.trial(trial.id).reason) == ("CANCELLED", "cancelled")
+
+
+def test_leases_do_not_run_out_while_the_service_is_down(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    clock.forward(3600)  # nobody was there to take a heartbeat
+    store.extend_leases()
+    assert store.expire_leases() == []
+    clock.forward(LEASE_S - 1)
+    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
+    assert store.heartbeat(worker.id, [beat]) == []
+
+
+def test_extending_never_shortens_a_lease(store: Store, clock: TurnableClock) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    store.add_trial(campaign, Layout())
+    store.lease(worker.id, 1, lease_s=100)
+    store.extend_leases(lease_s=10)
+    clock.forward(50)
+    assert store.expire_leases() == []
+
+
+def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) -> None:
+    campaign, before = make_campaign(store), make_worker(store, "w1")
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, before.id)
+    now = make_worker(store, "w1")
+    lost = store.trial(trial.id)
+    assert (lost.state, lost.lost_attempts) == ("PENDING", 1)
+    assert lease_one(store, now.id).attempt == 2
+    for call in (
+        lambda: store.lease(before.id, 1),
+        lambda: store.heartbeat(before.id, []),
+        lambda: store.has_work(before.id),
+    ):
+        with pytest.raises(WorkerNotFoundError, match="register again"):
+            call()
+
+
+def test_another_workers_trials_are_left_alone_by_a_registration(store: Store) -> None:
+    campaign, other = make_campaign(store), make_worker(store, "w1")
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, other.id)
+    make_worker(store, "w2")
+    assert store.trial(trial.id).worker_id == other.id
+
+
+def test_draining_gives_leases_back_without_counting_them_as_lost(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker.id)
+    store.drain_worker(worker.id)
+    returned = store.trial(trial.id)
+    assert (returned.state, returned.attempt, returned.lost_attempts) == ("PENDING", 1, 0)
+    assert store.capacity("local-cpu") == 0
+    with pytest.raises(WorkerNotFoundError, match="has ended"):
+        store.drain_worker(worker.id)
+    with pytest.raises(WorkerNotFoundError, match="no worker 'nobody'"):
+        store.drain_worker("nobody")
+
+
+def test_capacity_counts_the_workers_that_were_heard_of(store: Store, clock: TurnableClock) -> None:
+    first = make_worker(store, "a")
+    make_worker(store, "b")
+    make_worker(store, "c", cluster="frontier")
+    assert (store.capacity("local-cpu"), store.capacity("nowhere")) == (2, 0)
+    clock.forward(WORKER_ALIVE_S - 1)
+    store.heartbeat(first.id, [])
+    clock.forward(2)
+    assert store.capacity("local-cpu") == 1
+    assert [worker.name for worker in store.workers()] == ["a"]
+    assert len(store.workers(live=False)) == 3
+
+
+def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
+    campaign = make_campaign(store)
+    worker = make_worker(store, num_nodes=2)
+    trial = store.add_trial(campaign, Layout(num_nodes=2, dp=2))
+    lease_one(store, worker.id)
+    clock.forward(10)
+    store.heartbeat(worker.id, [TrialBeat(trial_id=trial.id, attempt=1, iterations_done=1)])
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    # Heard of for 10 seconds, on two nodes.
+    assert store.trial(trial.id).node_seconds == pytest.approx(20)
+    lease_one(store, worker.id)
+    store.post_outcome(trial.id, 2, completed(duration_s=4))
+    assert store.trial(trial.id).node_seconds == pytest.approx(28)
+    assert store.campaign(campaign).node_seconds == pytest.approx(28)
+    costs = [a.node_seconds for a in store.trial_detail(trial.id).attempts]
+    assert costs == pytest.approx([20, 8])

@@ -1,0 +1,88 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect
+
+from results_db import migrate
+from results_db.data_dir import DataDir
+from results_db.errors import SchemaNewerError, SchemaOutdatedError
+from results_db.models import Base
+from results_db.session import Database
+from results_db.store import Store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'results.sqlite3'}"
+
+
+def write_revision(path: Path, revision: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+
+
+def test_the_migrations_build_exactly_what_the_models_describe(url: str) -> None:
+    migrate.upgrade(url)
+    database = Database(url)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.close()
+
+
+def test_the_migrations_keep_every_check_of_the_models(url: str) -> None:
+    # Alembic does not compare check constraints.
+    migrate.upgrade(url)
+    database = Database(url)
+    found = inspect(database.engine)
+    for table in Base.metadata.sorted_tables:
+        described = {
+            str(c.name): str(c.sqltext) for c in table.constraints if hasattr(c, "sqltext")
+        }
+        kept = {c["name"]: c["sqltext"] for c in found.get_check_constraints(table.name)}
+        assert kept == described, table.name
+    database.close()
+
+
+def test_a_downgrade_takes_everything_away_and_an_upgrade_brings_it_back(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.downgrade(url, "base")
+    database = Database(url)
+    assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
+    database.close()
+    migrate.upgrade(url)
+    migrate.check(url)
+
+
+def test_upgrading_twice_changes_nothing(url: str, tmp_path: Path) -> None:
+    migrate.upgrade(url)
+    before = (tmp_path / "results.sqlite3").read_bytes()
+    migrate.upgrade(url)
+    assert (tmp_path / "results.sqlite3").read_bytes() == before
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    Store.open(data_dir).close()
+    write_revision(tmp_path / "results.sqlite3", "9999")
+    before = (tmp_path / "results.sqlite3").read_bytes()
+    with pytest.raises(SchemaNewerError, match=r"9999.*newer version"):
+        Store.open(data_dir)
+    assert (tmp_path / "results.sqlite3").read_bytes() == before
+
+
+def test_a_database_without_a_schema_is_outdated(url: str) -> None:
+    with pytest.raises(SchemaOutdatedError, match="revision none"):
+        migrate.check(url)
+
+
+def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
+    store = Store.open(DataDir(tmp_path))
+    with store._db.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    store.close()

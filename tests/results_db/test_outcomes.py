@@ -1,0 +1,224 @@
+import math
+
+import pytest
+
+from results_db.errors import (
+    AttemptNotFoundError,
+    MeasurementInvalidError,
+    TrialNotFoundError,
+)
+from results_db.leases import LEASE_S
+from results_db.records import TrialBeat
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Iteration
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+
+@pytest.fixture
+def campaign(store: Store) -> int:
+    return make_campaign(store)
+
+
+@pytest.fixture
+def worker_id(store: Store) -> str:
+    return make_worker(store).id
+
+
+@pytest.fixture
+def trial_id(store: Store, campaign: int, worker_id: str) -> int:
+    """A trial that runs, in its first attempt."""
+    trial = store.add_trial(campaign, Layout())
+    lease_one(store, worker_id)
+    return trial.id
+
+
+def lose_lease(store: Store, clock: TurnableClock) -> None:
+    clock.forward(LEASE_S + 1)
+    assert store.expire_leases()
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("out_of_memory", "INFEASIBLE"),
+        ("crashed", "FAILED"),
+        ("timeout", "FAILED"),
+        ("diverged", "FAILED"),
+        ("unsupported", "FAILED"),
+    ],
+)
+def test_a_failure_ends_the_trial_and_keeps_its_reason(
+    store: Store, trial_id: int, reason: str, state: str
+) -> None:
+    assert store.post_outcome(trial_id, 1, failed(reason)).accepted
+    detail = store.trial_detail(trial_id)
+    assert (detail.trial.state, detail.trial.reason) == (state, reason)
+    assert detail.trial.message == f"rank 1 of 2: {reason}"
+    assert detail.trial.node == "node-1"
+    assert detail.trial.measurement is None
+    assert detail.log_tail == "Traceback ..."
+
+
+def test_posting_an_outcome_again_changes_nothing(
+    store: Store, campaign: int, trial_id: int
+) -> None:
+    first = store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0))
+    before = store.trial_detail(trial_id)
+    again = store.post_outcome(trial_id, 1, completed(tokens_per_s=999.0, duration_s=99.0))
+    assert first == again
+    assert again.accepted
+    assert store.trial_detail(trial_id) == before
+    assert store.campaign(campaign).node_seconds == pytest.approx(4)
+
+
+def test_a_late_measurement_of_a_waiting_trial_is_taken(
+    store: Store, clock: TurnableClock, worker_id: str, trial_id: int
+) -> None:
+    lose_lease(store, clock)
+    receipt = store.post_outcome(trial_id, 1, completed())
+    assert (receipt.accepted, receipt.state) == (True, "COMPLETED")
+    assert store.trial(trial_id).lost_attempts == 0
+    assert store.lease(worker_id, 1) == []
+
+
+def test_a_late_measurement_stops_the_attempt_that_runs_now(
+    store: Store, clock: TurnableClock, trial_id: int
+) -> None:
+    lose_lease(store, clock)
+    other = make_worker(store, "w2")
+    assert lease_one(store, other.id).attempt == 2
+    assert store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0)).accepted
+    beat = TrialBeat(trial_id=trial_id, attempt=2, iterations_done=1)
+    assert store.heartbeat(other.id, [beat]) == [trial_id]
+    too_late = store.post_outcome(trial_id, 2, completed(tokens_per_s=999.0))
+    assert (too_late.accepted, too_late.state) == (False, "COMPLETED")
+    detail = store.trial_detail(trial_id)
+    assert detail.trial.measurement is not None
+    assert detail.trial.measurement.tokens_per_s == 100.0
+    assert [a.ending for a in detail.attempts] == ["reported", "superseded"]
+    assert store.post_outcome(trial_id, 2, completed()) == too_late
+
+
+def test_what_a_late_attempt_really_cost_replaces_what_was_guessed(
+    store: Store, clock: TurnableClock, campaign: int, trial_id: int
+) -> None:
+    lose_lease(store, clock)
+    assert store.campaign(campaign).node_seconds == pytest.approx(0)
+    store.post_outcome(trial_id, 1, completed(duration_s=30))
+    assert store.trial(trial_id).node_seconds == pytest.approx(30)
+    assert store.campaign(campaign).node_seconds == pytest.approx(30)
+
+
+def test_an_outcome_after_the_trial_has_ended_is_not_taken_but_paid_for(
+    store: Store, clock: TurnableClock, campaign: int, trial_id: int
+) -> None:
+    lose_lease(store, clock)
+    store.cancel_campaign(campaign)
+    receipt = store.post_outcome(trial_id, 1, completed(duration_s=7))
+    assert (receipt.accepted, receipt.state) == (False, "CANCELLED")
+    assert store.trial(trial_id).measurement is None
+    assert store.campaign(campaign).node_seconds == pytest.approx(7)
+
+
+def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
+    store: Store, campaign: int, worker_id: str, trial_id: int
+) -> None:
+    receipt = store.post_outcome(trial_id, 1, failed("node_lost"))
+    assert (receipt.accepted, receipt.state) == (True, "PENDING")
+    assert store.trial(trial_id).lost_attempts == 1
+    for attempt in (2, 3):
+        assert lease_one(store, worker_id).attempt == attempt
+        receipt = store.post_outcome(trial_id, attempt, failed("node_lost"))
+    assert receipt.state == "FAILED"
+    assert store.trial(trial_id).reason == "node_lost"
+    assert len(store.trials_told_since(campaign, 0)) == 1
+
+
+def test_a_worker_that_stops_a_trial_nobody_cancelled_puts_it_back(
+    store: Store, worker_id: str, trial_id: int
+) -> None:
+    receipt = store.post_outcome(trial_id, 1, failed("cancelled"))
+    assert (receipt.accepted, receipt.state) == (True, "PENDING")
+    assert store.trial(trial_id).lost_attempts == 0
+    assert lease_one(store, worker_id).attempt == 2
+
+
+def test_stopping_an_attempt_that_was_superseded_does_not_touch_the_trial(
+    store: Store, clock: TurnableClock, trial_id: int
+) -> None:
+    lose_lease(store, clock)
+    other = make_worker(store, "w2")
+    lease_one(store, other.id)
+    for reason in ("cancelled", "node_lost"):
+        for _ in range(2):
+            receipt = store.post_outcome(trial_id, 1, failed(reason))
+            assert (receipt.accepted, receipt.state) == (False, "RUNNING")
+    running = store.trial(trial_id)
+    assert (running.worker_id, running.attempt, running.lost_attempts) == (other.id, 2, 1)
+
+
+def test_a_cancelled_campaign_ends_its_running_trial_when_the_worker_has_stopped(
+    store: Store, campaign: int, trial_id: int
+) -> None:
+    store.cancel_campaign(campaign)
+    assert store.post_outcome(trial_id, 1, failed("cancelled")).state == "CANCELLED"
+    assert store.count_open_trials(campaign) == 0
+
+
+def test_a_measurement_that_came_before_the_stop_is_kept(
+    store: Store, campaign: int, trial_id: int
+) -> None:
+    store.cancel_campaign(campaign)
+    assert store.post_outcome(trial_id, 1, completed()).state == "COMPLETED"
+
+
+def test_an_attempt_that_never_was_is_refused(store: Store, trial_id: int) -> None:
+    with pytest.raises(AttemptNotFoundError, match="no attempt 2; its latest is 1"):
+        store.post_outcome(trial_id, 2, completed())
+    with pytest.raises(TrialNotFoundError, match="no trial 77"):
+        store.post_outcome(77, 1, completed())
+    assert store.trial(trial_id).state == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens_per_s_per_device": math.nan}, "tokens_per_s_per_device=nan"),
+        ({"mfu": math.inf}, "mfu=inf"),
+        ({"tokens_per_step": 1 << 70}, "tokens_per_step=1180591620717411303424"),
+        ({"peak_memory_bytes_by_stage": (1, 2)}, "2 stages; the layout has pp=1"),
+        ({"duration_s": math.nan}, "duration_s=nan"),
+        ({"duration_s": -1.0}, "duration_s=-1.0"),
+        (
+            {
+                "iterations": (
+                    Iteration(index=1, kind="timed", step_time_s=1.0, loss=1.0, grad_norm=1.0),
+                )
+            },
+            "iteration 1 stands at place 0",
+        ),
+        (
+            {
+                "iterations": (
+                    Iteration(index=0, kind="timed", step_time_s=1.0, loss=math.nan, grad_norm=1.0),
+                )
+            },
+            "iteration 0 has loss=nan",
+        ),
+    ],
+)
+def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
+    store: Store, trial_id: int, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(MeasurementInvalidError, match=message):
+        store.post_outcome(trial_id, 1, completed(**changes))
+    assert store.trial(trial_id).state == "RUNNING"
+    assert store.post_outcome(trial_id, 1, completed()).accepted

@@ -1,0 +1,210 @@
+import dataclasses
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+
+from results_db.errors import (
+    CampaignNotFoundError,
+    ObjectiveUnknownError,
+    TrialDuplicateError,
+    TrialNotFoundError,
+    TrialStateError,
+)
+from results_db.models import Trial
+from results_db.store import Store
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from tests.results_db.factories import (
+    completed,
+    failed,
+    lease_one,
+    make_campaign,
+    make_environment,
+    make_measurement,
+    make_worker,
+)
+
+ODD = Layout(
+    num_nodes=2,
+    tp=2,
+    pp=4,
+    dp=2,
+    vpp=2,
+    micro_batch_size=3,
+    num_microbatches=5,
+    zero_stage=1,
+    recompute="selective",
+    sequence_parallel=True,
+    precision="bf16",
+)
+
+
+def run_trial(
+    store: Store, campaign: int, layout: Layout, worker_id: str, **changes: object
+) -> int:
+    trial = store.add_trial(campaign, layout)
+    lease_one(store, worker_id)
+    store.post_outcome(trial.id, 1, completed(layout, **changes))
+    return trial.id
+
+
+def test_a_layout_comes_back_as_it_was(store: Store) -> None:
+    campaign = make_campaign(store)
+    trial = store.add_trial(campaign, ODD)
+    assert trial.layout == ODD == store.trial(trial.id).layout
+    assert trial.layout_key == ODD.key
+    assert (trial.state, trial.number, trial.attempt) == ("PENDING", 1, 0)
+
+
+def test_every_knob_has_a_column_of_its_own() -> None:
+    assert set(LAYOUT_FIELDS) <= set(Trial.__table__.columns.keys())
+
+
+def test_a_layout_is_tried_once_in_a_campaign(store: Store) -> None:
+    first, second = make_campaign(store, "a"), make_campaign(store, "b")
+    store.add_trial(first, ODD)
+    with pytest.raises(TrialDuplicateError, match=ODD.key):
+        store.add_trial(first, ODD)
+    store.add_trial(second, ODD)
+    # The refused one took no number.
+    assert store.add_trial(first, Layout()).number == 2
+
+
+def test_a_trial_needs_a_campaign(store: Store) -> None:
+    with pytest.raises(CampaignNotFoundError, match="no campaign 9"):
+        store.add_trial(9, ODD)
+
+
+def test_a_repeat_is_deliberate_and_says_what_it_repeats(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    first = store.add_trial(campaign, Layout())
+    with pytest.raises(TrialStateError, match="PENDING"):
+        store.repeat_trial(first.id)
+    lease_one(store, worker.id)
+    store.post_outcome(first.id, 1, completed())
+    second = store.repeat_trial(first.id)
+    assert (second.repeat_of, second.repeat_index, second.number) == (first.id, 1, 2)
+    lease_one(store, worker.id)
+    store.post_outcome(second.id, 1, failed())
+    assert store.repeat_trial(second.id).repeat_index == 2
+
+
+def test_a_completed_trial_keeps_all_that_was_measured(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store, devices_per_node=16)
+    layout = Layout(pp=4)
+    trial_id = run_trial(store, campaign, layout, worker.id)
+    detail = store.trial_detail(trial_id)
+    expected = make_measurement(layout)
+    assert detail.trial.state == "COMPLETED"
+    assert detail.trial.measurement is not None
+    kept = {
+        f.name: getattr(detail.trial.measurement, f.name)
+        for f in dataclasses.fields(detail.trial.measurement)
+    }
+    sent = {f.name: getattr(expected, f.name) for f in dataclasses.fields(expected)}
+    assert detail.iterations == sent.pop("iterations")
+    assert kept == sent
+    assert detail.environment == make_environment()
+    assert detail.log_tail == "the last line\n"
+    assert [(a.attempt, a.ending, a.worker_name) for a in detail.attempts] == [
+        (1, "reported", "w1")
+    ]
+
+
+def test_an_unknown_trial_is_named_in_the_error(store: Store) -> None:
+    campaign = make_campaign(store)
+    for read in (store.trial, store.trial_detail, store.repeat_trial):
+        with pytest.raises(TrialNotFoundError, match="no trial 5"):
+            read(5)
+    with pytest.raises(TrialNotFoundError, match="no trial number 5"):
+        store.trial_by_number(campaign, 5)
+
+
+def test_trials_are_listed_by_number_state_and_page(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    for tp in (1, 2, 4, 8):
+        store.add_trial(campaign, Layout(tp=tp))
+    lease = lease_one(store, worker.id)
+    store.post_outcome(lease.trial_id, 1, completed())
+    assert [t.number for t in store.trials(campaign)] == [1, 2, 3, 4]
+    assert [t.number for t in store.trials(campaign, after_number=1, limit=2)] == [2, 3]
+    assert [t.number for t in store.trials(campaign, states=("COMPLETED", "RUNNING"))] == [1]
+    assert store.trial_by_number(campaign, 3).layout.tp == 4
+    assert store.count_trials(campaign) == {
+        "PENDING": 3,
+        "RUNNING": 0,
+        "COMPLETED": 1,
+        "INFEASIBLE": 0,
+        "FAILED": 0,
+        "CANCELLED": 0,
+    }
+
+
+def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    ids = [store.add_trial(campaign, Layout(tp=tp)).id for tp in (1, 2, 4)]
+    store.lease(worker.id, 3)
+    store.post_outcome(ids[2], 1, failed("out_of_memory"))
+    store.post_outcome(ids[0], 1, completed())
+    told = store.trials_told_since(campaign, 0)
+    assert [(t.id, t.ended_seq) for t in told] == [(ids[2], 1), (ids[0], 2)]
+    store.cancel_campaign(campaign)
+    store.post_outcome(ids[1], 1, failed("cancelled"))
+    assert [t.id for t in store.trials_told_since(campaign, 2)] == [ids[1]]
+
+
+def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    slow = run_trial(store, campaign, Layout(tp=1), worker.id, tokens_per_s=100.0)
+    fast = run_trial(store, campaign, Layout(tp=4), worker.id, tokens_per_s=300.0)
+    tied = run_trial(store, campaign, Layout(tp=2), worker.id, tokens_per_s=300.0)
+    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s")] == [fast, tied, slow]
+    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s_per_device")] == [
+        tied,
+        slow,
+        fast,
+    ]
+    second = store.leaderboard(campaign, "tokens_per_s", limit=1, offset=1)
+    assert [t.id for t in second] == [tied]
+    assert store.count_ranked(campaign) == 3
+
+
+def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: Store) -> None:
+    campaign, other, worker = make_campaign(store), make_campaign(store, "b"), make_worker(store)
+    run_trial(store, campaign, Layout(tp=2), worker.id, oversubscribed=True, tokens_per_s=9e9)
+    run_trial(store, other, Layout(), worker.id)
+    broken = store.add_trial(campaign, Layout(tp=4))
+    lease_one(store, worker.id)
+    store.post_outcome(broken.id, 1, failed())
+    good = run_trial(store, campaign, Layout(), worker.id)
+    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s")] == [good]
+    assert store.count_ranked(campaign) == 1
+
+
+def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
+    with pytest.raises(
+        ObjectiveUnknownError, match="'speed' is not one of tokens_per_s_per_device"
+    ):
+        store.leaderboard(make_campaign(store), "speed")
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"state": "DREAMING"},
+        {"state": "COMPLETED"},
+        {"state": "RUNNING"},
+        {"reason": "crashed"},
+        {"num_devices": 7},
+        {"global_batch_size": 7},
+        {"repeat_index": 1},
+        {"ended_seq": 1},
+        {"campaign_id": 99},
+    ],
+)
+def test_the_schema_refuses_what_must_never_be(store: Store, impossible: dict[str, object]) -> None:
+    trial = store.add_trial(make_campaign(store), Layout())
+    with pytest.raises(IntegrityError), store._db.write() as session:
+        session.execute(update(Trial).where(Trial.id == trial.id).values(**impossible))
+    with store._db.read() as session:
+        assert session.scalar(select(Trial.state)) == "PENDING"
