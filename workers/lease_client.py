@@ -23,7 +23,7 @@ from workers.errors import (
 _LOG = logging.getLogger(__name__)
 
 _CONNECT_WITHIN_S: Final = 5.0
-_ANSWER_WITHIN_S: Final = 30.0
+_ANSWER_WITHIN_S: Final = 10.0
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
 
@@ -105,7 +105,6 @@ class LeaseClient:
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(_ANSWER_WITHIN_S, connect=_CONNECT_WITHIN_S),
             trust_env=not _is_loopback(self.url),  # a proxy can't reach our own loopback
         )
 
@@ -135,7 +134,7 @@ class LeaseClient:
             WorkerUnknownError: the session has ended.
         """
         body = {"max_trials": 1, "wait_s": wait_s}
-        answer = self._request_of_worker(worker_id, "POST", "/leases", body)
+        answer = self._request_of_worker(worker_id, "POST", "/leases", body, wait_s=wait_s)
         fields = Lease.__dataclass_fields__
         leases = self._read(
             answer,
@@ -171,17 +170,22 @@ class LeaseClient:
         """
         self._request_of_worker(worker_id, "DELETE", "", None)
 
-    def _request_of_worker(self, worker_id: str, method: str, path: str, body: Any) -> Any:
+    def _request_of_worker(
+        self, worker_id: str, method: str, path: str, body: Any, *, wait_s: float = 0.0
+    ) -> Any:
         try:
-            return self._request(method, f"/v1/workers/{worker_id}{path}", body)
+            return self._request(method, f"/v1/workers/{worker_id}{path}", body, wait_s=wait_s)
         except _NotFoundError as error:
             raise WorkerUnknownError(str(error)) from error
 
-    def _request(self, method: str, path: str, body: Any) -> Any:
+    def _request(self, method: str, path: str, body: Any, *, wait_s: float = 0.0) -> Any:
         content = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            answer = self._http.request(method, path, content=content, headers=headers)
+            timeout = httpx.Timeout(_ANSWER_WITHIN_S + wait_s, connect=_CONNECT_WITHIN_S)
+            answer = self._http.request(
+                method, path, content=content, headers=headers, timeout=timeout
+            )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ServiceUnreachableError(
                 f"the service at {self.url} does not answer ({error or type(error).__name__})"

@@ -60,6 +60,14 @@ class LocalRay:
             self.close()
             raise
 
+    def has_ended(self) -> bool:
+        """Whether the cluster has ended by itself; then no process of it is left.
+
+        `ray start` ends a second after any of its processes, and the warden ends the rest. Ray tells
+        its clients much later.
+        """
+        return self._head.poll() is not None
+
     def close(self) -> None:
         """Leaves the cluster, ends all of it, and removes its files."""
         ray = sys.modules.get("ray")

@@ -170,7 +170,8 @@ class Worker:
                 self._run(launcher, lease)
 
     def _lease(self) -> Lease | None:
-        return self._client.lease(self._registration.worker_id, wait_s=_LONG_POLL_S)
+        with self._drain.waiting():  # if it was heard, the end of the session returns the lease
+            return self._client.lease(self._registration.worker_id, wait_s=_LONG_POLL_S)
 
     def _run(self, launcher: Launcher, lease: Lease) -> None:
         trial = _RunningTrial(lease=lease)
@@ -222,13 +223,11 @@ class Worker:
                 _LOG.info("trial id %d had ended before: outcome not needed", report.trial_id)
 
     def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
-        """Makes a call until the service is there, unless the worker is asked to end."""
+        """Makes a call until the service is there, unless the worker is asked to end.
 
-        def waiting_call() -> T:
-            with self._drain.waiting():
-                return call()
-
-        return patiently(waiting_call, patience_s=patience_s, wait=self._drain.sleep)
+        Only the pauses are left at once: a call that is left half-way may have been heard.
+        """
+        return patiently(call, patience_s=patience_s, wait=self._drain.sleep)
 
 
 def _beat_of(trial: _RunningTrial) -> Beat:

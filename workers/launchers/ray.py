@@ -71,6 +71,9 @@ class RayNodes:
 
     def poll(self, nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
         """What happened; every node has one call outstanding, which returns with its next events."""
+        if self._ray.has_ended():
+            lost = {"event": "lost", "message": "the Ray cluster ended by itself"}
+            return [NodeEvent(node=node, document=lost) for node in nodes]
         for node in nodes:
             if node not in self._polls:
                 self._polls[node] = self._agents[node].poll.remote(_POLL_S)
@@ -89,6 +92,8 @@ class RayNodes:
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends what is left of a group, on all nodes at once."""
+        if self._ray.has_ended():
+            return {}
         calls = {node: self._agents[node].end.remote(group) for node in nodes}
         tails: dict[int, str] = {}
         for call in calls.values():
@@ -109,8 +114,9 @@ class RayNodes:
 
     def close(self) -> None:
         """Ends the agents, what is below them, and the cluster."""
-        with contextlib.suppress(Exception):  # what can't be asked any more ends with the cluster
-            ray.get([agent.close.remote() for agent in self._agents], timeout=_CALL_WITHIN_S)
+        if not self._ray.has_ended():
+            with contextlib.suppress(ray.exceptions.RayError):  # the cluster's end is theirs too
+                ray.get([agent.close.remote() for agent in self._agents], timeout=_CALL_WITHIN_S)
         self._ray.close()
 
     def _start_agents(self) -> None:

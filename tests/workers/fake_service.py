@@ -1,0 +1,133 @@
+"""A small service that speaks the worker protocol over real HTTP, and does as a test wishes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "the-right-token"
+
+
+class FakeService:
+    """Trials to lease, and what workers said. Change its attributes to have it misbehave."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.trials: list[dict[str, Any]] = []
+        self.registrations: list[dict[str, Any]] = []
+        self.live_worker: str | None = None
+        self.heartbeats: list[dict[str, Any]] = []
+        self.outcomes: list[dict[str, Any]] = []
+        self.unregistered: list[str] = []
+        self.stop: list[int] = []
+        self.away = False
+        """Answers 503 to everything."""
+        self.refuse_outcomes = False
+        self.url = ""
+
+    def add_trial(self, trial_id: int, request: dict[str, Any]) -> None:
+        with self.changed:
+            self.trials.append(
+                {
+                    "trial_id": trial_id,
+                    "attempt": 1,
+                    "campaign": "c",
+                    "number": trial_id,
+                    "request": request,
+                    "lease_expires_at": "2026-01-01T00:00:00Z",
+                }
+            )
+            self.changed.notify_all()
+
+    def forget_worker(self) -> None:
+        with self.changed:
+            self.live_worker = None
+            self.changed.notify_all()
+
+    def _has_news(self) -> bool:
+        return bool(self.trials) or self.away or self.live_worker is None
+
+    def answer(self, method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        with self.changed:
+            self.changed.notify_all()
+            if self.away:
+                return 503, problem("down for a moment")
+            match method, path:
+                case "POST", ["v1", "workers"]:
+                    self.registrations.append(body)
+                    self.live_worker = f"session-{len(self.registrations)}"
+                    created = {"worker_id": self.live_worker, "lease_s": 15.0}
+                    return 201, {**created, "heartbeat_interval_s": 0.05}
+                case "POST", ["v1", "trials", trial_id, "outcome"]:
+                    if self.refuse_outcomes:
+                        return 422, problem("a number is not finite")
+                    self.outcomes.append({**body, "trial_id": int(trial_id)})
+                    return 200, {"accepted": True, "state": "COMPLETED"}
+                case _, ["v1", "workers", worker_id, *_] if worker_id != self.live_worker:
+                    return 404, problem(f"there is no worker {worker_id}")
+                case "POST", ["v1", "workers", _, "leases"]:
+                    self.changed.wait_for(self._has_news, body["wait_s"])
+                    if self.live_worker != path[2]:
+                        return 404, problem(f"there is no worker {path[2]}")
+                    leases, self.trials = self.trials[:1], self.trials[1:]
+                    return 200, {"leases": leases}
+                case "POST", ["v1", "workers", _, "heartbeats"]:
+                    self.heartbeats.append(body)
+                    return 200, {"stop": self.stop}
+                case "DELETE", ["v1", "workers", worker_id]:
+                    self.unregistered.append(worker_id)
+                    self.live_worker = None
+                    return 204, None
+        raise AssertionError(f"unexpected request {method} {path}")
+
+
+def problem(detail: str) -> dict[str, Any]:
+    return {"type": "about:blank", "title": "Problem", "detail": detail}
+
+
+@contextmanager
+def serve(service: FakeService, port: int = 0) -> Iterator[FakeService]:
+    """Serves on loopback while the context lasts; port 0 takes a free one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                status, answer = 401, problem("the token is unknown")
+            else:
+                path = self.path.strip("/").split("/")
+                status, answer = service.answer(self.command, path, body)
+            content = b"" if answer is None else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = answer
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+        def handle_error(self, *_: Any) -> None:
+            """A worker that was killed in a request is no news."""
+
+    with Server(("127.0.0.1", port), Handler) as server:
+        service.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield service
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,132 @@
+"""The lease client says which of four things went wrong, and never hides a fifth."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.workers.fake_service import TOKEN, FakeService, serve
+from workers.errors import (
+    RequestRefusedError,
+    ServiceUnreachableError,
+    TokenRefusedError,
+    WorkerUnknownError,
+)
+from workers.lease_client import (
+    Beat,
+    LeaseClient,
+    OutcomeReport,
+    WorkerIdentity,
+    patiently,
+    pauses,
+)
+
+IDENTITY = WorkerIdentity(
+    name="w",
+    host="h",
+    cluster="local-cpu",
+    num_nodes=1,
+    devices_per_node=2,
+    device="CPU core",
+    versions={"python": "3.11"},
+)
+REPORT = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome={"state": "failed"})
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with serve(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: FakeService) -> Iterator[LeaseClient]:
+    with LeaseClient(service.url + "/", TOKEN) as client:
+        yield client
+
+
+def test_a_session_from_registration_to_its_end(client: LeaseClient, service: FakeService) -> None:
+    session = client.register(IDENTITY)
+    assert session.heartbeat_interval_s == 0.05
+    assert client.lease(session.worker_id, wait_s=0) is None
+    service.add_trial(7, {"seed": 0})
+    lease = client.lease(session.worker_id, wait_s=1)
+    assert lease is not None
+    assert (lease.trial_id, lease.attempt, lease.campaign, lease.number) == (7, 1, "c", 7)
+    service.stop = [7]
+    beat = Beat(trial_id=7, attempt=1, iterations_done=3)
+    assert client.heartbeat(session.worker_id, [beat]) == [7]
+    assert client.post_outcome(REPORT)
+    client.unregister(session.worker_id)
+    assert service.registrations[0]["versions"] == {"python": "3.11"}
+    assert service.heartbeats[0]["trials"] == [{"trial_id": 7, "attempt": 1, "iterations_done": 3}]
+    assert service.outcomes[0] == {
+        "worker_id": "session-1",
+        "attempt": 1,
+        "outcome": {"state": "failed"},
+        "trial_id": 7,
+    }
+
+
+def test_an_ended_session_is_unknown(client: LeaseClient) -> None:
+    with pytest.raises(WorkerUnknownError, match="there is no worker long-gone"):
+        client.lease("long-gone", wait_s=0)
+
+
+def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> None:
+    with (
+        LeaseClient(service.url, "wrong") as client,
+        pytest.raises(TokenRefusedError, match="the token is unknown; check the token file"),
+    ):
+        client.register(IDENTITY)
+
+
+def test_a_service_in_trouble_counts_as_away(client: LeaseClient, service: FakeService) -> None:
+    service.away = True
+    with pytest.raises(ServiceUnreachableError, match="503: down for a moment"):
+        client.register(IDENTITY)
+
+
+def test_nobody_listening_counts_as_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        LeaseClient(f"http://127.0.0.1:{port}", TOKEN) as client,
+        pytest.raises(ServiceUnreachableError, match=f"127.0.0.1:{port} does not answer"),
+    ):
+        client.register(IDENTITY)
+
+
+def test_a_refused_outcome_says_why(client: LeaseClient, service: FakeService) -> None:
+    service.refuse_outcomes = True
+    with pytest.raises(RequestRefusedError, match="422: a number is not finite"):
+        client.post_outcome(REPORT)
+
+
+def test_a_service_of_another_kind_is_recognised(
+    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "answer", lambda *_: (200, {"hello": "world"}))
+    with pytest.raises(RequestRefusedError, match="does not speak the worker protocol"):
+        client.register(IDENTITY)
+
+
+def test_pauses_grow_to_a_limit() -> None:
+    growing = pauses()
+    first = [next(growing) for _ in range(8)]
+    assert first == sorted(first)
+    assert first[0] == 0.2
+    assert first[-1] == 5.0
+
+
+def test_patience_ends_with_the_last_error() -> None:
+    tries: list[float] = []
+
+    def fail() -> None:
+        raise ServiceUnreachableError("away")
+
+    with pytest.raises(ServiceUnreachableError, match="away"):
+        patiently(fail, patience_s=0.3, wait=tries.append)
+    assert tries == [0.2]

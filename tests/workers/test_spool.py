@@ -1,0 +1,48 @@
+"""Outcomes survive on disk until they are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.errors import SpoolInUseError
+from workers.lease_client import OutcomeReport
+from workers.spool import Spool
+
+
+def make_report(trial_id: int = 7) -> OutcomeReport:
+    return OutcomeReport(
+        trial_id=trial_id, attempt=2, worker_id="w", outcome={"state": "failed", "message": "ß"}
+    )
+
+
+def test_what_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
+    with Spool(tmp_path / "spool") as spool:
+        spool.keep(make_report(9))
+        spool.keep(make_report(3))
+    with Spool(tmp_path / "spool") as spool:
+        assert spool.kept() == [make_report(9), make_report(3)]
+        spool.forget(make_report(9))
+        assert spool.kept() == [make_report(3)]
+
+
+def test_a_second_owner_is_refused(tmp_path: Path) -> None:
+    with Spool(tmp_path), pytest.raises(SpoolInUseError, match="another worker uses"):
+        Spool(tmp_path)
+
+
+def test_what_is_refused_or_unreadable_is_set_aside_and_not_lost(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        spool.keep(make_report())
+        spool.reject(make_report(), "the trial is gone")
+        (tmp_path / "trial-1-attempt-1.json").write_text('{"half')
+        assert spool.kept() == []
+    names = {path.name for path in (tmp_path / "rejected").iterdir()}
+    assert names == {"trial-7-attempt-2.json", "trial-1-attempt-1.json"}
+
+
+def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / "trial-1-attempt-1.tmp").write_text('{"trial_id": 1,')
+    with Spool(tmp_path) as spool:
+        assert spool.kept() == []

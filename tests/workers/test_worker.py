@@ -1,0 +1,248 @@
+"""The worker's loop against a real HTTP service, with a launcher that does as it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.process_checks import wait_until
+from tests.workers.test_lease_client import IDENTITY
+from workers.drain import Drain
+from workers.errors import ServiceUnreachableError, TokenRefusedError
+from workers.launchers.base import Cancelled, OnEvent, TrainingEnd
+from workers.lease_client import LeaseClient, OutcomeReport
+from workers.spool import Spool
+from workers.worker import Worker
+
+REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2)).to_mapping()
+FAILED = Outcome(state="failed", reason="crashed", message="rank 0: no luck")
+CANCELLED = Outcome(state="cancelled", reason="cancelled", message="asked to")
+
+Program = Callable[[OnEvent, Cancelled], Outcome]
+
+
+class FakeLauncher:
+    """Answers every probe with what a program says."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.requests: list[ProbeRequest] = []
+        self.closed = False
+
+    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+        self.requests.append(request)
+        return self._program(on_event, cancelled)
+
+    def train(
+        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
+    ) -> TrainingEnd:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fail(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+    return FAILED
+
+
+def run_until_cancelled(on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+    on_event({"event": "iteration", "index": 4})
+    wait_until("the probe is cancelled", cancelled)
+    return CANCELLED
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with serve(FakeService()) as service:
+        yield service
+
+
+@contextmanager
+def end_when(condition: Callable[[], Any]) -> Iterator[None]:
+    """Sends this process SIGTERM once a condition holds, as a supervisor would."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not condition() and not stop.is_set():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=watch)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def work(
+    service: FakeService,
+    spool_dir: Path,
+    program: Program,
+    *,
+    until: Callable[[], Any],
+    token: str = TOKEN,
+    patience_s: float = 5.0,
+) -> FakeLauncher:
+    """Runs a worker in this thread until a condition ends it."""
+    launcher = FakeLauncher(program)
+    drain = Drain()
+    with LeaseClient(service.url, token) as client, Spool(spool_dir) as spool:
+        worker = Worker(
+            client=client,
+            identity=IDENTITY,
+            start_launcher=lambda: launcher,
+            spool=spool,
+            drain=drain,
+        )
+        with end_when(until):
+            drain.listen()
+            worker.run(patience_s=patience_s)
+    return launcher
+
+
+def test_a_trial_is_run_and_its_outcome_posted_once(service: FakeService, tmp_path: Path) -> None:
+    service.add_trial(7, REQUEST)
+    launcher = work(service, tmp_path, fail, until=lambda: service.outcomes)
+    assert launcher.requests == [ProbeRequest.from_mapping(REQUEST)]
+    (posted,) = service.outcomes
+    assert (posted["trial_id"], posted["attempt"]) == (7, 1)
+    assert posted["worker_id"] == "session-1"
+    assert posted["outcome"] == FAILED.to_mapping()
+    assert service.unregistered == ["session-1"]
+    assert launcher.closed
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_heartbeats_tell_how_far_the_trial_is(service: FakeService, tmp_path: Path) -> None:
+    beat = {"trials": [{"trial_id": 7, "attempt": 1, "iterations_done": 5}]}
+    service.add_trial(7, REQUEST)
+    work(service, tmp_path, run_until_cancelled, until=lambda: beat in service.heartbeats)
+
+
+def test_a_trial_that_the_service_stops_is_ended_and_reported(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(7, REQUEST)
+    service.stop = [7]
+    work(service, tmp_path, run_until_cancelled, until=lambda: service.outcomes)
+    assert service.outcomes[0]["outcome"]["state"] == "cancelled"
+
+
+def test_a_drained_worker_ends_its_probe_and_returns_the_lease(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(7, REQUEST)
+    started = time.monotonic()
+    launcher = work(
+        service, tmp_path, run_until_cancelled, until=lambda: len(service.heartbeats) > 1
+    )
+    assert launcher.requests
+    assert service.outcomes == []
+    assert service.unregistered == ["session-1"]
+    assert time.monotonic() - started < 3
+
+
+def test_a_worker_that_waits_for_work_ends_at_once(service: FakeService, tmp_path: Path) -> None:
+    started = time.monotonic()
+    work(service, tmp_path, fail, until=lambda: len(service.heartbeats) > 1)
+    assert time.monotonic() - started < 3
+    assert service.unregistered == ["session-1"]
+
+
+def test_a_worker_that_is_forgotten_registers_again(service: FakeService, tmp_path: Path) -> None:
+    def forget_once() -> bool:
+        if service.heartbeats and len(service.registrations) == 1:
+            service.forget_worker()
+        return len(service.registrations) == 2 and service.live_worker == "session-2"
+
+    work(service, tmp_path, fail, until=forget_once)
+    assert service.unregistered == ["session-2"]
+
+
+def test_an_outcome_is_posted_when_the_service_is_back(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def leave(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        service.away = True
+        threading.Timer(0.5, lambda: setattr(service, "away", False)).start()
+        return FAILED
+
+    service.add_trial(7, REQUEST)
+    work(service, tmp_path, leave, until=lambda: service.outcomes)
+    assert len(service.outcomes) == 1
+
+
+def test_an_outcome_of_a_killed_worker_is_posted_by_the_next(
+    service: FakeService, tmp_path: Path
+) -> None:
+    with Spool(tmp_path) as spool:
+        spool.keep(
+            OutcomeReport(trial_id=5, attempt=2, worker_id="session-0", outcome=FAILED.to_mapping())
+        )
+    work(service, tmp_path, fail, until=lambda: service.outcomes)
+    (posted,) = service.outcomes
+    assert (posted["trial_id"], posted["attempt"], posted["worker_id"]) == (5, 2, "session-0")
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_an_outcome_is_kept_when_the_service_stays_away(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def leave(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        service.away = True
+        return FAILED
+
+    service.add_trial(7, REQUEST)
+    work(service, tmp_path, leave, until=lambda: list(tmp_path.glob("*.json")))
+    assert [path.name for path in tmp_path.glob("*.json")] == ["trial-7-attempt-1.json"]
+
+
+def test_a_refused_outcome_is_set_aside_and_work_goes_on(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.refuse_outcomes = True
+    service.add_trial(7, REQUEST)
+    aside = tmp_path / "rejected" / "trial-7-attempt-1.json"
+    work(service, tmp_path, fail, until=aside.exists)
+    assert service.unregistered == ["session-1"]
+
+
+def test_a_request_that_is_not_understood_is_an_unsupported_trial(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(7, {**REQUEST, "colour": "green"})
+    launcher = work(service, tmp_path, fail, until=lambda: service.outcomes)
+    assert launcher.requests == []
+    assert service.outcomes[0]["outcome"]["reason"] == "unsupported"
+    assert "colour" in service.outcomes[0]["outcome"]["message"]
+
+
+def test_a_wrong_token_ends_the_worker(service: FakeService, tmp_path: Path) -> None:
+    with pytest.raises(TokenRefusedError):
+        work(service, tmp_path, fail, until=lambda: False, token="wrong")
+
+
+def test_an_absent_service_ends_the_worker_when_patience_runs_out(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.away = True
+    with pytest.raises(ServiceUnreachableError, match="503"):
+        work(service, tmp_path, fail, until=lambda: False, patience_s=0.3)

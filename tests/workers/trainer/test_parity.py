@@ -1,0 +1,215 @@
+"""Every layout trains the same model: against an independent reference, and against each other.
+
+Bounds are the measured ones: sums in another order move losses by some 1e-6. Parameters are
+compared by relative L2, since AdamW amplifies rounding where a gradient is nearly zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from tests.workers.trainer.cases import (
+    ADAMW,
+    STEPS,
+    Run,
+    initial_weights,
+    largest_difference,
+    largest_ratio,
+    make_layout,
+    make_shape,
+    relative_l2,
+    train,
+)
+from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.reference import train_reference
+from workers.trainer.data import make_batch
+from workers.trainer.optimizer import OptimizerSettings
+
+SGD = OptimizerSettings(kind="sgd", learning_rate=0.1)
+CLIPPED = OptimizerSettings(clip_grad_norm=0.5)
+
+GRID = [
+    pytest.param(
+        {"tp": tp, "pp": pp, "dp": dp, "zero_stage": zero},
+        # Eight ranks take long; ZeRO over one replica is the plain optimizer.
+        marks=[pytest.mark.slow] if tp * pp * dp > 4 or zero > dp - 1 else [],
+        id=f"tp{tp}-pp{pp}-dp{dp}-zero{zero}",
+    )
+    for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1))
+]
+FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+
+
+@functools.cache
+def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
+    """The independent model on the same global batches; in a forked rank, as the trainer runs."""
+
+    def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        if settings.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=settings.learning_rate)
+        return torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    def work(rank: int) -> Any:
+        batches = []
+        for step in range(STEPS):
+            batch = make_batch(shape, make_layout(), seed=0, step=step, dp_rank=0)
+            size = (-1, shape.seq_length)
+            batches.append((batch.ids_MT.reshape(size), batch.targets_MT.reshape(size)))
+        losses, norms, weights = train_reference(
+            shape, initial_weights(shape), batches, make_optimizer
+        )
+        return losses, norms, {name: value.numpy() for name, value in weights.items()}
+
+    losses, norms, arrays = run_ranks(1, work)[0]
+    weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Run(losses=losses, grad_norms=norms, weights=weights)
+
+
+def assert_same_training(found: Run, expected: Run) -> None:
+    assert largest_difference(found.losses, expected.losses) < 1e-5
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
+    assert relative_l2(found.weights, expected.weights) < 1e-4
+
+
+def assert_bitwise_equal(found: Run, expected: Run) -> None:
+    assert found.losses == expected.losses
+    # Each rank sums the squares of its share, so the sums' order depends on the layout.
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-7
+    for name, value in expected.weights.items():
+        assert torch.equal(found.weights[name], value), name
+
+
+@FAMILIES
+@pytest.mark.parametrize("axes", GRID)
+def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int]) -> None:
+    shape = make_shape(family)
+    assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
+
+
+@pytest.mark.parametrize("axes", GRID)
+def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, int]) -> None:
+    """A gradient of the wrong scale, which AdamW forgives, shows in how far the weights moved."""
+    shape = make_shape("gpt")
+    start = initial_weights(shape)
+    found, expected = train(shape, make_layout(**axes), SGD), reference(shape, SGD)
+    assert largest_difference(found.losses, expected.losses) < 1e-5
+    moved = {name: value - start[name] for name, value in found.weights.items()}
+    should = {name: value - start[name] for name, value in expected.weights.items()}
+    assert relative_l2(moved, should) < 1e-4
+
+
+@FAMILIES
+def test_a_pipeline_is_bitwise_equal_to_one_process(family: str) -> None:
+    shape = make_shape(family)
+    assert_bitwise_equal(train(shape, make_layout(pp=2)), train(shape, make_layout()))
+    deep = make_shape(family, num_layers=4)
+    assert_bitwise_equal(train(deep, make_layout(pp=4)), train(deep, make_layout()))
+
+
+@FAMILIES
+def test_tensor_and_pipeline_parallel_together_are_bitwise_equal_to_tensor_parallel(
+    family: str,
+) -> None:
+    shape = make_shape(family)
+    assert_bitwise_equal(train(shape, make_layout(tp=2, pp=2)), train(shape, make_layout(tp=2)))
+
+
+@FAMILIES
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_pipeline_and_data_parallel_together_are_bitwise_equal_to_data_parallel(
+    family: str, zero_stage: int
+) -> None:
+    shape = make_shape(family)
+    both = make_layout(pp=2, dp=2, zero_stage=zero_stage)
+    assert_bitwise_equal(train(shape, both), train(shape, make_layout(dp=2, zero_stage=zero_stage)))
+
+
+@FAMILIES
+@pytest.mark.parametrize("axes", [{}, {"tp": 2, "pp": 2}, {"dp": 2, "zero_stage": 1}])
+def test_full_recomputation_is_bitwise_equal_to_none(family: str, axes: dict[str, int]) -> None:
+    shape = make_shape(family)
+    recomputed = train(shape, make_layout(recompute="full", **axes))
+    assert_bitwise_equal(recomputed, train(shape, make_layout(**axes)))
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"pp": 2}, {"tp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2, "zero_stage": 1}],
+    ids=str,
+)
+def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) -> None:
+    """`train` refuses copies that differ; here the sum of both ends' gradients is judged."""
+    shape = make_shape(family, tied_embeddings=True)
+    assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
+
+
+@pytest.mark.parametrize(
+    "axes", [{"tp": 2, "pp": 2}, {"tp": 2, "dp": 2, "zero_stage": 1}, {"pp": 2, "dp": 2}], ids=str
+)
+def test_clipping_sees_the_norm_of_the_whole_model(axes: dict[str, int]) -> None:
+    shape = make_shape("gpt", tied_embeddings=True)
+    alone = train(shape, make_layout(), CLIPPED)
+    assert min(alone.grad_norms) > 0.5, "nothing was clipped"
+    assert_same_training(train(shape, make_layout(**axes), CLIPPED), alone)
+
+
+def test_clipping_scales_the_update_to_the_limit() -> None:
+    clipped_sgd = OptimizerSettings(kind="sgd", learning_rate=1.0, clip_grad_norm=0.5)
+    shape = make_shape("llama")
+    start, run = initial_weights(shape), train(shape, make_layout(), clipped_sgd, 1)
+    moved = sum(float((run.weights[n] - start[n]).double().square().sum()) for n in start)
+    assert moved**0.5 == pytest.approx(0.5, rel=1e-5)
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "axes", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 1}, {"tp": 2, "pp": 2}], ids=str
+)
+def test_bf16_follows_fp32_within_its_precision(family: str, axes: dict[str, int]) -> None:
+    shape = make_shape(family)
+    found = train(shape, make_layout(precision="bf16", **axes))
+    expected = train(shape, make_layout())
+    assert largest_difference(found.losses, expected.losses) < 1e-2
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 3e-2
+    assert relative_l2(found.weights, expected.weights) < 2e-2
+
+
+def test_bf16_shards_its_master_weights_without_a_difference() -> None:
+    shape = make_shape("llama")
+    sharded = train(shape, make_layout(precision="bf16", dp=2, zero_stage=1))
+    assert_bitwise_equal(sharded, train(shape, make_layout(precision="bf16", dp=2)))
+
+
+@pytest.mark.parametrize(("micro_batch_size", "num_microbatches"), [(8, 1), (4, 2), (1, 8)])
+def test_accumulation_does_not_change_the_training(
+    micro_batch_size: int, num_microbatches: int
+) -> None:
+    shape = make_shape("llama")
+    layout = Layout(micro_batch_size=micro_batch_size, num_microbatches=num_microbatches)
+    assert_same_training(train(shape, layout), reference(shape, ADAMW))
+
+
+def test_fewer_microbatches_than_stages_still_train_the_same() -> None:
+    shape = make_shape("llama", num_layers=4)
+    layout = Layout(pp=4, micro_batch_size=4, num_microbatches=2)
+    alone = train(shape, Layout(micro_batch_size=4, num_microbatches=2))
+    assert_bitwise_equal(train(shape, layout), alone)
+
+
+def test_the_loss_falls_because_there_is_something_to_learn() -> None:
+    losses = train(make_shape("llama"), make_layout()).losses
+    assert losses[-1] < losses[0] - 0.3
