@@ -18,7 +18,7 @@ from tuner.strategies.deephyper import DeepHyperProposer
 from tuner.strategies.encoding import KnobRanks
 from tuner.strategies.registry import make_strategy
 
-NEVER = 200
+NEVER = 400
 
 
 def make_legal_set(**space: object) -> LegalSet:
@@ -26,13 +26,14 @@ def make_legal_set(**space: object) -> LegalSet:
         {
             "name": "synthetic",
             "model": "gpt-22b",
-            "cluster": {"preset": "a100-sxm", "num_nodes": 4},
+            "cluster": {"preset": "a100-sxm", "num_nodes": 8},
             "space": {
-                "global_batch_size": 256,
+                "global_batch_size": {"min": 128, "max": 1024},
                 "num_nodes": 4,
                 "tp": [1, 2, 4, 8],
                 "pp": [1, 2, 4, 8, 16],
-                "micro_batch_size": [1, 2, 4, 8],
+                "micro_batch_size": [1, 2, 4, 8, 16],
+                "num_microbatches": [4, 8, 16, 32, 64, 128],
                 "zero_stage": [0, 1],
                 "recompute": ["none", "full"],
                 **space,
@@ -44,14 +45,15 @@ def make_legal_set(**space: object) -> LegalSet:
 
 def measure(layout: Layout) -> Observation:
     """Like a roofline: small batches starve the devices, pipelines idle, groups talk; some overflow."""
-    states = 16.0 if layout.zero_stage == 0 else 4.0 + 12.0 / layout.dp
-    activations = layout.micro_batch_size * (0.15 if layout.recompute == "full" else 2.0)
-    if 22.0 * states / (layout.tp * layout.pp) + 5.0 * activations / layout.tp > 60.0:
+    states = 352.0 * (1.0 if layout.zero_stage == 0 else 0.25 + 0.75 / layout.dp)
+    activations = layout.micro_batch_size * (1.0 if layout.recompute == "full" else 10.0)
+    if states / (layout.tp * layout.pp) + activations / layout.tp > 75.0:
         return INFEASIBLE
-    compute = (1.33 if layout.recompute == "full" else 1.0) * (1.0 + 0.4 / layout.micro_batch_size)
+    compute = 1.33 if layout.recompute == "full" else 1.0
+    starved = 1.0 + 0.6 * layout.tp**0.5 / layout.micro_batch_size
     bubble = (layout.pp - 1) / layout.num_microbatches
-    communication = 0.12 * np.log2(layout.tp) + 0.03 * np.log2(layout.dp) * (1 + layout.zero_stage)
-    return Observation.completed(100.0 / (compute * (1.0 + bubble) + communication))
+    talk = 0.15 * np.log2(layout.tp) + 4.0 * np.log2(layout.dp) / layout.num_microbatches
+    return Observation.completed(100.0 / (compute * starved * (1.0 + bubble) + talk))
 
 
 def probes_to(search: LayoutSearch, target: float) -> int:
@@ -70,15 +72,15 @@ def test_it_needs_far_fewer_probes_than_random_search() -> None:
     legal = make_legal_set()
     values = [measure(legal.layout(i)).objective for i in range(len(legal))]
     best = max(value for value in values if value is not None)
-    near = sum(value is not None and value >= 0.95 * best for value in values)
-    assert near / len(legal) < 0.05, "the target is too easy to tell anything"
+    near = sum(value is not None and value >= 0.9 * best for value in values)
+    assert near <= 0.01 * len(legal), "the target is too easy to tell anything"
     medians = {
         name: statistics.median(
-            probes_to(make_strategy(name, legal, seed=seed), 0.95 * best) for seed in range(9)
+            probes_to(make_strategy(name, legal, seed=seed), 0.9 * best) for seed in range(11)
         )
         for name in ("deephyper", "random")
     }
-    assert medians["deephyper"] <= 0.6 * medians["random"], medians
+    assert medians["deephyper"] <= 0.5 * medians["random"], medians
 
 
 def test_failures_count_towards_the_random_start() -> None:
@@ -141,12 +143,11 @@ def test_a_proposal_among_100_000_layouts_takes_a_moment_with_500_told() -> None
     legal = make_legal_set(
         global_batch_size={"min": 64, "max": 100_000},
         num_nodes=[1, 2, 3, 4],
-        tp=[1, 2, 4, 8],
         pp=[1, 2, 3, 4, 6, 8, 12, 16, 24],
-        micro_batch_size=list(range(1, 33)),
-        num_microbatches=list(range(1, 101)),
+        micro_batch_size=list(range(1, 17)),
+        num_microbatches=list(range(1, 33)),
     )
-    assert len(legal) > 100_000
+    assert 90_000 < len(legal) < 150_000
     search = make_strategy("deephyper", legal, seed=1)
     for index in np.random.default_rng(0).choice(len(legal), 500, replace=False):
         layout = legal.layout(int(index))
@@ -154,9 +155,10 @@ def test_a_proposal_among_100_000_layouts_takes_a_moment_with_500_told() -> None
     search.ask()
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        # Of this process: other tests may keep the machine busy.
+        started = time.process_time()
         layout = search.ask()
         assert layout is not None
         search.tell(layout, measure(layout))
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     assert statistics.median(seconds) < 0.3

@@ -60,10 +60,11 @@ def line_of(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the driver ended without saying {words!r}")
 
 
+@pytest.mark.parametrize("strategy", ["random", pytest.param("deephyper", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
-    data_dir: DataDir, store: Store
+    data_dir: DataDir, store: Store, strategy: str
 ) -> None:
-    campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 18}))
+    campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 18}))
     worker = FakeWorker(store)
     for num_done in (4, 11):
         with running_driver(data_dir) as process:

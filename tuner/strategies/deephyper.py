@@ -7,6 +7,7 @@ Everything peculiar to DeepHyper 0.13 stays in this file. What it would get wron
 - Its state cannot be saved, its generator moves with every call, and it keeps every surrogate it
   ever fitted. A new CBO is built for every proposal and told everything at once: one fit a
   proposal, however many are pending, and the same proposal after a restart.
+- It refines its trees whenever it stagnates, by a state of its own; here they are fine throughout.
 - Its failures are strings, do not count as initial points, end the search after a hundred, and
   are worth as much as the worst success. It never sees one: failures are told as numbers.
 - It renames a results.csv that it finds in the working directory, unless it writes none.
@@ -72,7 +73,7 @@ class DeepHyperProposer:
         best = sorted(history.successes(), key=lambda item: item[1], reverse=True)[:NUM_BEST]
         groups = [rng.choice(free, MAX_CANDIDATES, replace=False)]
         for index, _ in best:
-            steps = self._ranks.steps_from(index, free)
+            steps = self._ranks.steps_from(index)[free]
             groups.append(free[np.argpartition(steps, MAX_NEIGHBOURS)[:MAX_NEIGHBOURS]])
         return rng.permutation(np.unique(np.concatenate(groups)))
 
@@ -97,7 +98,7 @@ class DeepHyperProposer:
             random_state=int(rng.integers(2**31)),
             checkpoint_history_to_csv=False,
             surrogate_model="ET",
-            surrogate_model_kwargs={"n_estimators": NUM_TREES},
+            surrogate_model_kwargs={"n_estimators": NUM_TREES, "min_impurity_decrease": 0.0},
             acq_func="UCB",
             acq_func_kwargs={
                 "kappa": _kappa(num_asked - self._num_initial),

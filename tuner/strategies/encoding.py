@@ -29,25 +29,28 @@ class KnobRanks:
         varying = {name: ranks for name, ranks in ranked.items() if ranks.max(initial=0) > 0}
         self.names = tuple(sorted(varying))
         """Knobs that take more than one value, in alphabetical order."""
-        self.table: NDArray[np.int16] = np.empty((len(layouts), len(varying)), dtype=np.int16)
+        self._columns = tuple(varying[name] for name in self.names)
+        shape = (len(layouts), len(self.names))
+        self.table: NDArray[np.int32] = (
+            np.stack(self._columns, axis=1) if varying else np.empty(shape, dtype=np.int32)
+        )
         """Ranks, by layout and knob."""
-        for column, name in enumerate(self.names):
-            self.table[:, column] = varying[name]
-        self.num_values = tuple(int(ranks.max()) + 1 for ranks in self.table.T)
+        self.num_values = tuple(int(ranks.max()) + 1 for ranks in self._columns)
         """How many values each knob takes."""
 
-    def steps_from(self, index: int, among: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many steps of a rank lie between one layout and each of the others."""
-        difference = self.table[among] - self.table[index]
-        steps: NDArray[np.int64] = np.abs(difference).sum(axis=1, dtype=np.int64)
+    def steps_from(self, index: int) -> NDArray[np.int32]:
+        """How many steps of a rank lie between one layout and each."""
+        steps = np.zeros(len(self.table), dtype=np.int32)
+        for ranks in self._columns:
+            steps += np.abs(ranks - ranks[index])
         return steps
 
 
-def _ranks(values: NDArray[Any]) -> NDArray[np.int16]:
+def _ranks(values: NDArray[Any]) -> NDArray[np.int32]:
     distinct, ranks = np.unique(values, return_inverse=True)
     order = sorted(range(len(distinct)), key=lambda i: _sort_key(distinct[i]))
-    position = np.empty(len(distinct), dtype=np.int16)
-    position[order] = np.arange(len(distinct), dtype=np.int16)
+    position = np.empty(len(distinct), dtype=np.int32)
+    position[order] = np.arange(len(distinct), dtype=np.int32)
     return position[ranks.reshape(-1)]
 
 
