@@ -60,7 +60,7 @@ def problem_response(
         type=f"urn:layout-tuner:problem:{kind or _kebab(title)}",
         title=kind.replace("-", " ") if kind else title.lower(),
         status=status,
-        detail=detail,
+        detail=_printable(detail),
         errors=errors,
     )
     return JSONResponse(
@@ -94,6 +94,11 @@ def _kebab(title: str) -> str:
     return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
+def _printable(text: str) -> str:
+    """What a client sent may be no text at all (half of a surrogate pair); the answer must be."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
@@ -111,7 +116,7 @@ def _invalid_request(_request: Request, error: Exception) -> Response:
         )
     fields = [
         FieldError(
-            field=".".join(str(part) for part in entry["loc"]),
+            field=_printable(".".join(str(part) for part in entry["loc"])),
             message=entry["msg"].removeprefix("Value error, "),
         )
         for entry in found[:20]

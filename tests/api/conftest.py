@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    # Starlette's test client asks for the successor of httpx, which nothing else here needs yet.
+    warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
+    from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from tests.api.service import HEADERS, TOKEN, Api
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(
+        data_dir=DataDir(tmp_path / "data"), token=TOKEN, max_body_bytes=100_000, lease_poll_s=0.02
+    )
+
+
+@pytest.fixture
+def http(settings: Settings) -> Iterator[TestClient]:
+    """Speaks to a service in this process, with its token."""
+    app = create_app(settings)
+    with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def api(http: TestClient) -> Api:
+    return Api(http)

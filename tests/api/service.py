@@ -1,0 +1,90 @@
+"""What the tests of the API build by the dozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
+from tests.results_db.factories import completed
+
+TOKEN = "lt_test_token"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+CLUSTER = {
+    "name": "local-cpu",
+    "device": "CPU core",
+    "num_nodes": 1,
+    "devices_per_node": 4,
+    "device_memory_bytes": 8 << 30,
+}
+
+CAMPAIGN: dict[str, Any] = {
+    "name": "first",
+    "model": "tiny",
+    "cluster": CLUSTER,
+    "objective": "tokens_per_s",
+    "strategy": "random",
+    "budget": {"trials": 5},
+    "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1, 2], "dp": 1, "micro_batch_size": 1},
+}
+
+
+class Api:
+    """A service in this process, spoken to over its HTTP interface."""
+
+    def __init__(self, http: TestClient) -> None:
+        self.http = http
+        self.store: Any = http.app.state.store  # type: ignore[attr-defined]
+
+    def post(self, path: str, body: Any = None, status: int = 200) -> Any:
+        answer = self.http.post(f"/v1{path}", json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        answer = self.http.get(f"/v1{path}", params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def submit(self, **changes: Any) -> dict[str, Any]:
+        created: dict[str, Any] = self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)
+        return created
+
+    def register(self, name: str = "w1", **changes: Any) -> str:
+        body = {
+            "name": name,
+            "host": "node-1",
+            "cluster": "local-cpu",
+            "num_nodes": 1,
+            "devices_per_node": 4,
+            "device": "CPU core",
+            "versions": {"python": "3.11"},
+        }
+        return str(self.post("/workers", {**body, **changes}, status=201)["worker_id"])
+
+    def lease(self, worker_id: str) -> dict[str, Any]:
+        body = {"max_trials": 1, "wait_s": 0}
+        (lease,) = self.post(f"/workers/{worker_id}/leases", body)["leases"]
+        found: dict[str, Any] = lease
+        return found
+
+    def report(self, worker_id: str, lease: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+        body = {
+            "worker_id": worker_id,
+            "attempt": lease["attempt"],
+            "outcome": dataclasses.asdict(outcome),
+        }
+        found: dict[str, Any] = self.post(f"/trials/{lease['trial_id']}/outcome", body)
+        return found
+
+    def complete(self, worker_id: str, campaign: str, layout: Layout, **changes: Any) -> int:
+        """Adds a trial as the driver would, runs it as a worker would; returns its id."""
+        campaign_id = self.store.campaign_by_name(campaign).id
+        trial = self.store.add_trial(campaign_id, layout)
+        outcome = completed(layout, **changes)
+        assert self.report(worker_id, self.lease(worker_id), outcome)["accepted"]
+        return int(trial.id)

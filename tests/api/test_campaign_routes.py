@@ -1,0 +1,273 @@
+import json
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+
+from search_spaces.layout import Layout
+from tests.api.service import CAMPAIGN, CLUSTER, Api
+from tests.results_db.factories import completed, failed
+
+YAML = {"Content-Type": "application/yaml"}
+
+
+def test_a_campaign_is_submitted_as_json(api: Api) -> None:
+    created = api.submit()
+    assert (created["name"], created["state"], created["num_legal_layouts"]) == (
+        "first",
+        "RUNNING",
+        4,
+    )
+    assert created["spec"]["model"]["num_layers"] == 4
+    assert created["progress"]["trials_planned"] == 4
+    assert api.get("/campaigns/first")["id"] == created["id"]
+    assert api.get(f"/campaigns/{created['id']}")["name"] == "first"
+
+
+def test_a_campaign_is_submitted_as_yaml(http: TestClient) -> None:
+    answer = http.post("/v1/campaigns", content=yaml.safe_dump(CAMPAIGN), headers=YAML)
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["Location"] == "/v1/campaigns/first"
+    assert answer.json()["spec"]["budget"]["trials"] == 5
+
+
+def test_what_a_campaign_was_resolved_to_can_be_submitted_again(api: Api) -> None:
+    spec = api.submit()["spec"]
+    again = api.post("/campaigns", {**spec, "name": "second"}, status=201)
+    assert again["spec"] == {**spec, "name": "second"}
+
+
+def test_a_guessed_cluster_comes_with_a_warning(api: Api) -> None:
+    cluster = {"name": "mine", "devices_per_node": 4}
+    (warning,) = api.submit(cluster=cluster)["warnings"]
+    assert "mine" in warning
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"colour": "red"}, "colour"),
+    ({"name": "a b"}, "name"),
+    ({"name": "x" * 5000}, "name"),
+    ({"model": "gpt-0"}, "gpt-0"),
+    ({"model": {"name": "x"}}, "model"),
+    ({"cluster": {**CLUSTER, "num_nodes": 0}}, "num_nodes"),
+    ({"space": {**CAMPAIGN["space"], "tpp": [1]}}, "tpp"),
+    ({"space": {**CAMPAIGN["space"], "tp": []}}, "tp"),
+    ({"objective": "speed"}, "speed"),
+    ({"strategy": "luck"}, "luck"),
+    ({"budget": {}}, "budget"),
+    ({"budget": {"trials": 0}}, "trials"),
+    ({"budget": {"trials": 10**400}}, "trials"),
+    ({"seed": -1}, "seed"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), REFUSED, ids=[named for _, named in REFUSED])
+def test_a_wrong_field_is_named_and_nothing_is_kept(
+    api: Api, changes: dict[str, Any], named: str
+) -> None:
+    problem = api.post("/campaigns", {**CAMPAIGN, **changes}, status=422)
+    assert named in problem["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+@pytest.mark.parametrize("document", [[], "text", 3, True])
+def test_a_document_that_is_no_mapping_is_refused(api: Api, document: Any) -> None:
+    assert "not a mapping" in api.post("/campaigns", document, status=422)["detail"]
+
+
+def test_an_empty_legal_set_says_which_rule_excluded_how_many(api: Api) -> None:
+    space = {**CAMPAIGN["space"], "tp": [3, 6]}
+    problem = api.post("/campaigns", {**CAMPAIGN, "space": space}, status=422)
+    assert problem["type"].endswith(":no-legal-layout")
+    assert "4" in problem["detail"]
+    assert "heads" in problem["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+def test_a_model_too_large_for_every_layout_is_refused(api: Api) -> None:
+    problem = api.post("/campaigns", {**CAMPAIGN, "model": "gpt-22b"}, status=422)
+    assert problem["type"].endswith(":model-too-large")
+    assert "GiB" in problem["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+def test_a_taken_name_is_a_conflict(api: Api) -> None:
+    api.submit()
+    problem = api.post("/campaigns", CAMPAIGN, status=409)
+    assert problem["type"].endswith(":campaign-duplicate")
+    assert "'first' exists already" in problem["detail"]
+    assert len(api.get("/campaigns")["campaigns"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ('{"name": "x",\n "model" "tiny"}', "line 2, column 10"),
+        ('{"name": "x", "name": "y"}', "'name' is there twice"),
+        ('{"name": NaN}', "NaN is not a JSON number"),
+        ("", "line 1"),
+        ("[" * 50_000, "nested too deeply"),
+    ],
+    ids=["syntax", "twice", "nan", "empty", "deep"],
+)
+def test_malformed_json_is_a_400_that_says_where(http: TestClient, body: str, where: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/v1/campaigns", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert where in answer.json()["detail"]
+    assert answer.json()["type"].endswith(":document-malformed")
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b"name: x\nmodel: [tiny\nspace: 1\n", "line 3"),
+        (b"name: x\n\tmodel: tiny\n", "line 2"),
+        (b"name: x\nname: y\n", "line 2, column 1: the key 'name' is there twice"),
+        (b"a: &a [1]\nb: *a\n", "aliases are not supported"),
+        (b"a: !!python/object/apply:os.system [true]\n", "line 1"),
+        (b"name: \xff\xfe\n", "not UTF-8 at line 1"),
+        (b"[" * 20_000, "nested too deeply"),
+        (b"name: \x00", "malformed YAML"),
+    ],
+    ids=["flow", "tab", "twice", "alias", "tag", "utf8", "deep", "nul"],
+)
+def test_malformed_yaml_is_a_400_that_says_where(http: TestClient, body: bytes, where: str) -> None:
+    answer = http.post("/v1/campaigns", content=body, headers=YAML)
+    assert answer.status_code == 400, answer.text
+    assert where in answer.json()["detail"]
+
+
+def test_another_content_type_is_refused(http: TestClient) -> None:
+    answer = http.post("/v1/campaigns", content="x", headers={"Content-Type": "text/html"})
+    assert answer.status_code == 415
+    assert "application/yaml" in answer.json()["detail"]
+
+
+def test_campaigns_are_listed_in_pages(api: Api) -> None:
+    for number in range(5):
+        api.submit(name=f"c{number}")
+    api.post("/campaigns/c3/pause")
+    first = api.get("/campaigns", limit=2)
+    second = api.get("/campaigns", limit=2, cursor=first["next_cursor"])
+    third = api.get("/campaigns", limit=2, cursor=second["next_cursor"])
+    names = [c["name"] for page in (first, second, third) for c in page["campaigns"]]
+    assert names == ["c4", "c3", "c2", "c1", "c0"]
+    assert third["next_cursor"] is None
+    paused = api.get("/campaigns", state="PAUSED")["campaigns"]
+    assert [c["name"] for c in paused] == ["c3"]
+    assert "next_cursor" in api.get("/campaigns", limit=5)
+    assert api.get("/campaigns", limit=5)["next_cursor"] is None
+
+
+@pytest.mark.parametrize(
+    "cursor", ["!", "xx", "LTE", "\N{SNOWMAN}", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk"]
+)
+def test_a_cursor_that_is_not_ours_is_refused(api: Api, cursor: str) -> None:
+    assert "cursor" in api.get("/campaigns", status=400, cursor=cursor)["detail"]
+
+
+def test_pause_resume_and_cancel_change_the_state_and_nothing_twice(api: Api) -> None:
+    api.submit()
+    for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
+        for _ in range(2):
+            assert api.post(f"/campaigns/first/{action}")["state"] == state
+    for action in ("pause", "resume"):
+        problem = api.post(f"/campaigns/first/{action}", status=409)
+        assert problem["type"].endswith(":campaign-state")
+        assert "CANCELLED" in problem["detail"]
+
+
+def test_an_unknown_campaign_is_a_404_everywhere(api: Api) -> None:
+    for path in ("", "/trials", "/leaderboard", "/exports?format=trainer"):
+        assert "nobody" in api.get(f"/campaigns/nobody{path}", status=404)["detail"]
+    for number in ("7", "9" * 30):
+        api.get(f"/campaigns/{number}", status=404)
+    api.post("/campaigns/nobody/pause", status=404)
+
+
+def test_progress_counts_trials_and_names_the_best(api: Api) -> None:
+    api.submit(budget={"trials": 3})
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
+    api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=300.0)
+    progress = api.get("/campaigns/first")["progress"]
+    assert progress["trials"]["COMPLETED"] == 2
+    assert (progress["trials_ended"], progress["trials_planned"]) == (2, 3)
+    assert (progress["best"], progress["best_trial"]) == (300.0, 2)
+    assert progress["best_layout"].startswith("n1-tp2")
+
+
+def test_a_campaign_that_nobody_drives_says_so(api: Api) -> None:
+    api.submit()
+    assert "no driver is at work" in api.get("/campaigns/first")["progress"]["waiting_reason"]
+
+
+def test_a_campaign_that_nobody_works_for_says_so(api: Api) -> None:
+    api.submit()
+    api.store.heartbeat_driver()
+    api.register(cluster="elsewhere")
+    reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
+    assert "no worker of cluster local-cpu" in reason
+
+
+def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
+    campaign = api.submit()
+    api.store.heartbeat_driver()
+    api.register("small", devices_per_node=1)
+    api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
+    reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
+    assert "needs 2 devices on 1 nodes" in reason
+    assert "(small) has 1 nodes of 1 devices" in reason
+
+
+def test_a_campaign_that_moves_waits_for_nothing(api: Api) -> None:
+    campaign = api.submit()
+    api.store.heartbeat_driver()
+    worker = api.register()
+    trial = api.store.add_trial(campaign["id"], Layout(num_microbatches=8))
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    lease = api.lease(worker)
+    assert lease["trial_id"] == trial.id
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    api.report(worker, lease, failed())
+    api.post("/campaigns/first/pause")
+    assert "paused" in api.get("/campaigns/first")["progress"]["waiting_reason"]
+
+
+def test_the_time_left_follows_the_budget_that_runs_out_first(api: Api) -> None:
+    api.submit(name="timed", budget={"wall_time_s": 600})
+    assert api.get("/campaigns/timed")["progress"]["seconds_left"] == pytest.approx(600, abs=30)
+    api.submit(name="counted")
+    assert api.get("/campaigns/counted")["progress"]["seconds_left"] is None
+    api.post("/campaigns/counted/cancel")
+    assert api.get("/campaigns/counted")["progress"]["seconds_left"] == 0
+
+
+def test_the_campaign_that_was_submitted_is_what_a_worker_is_asked_to_run(api: Api) -> None:
+    created = api.submit(seed=7, probe={"warmup": 1, "iterations": 3, "deadline_s": 60})
+    worker = api.register()
+    layout = Layout(tp=2, num_microbatches=8)
+    api.store.add_trial(created["id"], layout)
+    request = api.lease(worker)["request"]
+    assert request["layout"] == layout.to_mapping()
+    assert request["model"] == created["spec"]["model"]
+    assert (request["seed"], request["warmup"], request["iterations"]) == (7, 1, 3)
+    assert request["memory_limit_bytes"] == 8 << 30
+    json.dumps(request)
+
+
+def test_an_outcome_is_kept_in_full(api: Api) -> None:
+    api.submit()
+    worker = api.register()
+    layout = Layout(pp=2, num_microbatches=8)
+    trial = api.get(f"/trials/{api.complete(worker, 'first', layout)}")
+    sent = completed(layout)
+    assert sent.measurement is not None
+    assert [i["loss"] for i in trial["iterations"]] == [i.loss for i in sent.measurement.iterations]
+    assert trial["measurement"]["peak_memory_bytes_by_stage"] == [5 << 30, (5 << 30) - 1]
+    assert trial["environment"]["git_revision"] == "abc"
+    assert trial["log_tail"] == "the last line\n"
+    assert trial["attempts"][0]["worker_name"] == "w1"
+    assert trial["layout"] == layout.to_mapping()

@@ -1,0 +1,73 @@
+import re
+
+from fastapi.testclient import TestClient
+
+
+def test_the_page_and_all_it_needs_come_from_this_service(http: TestClient) -> None:
+    page = http.get("/docs", headers={"Authorization": ""})
+    assert page.status_code == 200
+    assert not re.search(r"https?:|//[a-z]", page.text), "the page names another host"
+    wanted = re.findall(r"""(?:src|href|url)[=:]\s*["']([^"']+)["']""", page.text)
+    assert len(wanted) == 4
+    for path in wanted:
+        answer = http.get(path, headers={"Authorization": ""})
+        assert answer.status_code == 200, path
+        assert len(answer.content) > 100, path
+
+
+def test_the_browser_is_told_to_load_nothing_from_elsewhere(http: TestClient) -> None:
+    policy = http.get("/docs").headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'self'")
+    assert "http" not in policy
+
+
+def test_the_page_understands_the_version_of_the_description(http: TestClient) -> None:
+    # Swagger UI reads OpenAPI 3.1 from its version 5 on.
+    script = http.get("/docs/assets/swagger-ui-bundle.js").text
+    version = re.search(r'PACKAGE_VERSION:"(\d+)\.', script)
+    assert version is not None
+    assert int(version[1]) >= 5
+    assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
+
+
+def test_the_root_leads_to_the_page(http: TestClient) -> None:
+    assert http.get("/", follow_redirects=True).url.path == "/docs"
+
+
+def test_the_description_names_every_operation_once_and_readably(http: TestClient) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    operations = [operation for path in paths.values() for operation in path.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(set(ids)) == len(ids)
+    assert {"create_campaign", "read_leaderboard", "lease_trials", "post_outcome"} <= set(ids)
+    assert all(operation["description"] for operation in operations)
+
+
+def test_the_description_has_the_problem_document_and_the_bearer_scheme(http: TestClient) -> None:
+    description = http.get("/openapi.json").json()
+    assert set(description["components"]["schemas"]["Problem"]["required"]) == {
+        "type",
+        "title",
+        "status",
+        "detail",
+    }
+    assert description["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    for path, operations in description["paths"].items():
+        for operation in operations.values():
+            if path == "/v1/health":
+                assert "security" not in operation
+                continue
+            assert operation["security"] == [{"bearer": []}]
+            assert "application/problem+json" in operation["responses"]["4XX"]["content"]
+
+
+def test_every_reference_of_the_description_leads_somewhere(http: TestClient) -> None:
+    answer = http.get("/openapi.json")
+    schemas = answer.json()["components"]["schemas"]
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', answer.text):
+        assert name in schemas
+
+
+def test_a_campaign_can_be_described_as_yaml_too(http: TestClient) -> None:
+    operation = http.get("/openapi.json").json()["paths"]["/v1/campaigns"]["post"]
+    assert set(operation["requestBody"]["content"]) == {"application/json", "application/yaml"}

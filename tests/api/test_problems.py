@@ -1,0 +1,133 @@
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api import errors as api_errors
+from api.problems import STATUS_OF
+from results_db import errors as db_errors
+from results_db.store import Store
+from search_spaces import errors as space_errors
+from tests.api.service import CAMPAIGN, TOKEN, Api
+
+
+def test_every_path_but_health_needs_the_token(http: TestClient) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert len(paths) > 10
+    for path, operations in paths.items():
+        for method in operations:
+            answer = http.request(
+                method, re.sub(r"\{\w+\}", "1", path), headers={"Authorization": ""}
+            )
+            expected = 200 if path == "/v1/health" else 401
+            assert answer.status_code == expected, (method, path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer \xff"],
+)
+def test_anything_but_the_token_is_refused_with_how_to_send_it(
+    http: TestClient, header: str
+) -> None:
+    answer = http.get("/v1/campaigns", headers={"Authorization": header.encode("latin-1")})  # type: ignore[dict-item]
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert TOKEN not in answer.text
+
+
+def test_unknown_paths_behind_the_token_do_not_show_themselves(http: TestClient) -> None:
+    for path in ("/v1", "/v1/nothing"):
+        assert http.get(path, headers={"Authorization": ""}).status_code == 401
+
+
+def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
+    for path in ("/nothing", "/v1/nothing"):
+        answer = http.get(path)
+        assert (answer.status_code, answer.json()["status"]) == (404, 404)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+    answer = http.delete("/v1/campaigns")
+    assert answer.status_code == 405
+    assert answer.json()["title"] == "method not allowed"
+    assert answer.headers["Allow"]
+
+
+@pytest.mark.parametrize("path", ["/v1/campaigns", "/v1/workers"])
+def test_a_body_that_is_too_large_is_refused_unread(http: TestClient, path: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(200):
+            yield b" " * 1000
+
+    for content in (b" " * 200_000, chunks()):
+        answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413, answer.text
+        assert "100000 bytes" in answer.json()["detail"]
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_malformed_json_of_any_route_says_where(http: TestClient) -> None:
+    answer = http.post(
+        "/v1/workers",
+        content='{"name": "w",\n  nope}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert "line 2, column 3" in answer.json()["detail"]
+
+
+def test_a_fault_of_ours_shows_nothing_of_its_inside(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Store, **_: object) -> list[object]:
+        raise RuntimeError("secret path /home/somebody")
+
+    monkeypatch.setattr(Store, "campaigns", broken)
+    answer = http.get("/v1/campaigns")
+    assert answer.status_code == 500
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert "secret" not in answer.text
+
+
+def test_a_database_that_is_gone_is_a_503_and_health_says_so(api: Api, http: TestClient) -> None:
+    api.submit()
+    api.store._db.engine.dispose()
+    database = Path(api.store._db.engine.url.database)
+    away = database.rename(database.with_suffix(".away"))
+    database.mkdir()
+    answer = http.get("/v1/campaigns")
+    assert answer.status_code == 503, answer.text
+    health = http.get("/v1/health")
+    assert (health.status_code, health.json()["database"]) == (503, False)
+    database.rmdir()
+    away.rename(database)
+    assert http.post("/v1/campaigns", json=CAMPAIGN).status_code == 409
+
+
+def test_a_field_that_is_no_text_is_refused_and_can_be_read(http: TestClient) -> None:
+    for body in ('{"host": "\\ud800"}', '{"\\ud800": 1}'):
+        answer = http.post(
+            "/v1/workers", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 422
+        assert answer.json()["detail"]
+
+
+def test_every_error_of_ours_has_a_status() -> None:
+    away_from_http = {
+        "ResultsDbError",
+        "ApiError",
+        "ServiceStartError",
+        "ServiceError",
+        "SchemaNewerError",
+        "SchemaOutdatedError",
+        "DataDirInvalidError",
+        "DataDirLockedError",
+    }
+    for module in (db_errors, api_errors, space_errors):
+        for name, error in inspect.getmembers(module, inspect.isclass):
+            if error.__module__ == module.__name__ and name not in away_from_http:
+                assert any(base in STATUS_OF for base in error.__mro__), name

@@ -1,0 +1,120 @@
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.measurement_table import COLUMNS
+from search_spaces.layout import Layout
+from tests.api.service import Api
+from tests.results_db.factories import failed
+
+PUBLISHED_COLUMNS = (
+    "source,cluster,device_memory_gb,num_devices,devices_per_node,model,num_layers,hidden_size,"
+    "ffn_hidden_size,num_heads,num_kv_heads,seq_length,vocab_size,tied_embeddings,tp,pp,dp,vpp,"
+    "sequence_parallel,micro_batch_size,num_microbatches,global_batch_size,zero_stage,recompute,"
+    "precision,status,tokens_per_s,step_time_s,peak_memory_bytes"
+)
+"""The header of the published tables, character for character."""
+
+
+@pytest.fixture
+def api_with_trials(api: Api) -> Api:
+    """Four trials: three completed (one oversubscribed), one out of memory."""
+    campaign = api.submit()
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
+    api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=150.0)
+    api.complete(
+        worker, "first", Layout(pp=2, num_microbatches=8), tokens_per_s=9e6, oversubscribed=True
+    )
+    api.store.add_trial(campaign["id"], Layout(tp=2, pp=2, num_microbatches=8))
+    api.report(worker, api.lease(worker), failed("out_of_memory"))
+    return api
+
+
+def test_trials_are_listed_in_pages_and_by_state(api_with_trials: Api) -> None:
+    api = api_with_trials
+    first = api.get("/campaigns/first/trials", limit=3)
+    rest = api.get("/campaigns/first/trials", limit=3, cursor=first["next_cursor"])
+    assert [t["number"] for t in first["trials"] + rest["trials"]] == [1, 2, 3, 4]
+    assert rest["next_cursor"] is None
+    states = api.get("/campaigns/first/trials", state=["INFEASIBLE", "FAILED"])
+    assert [t["reason"] for t in states["trials"]] == ["out_of_memory"]
+    api.get("/campaigns/first/trials", status=422, state="completed")
+    api.get("/campaigns/first/trials", status=422, limit=0)
+
+
+def test_an_unknown_trial_is_a_404(api: Api) -> None:
+    assert "no trial 3" in api.get("/trials/3", status=404)["detail"]
+
+
+def test_the_leaderboard_ranks_by_the_campaigns_objective(api_with_trials: Api) -> None:
+    page = api_with_trials.get("/campaigns/first/leaderboard")
+    assert page["objective"] == "tokens_per_s"
+    assert [(t["rank"], t["number"]) for t in page["trials"]] == [(1, 2), (2, 1)]
+    assert (page["total"], page["next_offset"]) == (2, None)
+
+
+def test_the_leaderboard_ranks_by_another_objective(api_with_trials: Api) -> None:
+    page = api_with_trials.get("/campaigns/first/leaderboard", objective="tokens_per_s_per_device")
+    assert [t["number"] for t in page["trials"]] == [1, 2]
+    problem = api_with_trials.get("/campaigns/first/leaderboard", status=422, objective="mood")
+    assert "tokens_per_s_per_device" in problem["detail"]
+
+
+def test_the_leaderboard_has_pages(api_with_trials: Api) -> None:
+    first = api_with_trials.get("/campaigns/first/leaderboard", limit=1)
+    second = api_with_trials.get(
+        "/campaigns/first/leaderboard", limit=1, offset=first["next_offset"]
+    )
+    assert [t["rank"] for t in first["trials"] + second["trials"]] == [1, 2]
+    assert second["next_offset"] is None
+    assert api_with_trials.get("/campaigns/first/leaderboard", offset=9)["trials"] == []
+
+
+def test_the_leaderboard_as_csv_is_a_measurement_table(
+    api_with_trials: Api, http: TestClient
+) -> None:
+    answer = http.get("/v1/campaigns/first/leaderboard", params={"format": "csv"})
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.text.splitlines()[0] == PUBLISHED_COLUMNS
+    best, second = csv.DictReader(io.StringIO(answer.text))
+    assert (best["tp"], best["tokens_per_s"], best["status"]) == ("2", "150.0", "completed")
+    assert (best["num_devices"], best["global_batch_size"]) == ("2", "8")
+    assert (best["model"], best["num_layers"], best["tied_embeddings"]) == ("tiny", "4", "0")
+    assert (best["cluster"], best["device_memory_gb"], best["devices_per_node"]) == (
+        "local-cpu",
+        "8",
+        "4",
+    )
+    assert best["source"] == second["source"]
+    assert "" not in best.values()
+
+
+def test_the_columns_are_those_of_the_published_tables() -> None:
+    assert ",".join(COLUMNS) == PUBLISHED_COLUMNS
+
+
+def test_the_best_trial_is_exported_unless_another_is_named(
+    api_with_trials: Api, tmp_path: Path
+) -> None:
+    best = api_with_trials.get("/campaigns/first/exports", format="trainer")
+    assert (best["format"], best["trial"]) == ("trainer", 2)
+    assert "job.json" in [file["name"] for file in best["files"]]
+    assert best["target_version"]
+    other = api_with_trials.get("/campaigns/first/exports", format="megatron-lm", trial=1)
+    assert other["trial"] == 1
+    assert any(file["executable"] for file in other["files"])
+
+
+def test_an_export_that_cannot_be_says_why(api: Api) -> None:
+    api.submit()
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer")
+    assert "no ranked trial" in problem["detail"]
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8))
+    problem = api.get("/campaigns/first/exports", status=422, format="paper")
+    assert "megatron-lm, trainer" in problem["detail"]
+    api.get("/campaigns/first/exports", status=404, format="trainer", trial=9)

@@ -1,0 +1,224 @@
+import dataclasses
+import json
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.settings import Settings
+from search_spaces.layout import Layout
+from tests.api.service import Api
+from tests.results_db.factories import completed, failed
+
+LAYOUT = Layout(num_microbatches=8)
+
+
+@pytest.fixture
+def campaign_id(api: Api) -> int:
+    return int(api.submit()["id"])
+
+
+def outcome_body(worker_id: str, attempt: int = 1, **changes: Any) -> dict[str, Any]:
+    outcome = dataclasses.asdict(completed(LAYOUT))
+    return {"worker_id": worker_id, "attempt": attempt, "outcome": {**outcome, **changes}}
+
+
+def test_a_worker_learns_how_often_to_beat(api: Api, settings: Settings) -> None:
+    body = {
+        "name": "w",
+        "host": "h",
+        "cluster": "c",
+        "num_nodes": 1,
+        "devices_per_node": 2,
+        "device": "d",
+    }
+    told = api.post("/workers", body, status=201)
+    assert told["lease_s"] == settings.lease_s == 15.0
+    assert told["heartbeat_interval_s"] == 2.0
+    assert api.get("/workers")["workers"][0]["name"] == "w"
+    assert api.get("/health")["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_nodes": 0}, "body.num_nodes"),
+        ({"devices_per_node": 10**30}, "body.devices_per_node"),
+        ({"name": ""}, "body.name"),
+        ({"name": None}, "body.name"),
+        ({"speed": 1}, "body.speed"),
+    ],
+)
+def test_a_worker_that_introduces_itself_badly_is_refused(
+    http: TestClient, changes: dict[str, Any], named: str
+) -> None:
+    body = {
+        "name": "w",
+        "host": "h",
+        "cluster": "c",
+        "num_nodes": 1,
+        "devices_per_node": 2,
+        "device": "d",
+    }
+    answer = http.post("/v1/workers", json={**body, **changes})
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [named]
+
+
+def test_a_lease_waits_for_work_and_takes_it_when_it_comes(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    leases: list[Any] = []
+
+    def ask() -> None:
+        leases.extend(api.post(f"/workers/{worker}/leases", {"wait_s": 20})["leases"])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    api.store.add_trial(campaign_id, LAYOUT)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert leases[0]["campaign"] == "first"
+    assert (leases[0]["number"], leases[0]["attempt"]) == (1, 1)
+
+
+def test_a_lease_that_finds_nothing_answers_when_its_time_is_up(api: Api) -> None:
+    worker = api.register()
+    started = time.monotonic()
+    assert api.post(f"/workers/{worker}/leases", {"wait_s": 0.3}) == {"leases": []}
+    assert time.monotonic() - started >= 0.3
+
+
+def test_a_waiting_lease_is_answered_when_the_service_ends(api: Api, settings: Settings) -> None:
+    worker = api.register()
+    answers: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(api.post(f"/workers/{worker}/leases", {"wait_s": 20}))
+    )
+    thread.start()
+    settings.stopping.set()
+    thread.join(10)
+    assert answers == [{"leases": []}]
+
+
+def test_a_wait_longer_than_twenty_seconds_is_refused(api: Api) -> None:
+    worker = api.register()
+    api.post(f"/workers/{worker}/leases", {"wait_s": 21}, status=422)
+
+
+def test_a_heartbeat_names_the_trials_to_stop(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    beat = {"trials": [{"trial_id": trial.id, "attempt": 1, "iterations_done": 4}]}
+    assert api.post(f"/workers/{worker}/heartbeats", beat) == {"stop": []}
+    assert api.get(f"/trials/{trial.id}")["iterations_done"] == 4
+    api.post("/campaigns/first/cancel")
+    assert api.post(f"/workers/{worker}/heartbeats", beat) == {"stop": [trial.id]}
+
+
+def test_a_session_that_has_ended_is_a_404(api: Api, http: TestClient) -> None:
+    before = api.register("w1")
+    api.register("w1")
+    for worker in (before, "nobody"):
+        problem = api.post(f"/workers/{worker}/heartbeats", {"trials": []}, status=404)
+        assert "register again" in problem["detail"]
+        api.post(f"/workers/{worker}/leases", {"wait_s": 0}, status=404)
+        assert http.delete(f"/v1/workers/{worker}").status_code == 404
+
+
+def test_a_worker_that_drains_gives_its_trials_back(
+    api: Api, http: TestClient, campaign_id: int
+) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    assert http.delete(f"/v1/workers/{worker}").status_code == 204
+    assert api.get(f"/trials/{trial.id}")["state"] == "PENDING"
+    assert api.get("/workers")["workers"] == []
+
+
+def test_an_outcome_is_taken_once_however_often_it_is_posted(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    lease = api.lease(worker)
+    first = api.report(worker, lease, completed(LAYOUT, tokens_per_s=100.0))
+    again = api.report(worker, lease, completed(LAYOUT, tokens_per_s=999.0))
+    assert first == again == {"accepted": True, "state": "COMPLETED"}
+    assert api.get(f"/trials/{trial.id}")["measurement"]["tokens_per_s"] == 100.0
+
+
+def test_an_outcome_is_taken_from_a_later_session_of_the_worker(api: Api, campaign_id: int) -> None:
+    before = api.register("w1")
+    api.store.add_trial(campaign_id, LAYOUT)
+    lease = api.lease(before)
+    now = api.register("w1")
+    assert api.report(now, lease, completed(LAYOUT))["state"] == "COMPLETED"
+
+
+def test_a_failure_is_kept_with_its_reason_node_and_log(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.report(worker, api.lease(worker), failed("out_of_memory"))
+    read = api.get(f"/trials/{trial.id}")
+    assert (read["state"], read["reason"], read["node"]) == (
+        "INFEASIBLE",
+        "out_of_memory",
+        "node-1",
+    )
+    assert read["log_tail"] == "Traceback ..."
+    assert read["iterations"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"state": "failed"}, 422),
+        ({"reason": "bad luck", "state": "failed", "measurement": None}, 422),
+        ({"measurement": None}, 422),
+        ({"measurement": {"step_time_s": 1}}, 422),
+        ({"duration_s": -1}, 422),
+        ({"duration_s": "long"}, 422),
+    ],
+)
+def test_an_impossible_outcome_is_refused_and_the_trial_goes_on(
+    api: Api, campaign_id: int, changes: dict[str, Any], status: int
+) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    body = outcome_body(worker, **changes)
+    problem = api.post(f"/trials/{trial.id}/outcome", body, status=status)
+    assert problem["detail"]
+    assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
+
+
+def test_a_measurement_that_is_not_finite_is_refused(
+    api: Api, http: TestClient, campaign_id: int
+) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    body = outcome_body(worker)
+    body["outcome"]["measurement"]["mfu"] = math.nan
+    answer = http.post(
+        f"/v1/trials/{trial.id}/outcome",
+        content=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 422, answer.text
+    assert "mfu" in answer.json()["detail"]
+
+
+def test_an_attempt_that_never_was_is_a_conflict(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    body = outcome_body(worker, attempt=5)
+    problem = api.post(f"/trials/{trial.id}/outcome", body, status=409)
+    assert "no attempt 5" in problem["detail"]
+    api.post("/trials/999/outcome", body, status=404)
+    api.post(f"/trials/{'9' * 30}/outcome", body, status=422)
+    api.post("/trials/0/outcome", body, status=422)
