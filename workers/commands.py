@@ -156,7 +156,10 @@ def train(config: Path, steps: int | None, as_json: bool) -> None:
         from workers.trainer.train import main
 
         changed = [] if steps is None else ["--steps", str(steps)]
-        sys.exit(main(["--config", str(config), *changed]))
+        status = main(["--config", str(config), *changed])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # tearing a gloo group down can hang once the job is done
     from workers.errors import WorkerError
 
     job = _read_job(config, steps)
@@ -164,7 +167,11 @@ def train(config: Path, steps: int | None, as_json: bool) -> None:
         result = _train_here(job, _ignore if as_json else _print_step)
     except (WorkerError, SearchSpaceError) as error:
         _fail(str(error))
-    click.echo(json.dumps(result) if as_json else f"tokens/s: {result['tokens_per_s']:,.0f}")
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        timed = result["steps"] - job.warmup
+        click.echo(f"tokens/s: {result['tokens_per_s']:,.0f} (median of {timed} steps)")
 
 
 def _train_here(job: TrainJob, on_event: Callable[[dict[str, Any]], None]) -> Any:
@@ -233,12 +240,11 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 
 def _print_step(event: dict[str, Any]) -> None:
-    if event["event"] == "iteration":
-        click.echo(_step_line(event))
-
-
-def _step_line(event: dict[str, Any]) -> str:
-    return f"step {event['index']:>4}  loss {event['loss']:.4f}  {event['step_time_s']:.4f} s"
+    click.echo(
+        f"step {event['index']:>4}  loss {event['loss']:.4f}  "
+        f"{event['tokens_per_s']:,.0f} tokens/s  mfu {event['mfu']:.1%}"
+    )
+    sys.stdout.flush()
 
 
 def _ignore(_: dict[str, Any]) -> None:

@@ -34,8 +34,9 @@ from workers.trainer.peak import matmul_peak
 from workers.trainer.probe import run_probe
 from workers.trainer.train import run_train
 
-# The first optimizer step imports this, for a second and more, in every rank anew.
-importlib.import_module("torch._dynamo")
+# Torch and numpy import these when they are first needed: for seconds, in every rank anew.
+for _module in ("torch._dynamo", "numpy.ma"):
+    importlib.import_module(_module)
 
 torch.set_num_threads(1)
 

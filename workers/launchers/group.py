@@ -183,7 +183,7 @@ class Group:
                 )
                 self._progress.note(failure)
             case _:
-                if report["event"] == "iteration":
+                if "index" in report:
                     self._progress.last_iteration = report["index"]
                 self._on_event(report)
 

@@ -92,13 +92,23 @@ class GroupLauncher(Launcher):
             PlacementImpossibleError: it needs more devices than there are.
             RanksLeftError: a process of it can't be ended.
         """
-        end = self._run_group(
-            Layout.from_mapping(job["layout"]),
-            {"kind": "train", "job": dict(job)},
-            deadline_s=_NO_DEADLINE_S,
-            on_event=on_event,
-            cancelled=cancelled,
-        )
+        layout = Layout.from_mapping(job["layout"])
+        try:
+            tflops, source = self.peak(layout.precision, cancelled)
+            end = self._run_group(
+                layout,
+                {
+                    "kind": "train",
+                    "job": dict(job),
+                    "peak_tflops_per_device": tflops,
+                    "peak_source": source,
+                },
+                deadline_s=_NO_DEADLINE_S,
+                on_event=on_event,
+                cancelled=cancelled,
+            )
+        except _PeakFailedError as error:
+            end = error.end
         if end.failure is not None:
             return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
         return TrainingEnd(result=end.results[0]["training"])
