@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import P2POp, Work
 
+from workers.trainer.backward import run_backward
 from workers.trainer.data import Batch
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
@@ -89,7 +90,7 @@ class Pipeline:
         return None
 
     def _backward(self, index: int, flight: _InFlight) -> None:
-        torch.autograd.backward((flight.edges.pop(index),), (flight.gradients.pop(index),))
+        run_backward(flight.edges.pop(index), flight.gradients.pop(index))
         if not self.mesh.is_first_stage:
             gradient_TH = flight.inputs.pop(index).grad
             assert gradient_TH is not None

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from workers.trainer.backward import run_backward
+
 
 class Recomputed(Function):
     """Runs a block twice instead of keeping its activations: only its input is kept.
@@ -35,7 +37,7 @@ class Recomputed(Function):
         x_TH = saved_TH.detach().requires_grad_()
         with torch.enable_grad():
             y_TH = ctx.block(x_TH)
-        torch.autograd.backward((y_TH,), (grad_TH,))
+        run_backward(y_TH, grad_TH)
         return x_TH.grad, None
 
 
