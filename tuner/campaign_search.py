@@ -10,7 +10,12 @@ from typing import Final
 from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.campaign import CampaignSpec
 from search_spaces.layout import Layout
-from tuner.errors import CampaignBrokenError, LayoutUnknownError
+from tuner.errors import (
+    CampaignBrokenError,
+    LayoutUnknownError,
+    ObservationInvalidError,
+    TunerError,
+)
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.registry import make_strategy
 
@@ -65,27 +70,46 @@ class CampaignSearch:
             CampaignBrokenError: the strategy failed.
         """
         with _at_fault(f"strategy {self.spec.strategy!r} failed on trial {trial.number}"):
-            observation = observe(trial, self.spec.objective)
             try:
-                if observation is None:
-                    self._strategy.withdraw(trial.layout)
-                else:
-                    self._strategy.tell(trial.layout, observation)
+                self._learn(trial)
             except LayoutUnknownError as error:
-                _log.warning("trial %d teaches the search nothing: %s", trial.number, error)
+                self._warn(trial, error)
         self.last_ended_seq = max(self.last_ended_seq, trial.ended_seq or 0)
+
+    def _learn(self, trial: TrialRecord) -> None:
+        try:
+            observation = observe(trial, self.spec.objective)
+        except ObservationInvalidError as error:
+            # One odd measurement is no reason to give the campaign up.
+            self._warn(trial, error)
+            observation = None
+        if observation is None:
+            self._strategy.withdraw(trial.layout)
+        else:
+            self._strategy.tell(trial.layout, observation)
 
     def _resume(self, trial: TrialRecord) -> None:
         try:
             self._strategy.resume(trial.layout)
         except LayoutUnknownError as error:
-            _log.warning("trial %d is unknown to the search: %s", trial.number, error)
+            self._warn(trial, error)
+
+    def _warn(self, trial: TrialRecord, error: TunerError) -> None:
+        _log.warning(
+            "campaign %r: trial %d teaches the search nothing: %s",
+            self.spec.name,
+            trial.number,
+            error,
+        )
 
 
 def observe(trial: TrialRecord, objective: str) -> Observation | None:
     """What an ended trial teaches; None where nothing was learnt of the layout.
 
     A cancelled trial says nothing, nor does one whose ranks shared devices: it is never ranked.
+
+    Raises:
+        ObservationInvalidError: the objective was measured as something that cannot be ranked.
     """
     if trial.state == "INFEASIBLE":
         return INFEASIBLE

@@ -155,7 +155,8 @@ class Driver:
         if num_open or added:
             return
         if left == 0:
-            self._complete(campaign, "budget", f"{spent.trials} of {spent.trials} trials done")
+            ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
+            self._complete(campaign, "budget", ending)
         else:
             ending = f"all {search.num_layouts} legal layouts were tried"
             self._complete(campaign, "exhausted", ending)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -232,6 +234,31 @@ def test_a_broken_description_fails_its_campaign_and_no_other(
     assert "\n" not in record.message
     assert store.campaign(sound.id).state == "COMPLETED"
     assert "Traceback" in caplog.text
+
+
+def test_a_trial_that_cannot_be_read_back_fails_its_campaign_and_no_other(
+    store: Store, tmp_path: Path
+) -> None:
+    damaged = submit(store, make_spec("damaged"))
+    Driver(store).step()
+    path = DataDir(tmp_path / "data").database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE trials SET zero_stage = 7")
+    sound = submit(store, make_spec("sound"))
+    drive_until(lambda: ended(store, sound), Driver(store).step, FakeWorker(store))
+    assert store.campaign(damaged.id).state == "FAILED"
+    assert "zero_stage=7" in store.campaign(damaged.id).message
+    assert store.campaign(sound.id).state == "COMPLETED"
+
+
+def test_a_measurement_of_nothing_teaches_nothing_and_stops_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 3}))
+    worker = FakeWorker(store, lambda layout: completed(layout, tokens_per_s=0.0))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    assert store.campaign(campaign.id).state == "COMPLETED"
+    assert "trial 1 teaches the search nothing: objective=0.0" in caplog.text
 
 
 def test_a_strategy_that_raises_fails_its_campaign_and_no_other(

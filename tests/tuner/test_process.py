@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], bool], act: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not hold in time"
         act()
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def line_of(process: subprocess.Popen[str], words: str) -> str:
