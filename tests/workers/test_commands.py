@@ -1,0 +1,160 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from search_spaces.layout import Layout
+from search_spaces.presets.models import model_preset
+from workers.commands import probe, train, worker
+from workers.trainer.job import TrainJob
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, as the entry point starts it."""
+    program = f"from workers.commands import {command}; {command}()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_probe_prints_one_json_object_with_every_iteration() -> None:
+    ended = run(
+        "probe",
+        *("--model", "tiny", "--tp", "2", "--pp", "2", "--dp", "1"),
+        *("--micro-batch-size", "2", "--num-microbatches", "4"),
+        *("--steps", "3", "--seed", "0", "--precision", "fp32", "--json"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    printed = json.loads(line)
+    assert printed["status"] == "completed"
+    assert len(printed["losses"]) == len(printed["grad_norms"]) == 2 + 3
+    assert len(printed["step_times_s"]) == 3
+    assert (
+        printed["layout"] == Layout(tp=2, pp=2, micro_batch_size=2, num_microbatches=4).to_mapping()
+    )
+    for name in ("tokens_per_s", "peak_memory_bytes", "mfu"):
+        assert printed[name] > 0
+    assert isinstance(printed["oversubscribed"], bool)
+    assert printed["environment"]["backend"] == "gloo"
+
+
+def test_a_failed_probe_exits_1_and_says_why() -> None:
+    ended = run("probe", "--model", "tiny", "--memory-limit-gb", "0.002", "--json")
+    assert ended.returncode == 1
+    printed = json.loads(ended.stdout)
+    assert printed["status"] == "out_of_memory"
+    assert printed["reason"] == "out_of_memory"
+    assert "over the limit of 2147483 bytes" in printed["message"]
+    assert "Traceback" in printed["log_tail"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "tiny", "--tp", "3"], "num_heads=4 is not divisible by tp=3"),
+        (["--model", "tiny", "--pp", "0"], "pp=0 is not a whole number of at least 1"),
+        (["--model", "tiny", "--steps", "0"], "0 is not a whole number of at least 1"),
+        (["--model", "tinny"], "did you mean 'tiny'?"),
+        (["--model", "nowhere.yaml"], "nowhere.yaml is not a readable JSON or YAML file"),
+    ],
+)
+def test_an_impossible_probe_exits_2_with_a_sentence(arguments: list[str], sentence: str) -> None:
+    ended = CliRunner().invoke(probe, arguments)
+    assert ended.exit_code == 2
+    assert sentence in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_model_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text("preset: tiny\nnum_heads: 5\n")
+    ended = CliRunner().invoke(probe, ["--model", str(path)])
+    assert ended.exit_code == 2
+    assert "hidden_size=128 is not divisible by num_heads=5" in ended.stderr
+
+
+def make_job(tmp_path: Path, **changes: Any) -> Path:
+    job = TrainJob(model=model_preset("tiny"), layout=Layout(dp=2), steps=4, warmup=1)
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**job.to_mapping(), **changes}))
+    return path
+
+
+def test_train_prints_a_line_a_step_and_the_tokens_per_s(tmp_path: Path) -> None:
+    ended = run("train", "--config", str(make_job(tmp_path)), "--steps", "3")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line.split("  loss")[0] for line in lines[:-1]] == [
+        "step    0",
+        "step    1",
+        "step    2",
+    ]
+    assert lines[-1].startswith("tokens/s: ")
+    assert lines[-1].endswith("(median of 2 steps)")
+
+
+def test_train_is_a_rank_under_torchrun(tmp_path: Path) -> None:
+    program = "from workers.commands import train; train()"
+    config = str(make_job(tmp_path, layout=Layout().to_mapping()))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    ended = subprocess.run(
+        [*torchrun, sys.executable, "-c", program, "--config", config],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"version": 2}, "version=2 is not 'layout-tuner/trainer' version 1"),
+        ({"colour": "green"}, "unknown job field 'colour'"),
+        ({"steps": 0}, "steps=0 is not a whole number of at least 1"),
+    ],
+)
+def test_a_malformed_job_exits_2_with_a_sentence(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    config = make_job(tmp_path, **changes)
+    ended = CliRunner(env={"RANK": None, "WORLD_SIZE": None}).invoke(
+        train, ["--config", str(config)]
+    )
+    assert ended.exit_code == 2
+    assert sentence in ended.stderr
+
+
+def test_a_worker_without_its_token_file_says_so(tmp_path: Path) -> None:
+    missing = str(tmp_path / "token")
+    ended = CliRunner().invoke(worker, ["--url", "http://127.0.0.1:9", "--token-file", missing])
+    assert ended.exit_code == 1
+    sentence = f"the token file can't be read: [Errno 2] No such file or directory: '{missing}'"
+    assert ended.stderr == f"error: {sentence}\n"
+
+
+def test_help_imports_neither_torch_nor_ray() -> None:
+    program = (
+        "import sys, workers.commands; "
+        "sys.exit(bool({'torch', 'ray', 'httpx', 'numpy', 'yaml'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

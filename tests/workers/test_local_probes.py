@@ -1,0 +1,180 @@
+"""Real probes on this machine's zygote: torch, gloo and the trainer, without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.process_checks import is_alive, wait_until_gone
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import LocalNodes
+from workers.trainer.job import TrainJob
+
+TWO_CORES = Cluster(
+    name="two-cores",
+    device="CPU core",
+    num_nodes=1,
+    devices_per_node=2,
+    device_memory_bytes=1 << 30,
+)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    nodes = LocalNodes(num_devices=TWO_CORES.devices_per_node)
+    yield nodes
+    pids = nodes.ranks.pids.values()
+    nodes.close()
+    wait_until_gone(pids)
+
+
+@pytest.fixture(scope="module")
+def launcher(nodes: LocalNodes) -> GroupLauncher:
+    return GroupLauncher(nodes, TWO_CORES, allow_sharing=True)
+
+
+def make_request(**changes: Any) -> ProbeRequest:
+    settings = {"warmup": 1, "iterations": 2, "deadline_s": 60.0, **changes}
+    return ProbeRequest(
+        model=model_preset("tiny"), **{"layout": Layout(tp=2, num_microbatches=2), **settings}
+    )
+
+
+def run(launcher: GroupLauncher, request: ProbeRequest, **options: Any) -> Outcome:
+    return launcher.run(
+        request,
+        on_event=options.get("on_event", lambda _: None),
+        cancelled=options.get("cancelled", lambda: False),
+    )
+
+
+def ranks_of(nodes: LocalNodes) -> list[int]:
+    zygote = psutil.Process(nodes.ranks.pids["zygote"])
+    return [process.pid for process in zygote.children(recursive=True)]
+
+
+def test_a_probe_reports_each_iteration_and_ends_with_a_measurement(
+    launcher: GroupLauncher, nodes: LocalNodes
+) -> None:
+    told: list[dict[str, Any]] = []
+    outcome = run(launcher, make_request(), on_event=told.append)
+    assert outcome.state == "completed", outcome
+    measurement = outcome.measurement
+    assert measurement is not None
+    assert [event["index"] for event in told] == [0, 1, 2]
+    assert [iteration.loss for iteration in measurement.iterations] == [e["loss"] for e in told]
+    assert not measurement.oversubscribed
+    assert measurement.peak_source == "measured matmul (fp32)"
+    assert outcome.environment is not None
+    assert outcome.environment.backend == "gloo"
+    assert ranks_of(nodes) == []
+
+
+def test_the_zygote_that_is_forked_has_a_single_thread(nodes: LocalNodes) -> None:
+    nodes.ranks.wait_until_ready()
+    assert psutil.Process(nodes.ranks.pids["zygote"]).num_threads() == 1
+
+
+def test_more_ranks_than_devices_run_and_are_marked(launcher: GroupLauncher) -> None:
+    outcome = run(launcher, make_request(layout=Layout(tp=2, pp=2, num_microbatches=2)))
+    assert outcome.measurement is not None, outcome
+    assert outcome.measurement.oversubscribed
+
+
+def test_a_described_peak_is_taken_instead_of_a_measured_one(nodes: LocalNodes) -> None:
+    described = replace(TWO_CORES, peak_flops_per_s={"fp32": 2e12})
+    outcome = run(GroupLauncher(nodes, described, allow_sharing=True), make_request())
+    assert outcome.measurement is not None, outcome
+    assert outcome.measurement.peak_tflops_per_device == 2.0
+    assert outcome.measurement.peak_source == "cluster description (two-cores, fp32)"
+
+
+def test_a_layout_beyond_the_memory_limit_is_infeasible(launcher: GroupLauncher) -> None:
+    outcome = run(launcher, make_request(memory_limit_bytes=4 << 20))
+    assert (outcome.state, outcome.reason) == ("infeasible", "out_of_memory")
+    assert "MemoryLimitExceededError" in outcome.message
+    assert "Traceback" in outcome.log_tail
+    assert outcome.node
+
+
+def test_a_rank_that_is_killed_fails_the_probe_and_the_next_one_runs(
+    launcher: GroupLauncher, nodes: LocalNodes
+) -> None:
+    ranks: list[int] = []
+
+    def kill_one(event: dict[str, Any]) -> None:
+        if not ranks:
+            ranks.extend(ranks_of(nodes))
+            os.kill(ranks[1], signal.SIGKILL)
+
+    outcome = run(launcher, make_request(iterations=10_000), on_event=kill_one)
+    assert (outcome.state, outcome.reason) == ("failed", "crashed")
+    assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL)")
+    assert len(ranks) == 2
+    assert not any(map(is_alive, ranks))
+    assert run(launcher, make_request()).state == "completed"
+
+
+def test_a_probe_beyond_its_deadline_says_where_it_was(launcher: GroupLauncher) -> None:
+    outcome = run(launcher, make_request(iterations=10_000, deadline_s=3.0))
+    assert (outcome.state, outcome.reason) == ("failed", "timeout")
+    assert outcome.message.startswith("the probe did not end within deadline_s=3 (last: iteration")
+
+
+def test_a_cancelled_probe_is_cancelled(launcher: GroupLauncher) -> None:
+    told: list[dict[str, Any]] = []
+    outcome = run(
+        launcher,
+        make_request(iterations=10_000),
+        on_event=told.append,
+        cancelled=lambda: len(told) > 1,
+    )
+    assert (outcome.state, outcome.reason) == ("cancelled", "cancelled")
+
+
+def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: LocalNodes) -> None:
+    strict = GroupLauncher(nodes, TWO_CORES, allow_sharing=False)
+    outcome = run(strict, make_request(layout=Layout(tp=4)))
+    assert (outcome.state, outcome.reason) == ("failed", "unsupported")
+    assert "4 ranks on num_nodes=1 are 4 a node" in outcome.message
+
+
+def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
+    told: list[dict[str, Any]] = []
+    job = TrainJob(model=model_preset("tiny"), layout=Layout(dp=2, zero_stage=1), steps=3, warmup=1)
+    end = launcher.train(job.to_mapping(), on_event=told.append, cancelled=lambda: False)
+    assert end.result is not None, end
+    assert [event["index"] for event in told] == [0, 1, 2]
+    assert end.result["final_loss"] == told[-1]["loss"]
+    assert end.result["tokens_per_s"] > 0
+
+
+def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
+    request = make_request(warmup=0, iterations=1)
+    for _ in range(20):
+        assert run(launcher, request).state == "completed"
+        assert ranks_of(nodes) == []
+
+
+def test_a_lost_zygote_is_a_lost_node_and_the_next_probe_gets_another(
+    launcher: GroupLauncher, nodes: LocalNodes
+) -> None:
+    zygote = nodes.ranks.pids["zygote"]
+    outcome = run(
+        launcher,
+        make_request(iterations=10_000),
+        on_event=lambda _: os.kill(zygote, signal.SIGKILL) if is_alive(zygote) else None,
+    )
+    assert (outcome.state, outcome.reason) == ("failed", "node_lost")
+    assert run(launcher, make_request()).state == "completed"
+    assert nodes.ranks.pids["zygote"] != zygote

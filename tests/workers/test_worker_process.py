@@ -1,0 +1,124 @@
+"""The worker as a process, with real Ray and real ranks, against a small service."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from search_spaces.cluster import detect_local_cpu
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.process_checks import MARK, marked, wait_until
+
+ROOT = Path(__file__).parents[2]
+NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
+
+
+def make_request(iterations: int) -> dict[str, object]:
+    request = ProbeRequest(
+        model=model_preset("tiny"), layout=Layout(dp=NUM_RANKS), warmup=1, iterations=iterations
+    )
+    return request.to_mapping()
+
+
+@contextmanager
+def running_worker(
+    service: FakeService, tmp_path: Path, mark: str, token: str = TOKEN
+) -> Iterator[subprocess.Popen[str]]:
+    """A worker process; whatever it leaves behind fails the test."""
+    token_file = tmp_path / "token"
+    token_file.write_text(token + "\n")
+    program = "from workers.commands import worker; worker()"
+    with (tmp_path / "worker.log").open("w") as log:
+        worker = subprocess.Popen(
+            [
+                *(sys.executable, "-c", program, "--url", service.url),
+                *("--token-file", str(token_file), "--spool-dir", str(tmp_path / "spool")),
+            ],
+            env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)},
+            stderr=log,
+            text=True,
+        )
+        try:
+            yield worker
+            wait_until("no process of the worker is left", lambda: not marked(mark), 10)
+        finally:
+            for process in marked(mark):
+                process.kill()
+            worker.wait()
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with serve(FakeService()) as service:
+        yield service
+
+
+def is_under_way(service: FakeService, trial_id: int) -> bool:
+    """Whether the ranks of a trial are at their iterations."""
+    beats = [beat for body in service.heartbeats[-1:] for beat in body["trials"]]
+    return any(beat["trial_id"] == trial_id and beat["iterations_done"] > 1 for beat in beats)
+
+
+def test_a_worker_runs_trials_and_drains_on_sigterm(service: FakeService, tmp_path: Path) -> None:
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(100_000))
+    with running_worker(service, tmp_path, uuid.uuid4().hex) as worker:
+        wait_until("the first outcome is posted", lambda: service.outcomes, 60)
+        assert service.outcomes[0]["outcome"]["state"] == "completed"
+        wait_until("the second trial is under way", lambda: is_under_way(service, 2), 30)
+        worker.terminate()
+        assert worker.wait(15) == 0
+    assert service.unregistered == ["session-1"]
+    assert [outcome["trial_id"] for outcome in service.outcomes] == [1]
+
+
+def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
+    service: FakeService, tmp_path: Path
+) -> None:
+    mark = uuid.uuid4().hex
+    service.add_trial(2, make_request(100_000))
+    with running_worker(service, tmp_path, mark) as worker:
+        wait_until("the trial is under way", lambda: is_under_way(service, 2), 60)
+        command_lines = [" ".join(process.cmdline()) for process in marked(mark)]
+        zygotes = [
+            line
+            for line in command_lines
+            if "workers.zygote" in line and "workers.warden" not in line
+        ]
+        assert len(zygotes) == 1 + NUM_RANKS  # ranks are forks of it
+        assert any("raylet" in line for line in command_lines)
+        worker.kill()
+        wait_until(
+            "no rank is left",
+            lambda: not any("workers.zygote" in " ".join(_cmdline(p)) for p in marked(mark)),
+            2,
+        )
+
+
+def test_a_worker_with_a_wrong_token_ends_with_one_line(
+    service: FakeService, tmp_path: Path
+) -> None:
+    with running_worker(service, tmp_path, uuid.uuid4().hex, token="wrong") as worker:
+        assert worker.wait(30) == 1
+    lines = (tmp_path / "worker.log").read_text().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: the service at http://127.0.0.1:")
+    assert lines[0].endswith("answered 401: the token is unknown; check the token file")
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
