@@ -99,10 +99,15 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _http_error(_request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail = f"there is nothing at {_printable(request.url.path)}; /docs lists what there is"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.method} is not possible here; /docs lists what is"
     headers = dict(error.headers) if error.headers else None
-    return problem_response(error.status_code, str(error.detail), headers=headers)
+    return problem_response(error.status_code, detail, headers=headers)
 
 
 def _invalid_request(_request: Request, error: Exception) -> Response:

@@ -1,0 +1,92 @@
+"""A real service in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+
+def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 30.0) -> Any:
+    """The first true answer of `condition`; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {patience_s:.0f} s in vain until {what}")
+        time.sleep(0.02)
+    return answer
+
+
+def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command of the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "api.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class ServeProcess:
+    """`layout-tuner serve` on a data directory; can be killed and started again."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self, port: str = "0") -> None:
+        command = ["serve", "--port", port, "--data-dir", str(self.data_dir)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "api.cli", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.service = wait_until("the service has said where it is", self._read_service)
+        self.http = httpx.Client(
+            base_url=f"{self.service['url']}/v1",
+            headers={"Authorization": f"Bearer {(self.data_dir / 'token').read_text().strip()}"},
+        )
+
+    def _read_service(self) -> Any:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            pytest.fail(f"the service ended: {self.process.communicate()[0]}")
+        try:
+            service = json.loads((self.data_dir / "service.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return service if service["pid"] == self.process.pid else None
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal if it still runs, and waits; returns the exit code."""
+        assert self.process is not None
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        assert self.process.stdout is not None
+        if not self.process.stdout.closed:
+            self.process.communicate(timeout=30)
+        return self.process.returncode
+
+    def post(self, path: str, body: Any = None) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def get(self, path: str) -> Any:
+        answer = self.http.get(path)
+        assert answer.is_success, answer.text
+        return answer.json()

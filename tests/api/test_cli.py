@@ -1,0 +1,104 @@
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from api import cli
+from tests.api.process import run_command
+
+
+def entry_point(name: str, value: str) -> metadata.EntryPoint:
+    return metadata.EntryPoint(name, value, cli.COMMANDS_GROUP)
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, metadata.EntryPoint]:
+    found = {
+        name: entry_point(name, value)
+        for name, value in {
+            "serve": "api.commands.serve:serve",
+            "broken": "broken_command:broken",
+            "missing": "nowhere.to_be_found:missing",
+            "odd": "api.version:version",
+        }.items()
+    }
+    monkeypatch.setattr(cli, "_entry_points", lambda: found)
+    return found
+
+
+def test_help_lists_every_room_s_commands_with_their_first_sentences() -> None:
+    shown = run_command("--help")
+    assert shown.returncode == 0
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in shown.stdout.partition("Commands:")[2].splitlines()
+        if line.startswith("  ") and not line.startswith("   ")
+    }
+    for name in (
+        "campaign",
+        "driver",
+        "export",
+        "leaderboard",
+        "probe",
+        "serve",
+        "train",
+        "up",
+        "worker",
+    ):
+        assert len(rows[name]) > 3, f"{name} has no help"
+
+
+def test_help_imports_no_command() -> None:
+    program = (
+        "import sys\nfrom api.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'ray', 'deephyper', 'sqlalchemy', 'fastapi', 'numpy', 'httpx', 'rich'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_a_command_that_cannot_be_imported_breaks_only_itself(
+    entries: dict[str, metadata.EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_command.py").write_text(
+        'import not_there\n\n\ndef broken() -> None:\n    """Break."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = CliRunner().invoke(cli.main, ["--help"])
+    assert shown.exit_code == 0
+    assert "Break." in shown.output
+    assert "Run the HTTP service" in shown.output
+    for name, why in [("broken", "not_there"), ("missing", "nowhere"), ("odd", "not one")]:
+        failed = CliRunner().invoke(cli.main, [name])
+        assert failed.exit_code == 1
+        assert why in failed.output
+        assert len(failed.output.splitlines()) == 1
+    assert CliRunner().invoke(cli.main, ["serve", "--help"]).exit_code == 0
+
+
+def test_an_unknown_command_is_bad_usage() -> None:
+    done = CliRunner().invoke(cli.main, ["dance"])
+    assert done.exit_code == 2
+    assert "dance" in done.output
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = CliRunner().invoke(cli.main, ["--version"])
+    assert done.output == f"layout-tuner {metadata.version('layout-tuner')}\n"
+
+
+def test_every_command_s_short_help_is_what_click_would_show() -> None:
+    for name in ("campaign", "export", "leaderboard", "serve"):
+        entry = cli._entry_points()[name]
+        command = entry.load()
+        assert isinstance(command, click.Command)
+        first_line = (command.help or "").partition("\n")[0]
+        assert cli.short_help(entry.value) == first_line

@@ -1,0 +1,276 @@
+"""The commands, against a real service over real HTTP."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from api.cli import main
+from api.client import Client
+from api.errors import ServiceError
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import ServeProcess
+from tests.api.service import CAMPAIGN
+from tests.results_db.factories import completed, failed, lease_one, make_worker
+
+LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path_factory.mktemp("service"))
+    yield service
+    service.end()
+
+
+@pytest.fixture
+def store(service: ServeProcess) -> Iterator[Store]:
+    """The database behind the service's back, as the driver has it."""
+    store = Store(DataDir(service.data_dir).database_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A campaign name of the test's own."""
+    return str(request.node.name).removeprefix("test_")[:64]
+
+
+@pytest.fixture
+def run(service: ServeProcess):  # type: ignore[no-untyped-def]
+    def run_it(*arguments: str) -> Result:
+        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
+        return CliRunner().invoke(main, arguments, env=environment)
+
+    return run_it
+
+
+def submit(service: ServeProcess, store: Store, name: str, *, trials: int = 0) -> int:
+    """A campaign with some completed trials, each faster than the one before."""
+    service.post("/campaigns", {**CAMPAIGN, "name": name})
+    campaign = store.campaign_by_name(name).id
+    worker = make_worker(store, "w1", devices_per_node=4)
+    for number, layout in enumerate(LAYOUTS[:trials], 1):
+        trial = store.add_trial(campaign, layout)
+        lease = lease_one(store, worker.id)
+        assert lease.trial_id == trial.id
+        store.post_outcome(trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
+    return campaign
+
+
+def test_submit_reads_yaml_and_json(run, tmp_path: Path, name: str) -> None:
+    as_yaml, as_json = tmp_path / "a.yaml", tmp_path / "a.json"
+    as_yaml.write_text(yaml.safe_dump({**CAMPAIGN, "name": f"{name}.yaml"}))
+    as_json.write_text(json.dumps({**CAMPAIGN, "name": f"{name}.json"}))
+    done = run("campaign", "submit", str(as_yaml))
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"campaign {name}.yaml submitted: 4 legal layouts, at most 5 trials\n"
+    done = run("campaign", "submit", str(as_json), "--json")
+    assert json.loads(done.stdout)["name"] == f"{name}.json"
+
+
+def test_submit_refuses_a_malformed_file_as_bad_usage_with_its_line(run, tmp_path: Path) -> None:
+    for suffix, text, where in [
+        ("yaml", "name: x\nmodel: [tiny\nspace: 1\n", "line 3"),
+        ("json", '{"name": "x",\n "model"}', "line 2"),
+        ("yaml", "- a\n- b\n", "not a mapping"),
+    ]:
+        file = tmp_path / f"broken.{suffix}"
+        file.write_text(text)
+        done = run("campaign", "submit", str(file))
+        assert done.exit_code == 2
+        assert where in done.output
+        assert str(file) in done.output
+    assert run("campaign", "submit", str(tmp_path / "nowhere.yaml")).exit_code == 2
+
+
+def test_submit_shows_why_the_service_refuses_as_one_line(run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "refused", "model": "gpt-22b"}))
+    done = run("campaign", "submit", str(file))
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: gpt-22b is too large")
+    assert len(done.output.splitlines()) == 1
+
+
+def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) -> None:
+    submit(service, store, name, trials=2)
+    (row,) = [line for line in run("campaign", "list").output.splitlines() if name in line]
+    assert "RUNNING" in row
+    assert "2/4" in row
+    assert "2,000" in row
+    listed = json.loads(run("campaign", "list", "--json").stdout)["campaigns"]
+    assert name in [campaign["name"] for campaign in listed]
+    shown = run("campaign", "show", name).output
+    assert "best          2,000 tokens/s, trial 2" in shown
+    assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
+
+
+def test_pause_resume_and_cancel_do_what_they_say(run, service, store, name: str) -> None:
+    submit(service, store, name)
+    for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
+        done = run("campaign", action, name, "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["state"] == state == store.campaign_by_name(name).state
+    refused = run("campaign", "resume", name)
+    assert refused.exit_code == 1
+    assert "CANCELLED and cannot be resumed" in refused.output
+
+
+def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> None:
+    campaign = submit(service, store, name, trials=1)
+    results: list[Result] = []
+    watching = threading.Thread(target=lambda: results.append(run("campaign", "watch", name)))
+    watching.start()
+    worker = make_worker(store, "w2", devices_per_node=4)
+    trial = store.add_trial(campaign, LAYOUTS[3])
+    lease_one(store, worker.id)
+    store.post_outcome(trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
+    store.end_campaign(campaign, "COMPLETED", "budget", "2 trials ended")
+    watching.join(20)
+    (result,) = results
+    assert result.exit_code == 0, result.output
+    last = result.output.splitlines()[-1]
+    assert last == (
+        f"{name}: COMPLETED, 2 of 4 trials done, best 5,000 tokens/s, ended: 2 trials ended"
+    )
+
+
+def test_watch_fails_when_the_campaign_did(run, service, store, name: str) -> None:
+    campaign = submit(service, store, name)
+    store.end_campaign(campaign, "FAILED", "driver", "the strategy is broken")
+    done = run("campaign", "watch", name)
+    assert done.exit_code == 1
+    assert "the strategy is broken" in done.output
+
+
+def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) -> None:
+    campaign = submit(service, store, name, trials=3)
+    worker = make_worker(store, "w1", devices_per_node=4)
+    trial = store.add_trial(campaign, LAYOUTS[3])
+    lease_one(store, worker.id)
+    store.post_outcome(trial.id, 1, failed())
+    table = run("leaderboard", name).output.splitlines()
+    assert "the best 3 of 3 by tokens_per_s" in table[0]
+    ranks = [line.split()[:2] for line in table if line.strip() and line.split()[0].isdigit()]
+    assert ranks == [["1", "3"], ["2", "2"], ["3", "1"]]
+    rows = list(csv.DictReader(io.StringIO(run("leaderboard", name, "--csv").stdout)))
+    assert [row["tokens_per_s"] for row in rows] == ["3000.0", "2000.0", "1000.0"]
+    page = json.loads(run("leaderboard", name, "--json", "--limit", "1").stdout)
+    assert [t["number"] for t in page["trials"]] == [3]
+    assert run("leaderboard", name, "--csv", "--json").exit_code == 2
+
+
+def test_an_empty_leaderboard_says_so(run, service, store, name: str) -> None:
+    submit(service, store, name)
+    done = run("leaderboard", name)
+    assert done.exit_code == 0
+    assert done.output == f"campaign {name} has no ranked trial yet\n"
+
+
+def test_export_writes_files_and_overwrites_none(
+    run, service, store, name: str, tmp_path: Path
+) -> None:
+    submit(service, store, name, trials=2)
+    out = tmp_path / "deep" / "job"
+    done = run("export", name, "--format", "trainer", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
+    again = run("export", name, "--format", "trainer", "--out", str(out), "--trial", "1")
+    assert again.exit_code == 1
+    assert "exists" in again.output
+    assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
+    forced = run(
+        "export", name, "--format", "trainer", "--out", str(out), "--trial", "1", "--force"
+    )
+    assert forced.exit_code == 0, forced.output
+    assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[0].to_mapping()
+    printed = json.loads(run("export", name, "--format", "megatron-lm", "--json").stdout)
+    assert printed["trial"] == 2
+    refused = run("export", name, "--format", "paper", "--out", str(tmp_path / "none"))
+    assert refused.exit_code == 1
+    assert "megatron-lm, trainer" in refused.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_service_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    nobody = CliRunner().invoke(main, ["campaign", "list", "--data-dir", str(tmp_path)])
+    assert nobody.exit_code == 1
+    assert "layout-tuner up" in nobody.output
+    (tmp_path / "token").write_text("x")
+    gone = CliRunner().invoke(
+        main, ["campaign", "list", "--url", "http://127.0.0.1:9", "--data-dir", str(tmp_path)]
+    )
+    assert gone.exit_code == 1
+    assert "http://127.0.0.1:9 does not answer" in gone.output
+    assert len(gone.output.splitlines()) == 1
+
+
+def test_a_wrong_token_is_one_clear_error(service: ServeProcess, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("wrong")
+    environment = {
+        "LAYOUT_TUNER_URL": service.service["url"],
+        "LAYOUT_TUNER_TOKEN_FILE": str(tmp_path / "token"),
+    }
+    done = CliRunner().invoke(main, ["campaign", "list"], env=environment)
+    assert done.exit_code == 1
+    assert "no valid token" in done.output
+
+
+def test_the_client_follows_pages(service, store, name: str) -> None:
+    campaign = submit(service, store, name, trials=4)
+    with Client.of_data_dir(DataDir(service.data_dir)) as client:
+        client_pages = list(client.trials(name))
+        assert [trial.number for trial in client_pages] == [1, 2, 3, 4]
+        assert client_pages[0].layout == LAYOUTS[0]
+        assert client.trial(client_pages[0].id).iterations
+        assert client.campaign(str(campaign)).name == name
+        assert client.health().database
+        assert client.workers().workers
+        with pytest.raises(ServiceError, match="nobody") as refused:
+            client.campaign("nobody")
+        assert refused.value.status == 404
+        with pytest.raises(ServiceError, match="b c"):
+            client.campaign("b c?#")
+
+
+def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
+    service = ServeProcess(tmp_path)
+    port = service.service["url"].rpartition(":")[2]
+    service.post("/campaigns", CAMPAIGN)
+    store = Store(DataDir(tmp_path).database_url)
+    watching = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "api.cli",
+            "campaign",
+            "watch",
+            "first",
+            "--data-dir",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert "RUNNING" in watching.stdout.readline()
+    service.end()
+    store.end_campaign(1, "COMPLETED", "budget", "done")
+    store.close()
+    service.start(port=port)
+    rest, _ = watching.communicate(timeout=40)
+    service.end()
+    assert watching.returncode == 0
+    assert rest.splitlines()[-1].endswith("ended: done")

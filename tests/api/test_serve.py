@@ -1,0 +1,176 @@
+"""The service as a process: start, end, kill -9, and what it refuses to start on."""
+
+import dataclasses
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import ServeProcess, run_command
+from tests.api.service import CAMPAIGN
+from tests.results_db.factories import completed
+
+WORKER = {
+    "name": "w1",
+    "host": "node-1",
+    "cluster": "local-cpu",
+    "num_nodes": 1,
+    "devices_per_node": 4,
+    "device": "CPU core",
+}
+LAYOUT = Layout(num_microbatches=8)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path / "data")
+    yield service
+    service.end()
+
+
+def test_a_service_says_where_it_is_and_answers_at_once(service: ServeProcess) -> None:
+    assert service.get("/health")["database"]
+    assert service.service["url"].startswith("http://127.0.0.1:")
+    assert service.get("/campaigns") == {"campaigns": [], "next_cursor": None}
+
+
+def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    service = ServeProcess(tmp_path)
+    token = (tmp_path / "token").read_text()
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    assert len(token.strip()) >= 32
+    service.end()
+    service.start()
+    assert (tmp_path / "token").read_text() == token
+    service.end()
+
+
+def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("known to all\n")
+    (tmp_path / "token").chmod(0o644)
+    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert refused.returncode == 1
+    assert "can be read by others (mode 644)" in refused.stderr
+
+
+def test_the_service_listens_on_loopback_alone(service: ServeProcess) -> None:
+    port = int(service.service["url"].rpartition(":")[2])
+    with socket.socket() as other:
+        # Another of this machine's loopback addresses, which a wildcard would cover.
+        assert other.connect_ex(("127.0.0.2", port)) != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
+    worker = service.post("/workers", WORKER)["worker_id"]
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(service.post(f"/workers/{worker}/leases", {"wait_s": 20}))
+    )
+    waiting.start()
+    seen = service.get("/workers")["workers"][0]["registered_at"]
+    while service.get("/workers")["workers"][0]["seen_at"] == seen:
+        time.sleep(0.01)
+    assert service.process is not None
+    service.process.send_signal(number)
+    waiting.join(15)
+    assert answers == [{"leases": []}]
+    assert service.process.wait(15) == 0
+    assert not (service.data_dir / "service.json").exists()
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = run_command("serve", "--port", str(port), "--data-dir", str(tmp_path / "data"))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"Error: port {port} of 127.0.0.1 is in use")
+    assert "--port" in line
+    assert not (tmp_path / "data" / "service.json").exists()
+    assert not (tmp_path / "data" / "token").exists()
+
+
+def test_an_address_that_is_not_ours_is_one_clear_error(tmp_path: Path) -> None:
+    refused = run_command("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path))
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert "192.0.2.1" in refused.stderr
+
+
+def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> None:
+    refused = run_command("serve", "--port", "0", "--data-dir", str(service.data_dir))
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert str(service.data_dir) in refused.stderr
+    assert service.get("/health")["database"]
+
+
+def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    Store.open(DataDir(tmp_path)).close()
+    database = tmp_path / "results.sqlite3"
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    before = database.read_bytes()
+    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert "newer version of layout-tuner" in line
+    assert database.read_bytes() == before
+    assert not (tmp_path / "service.json").exists()
+
+
+def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
+    campaign = service.post("/campaigns", CAMPAIGN)
+    worker = service.post("/workers", WORKER)["worker_id"]
+    store = Store(DataDir(service.data_dir).database_url)
+    trial = store.add_trial(campaign["id"], LAYOUT)
+    other = store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
+    service.post(f"/workers/{worker}/leases", {"max_trials": 2})
+    body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(completed(LAYOUT))}
+    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
+    assert service.end(signal.SIGKILL) == -signal.SIGKILL
+    service.start()
+    assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
+    # The worker never noticed: its session and its other lease are still good.
+    beat = {"trials": [{"trial_id": other.id, "attempt": 1, "iterations_done": 1}]}
+    assert service.post(f"/workers/{worker}/heartbeats", beat) == {"stop": []}
+    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
+    assert len(service.get("/campaigns/first/leaderboard")["trials"]) == 1
+    store.close()
+
+
+def test_the_service_imports_nothing_heavy_and_starts_within_a_second_or_so(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys, time; began = time.process_time()\n"
+        "from pathlib import Path\n"
+        "import api.commands.serve\n"
+        "from api.app import create_app\n"
+        "from api.settings import Settings\n"
+        "from results_db.data_dir import DataDir\n"
+        "create_app(Settings(data_dir=DataDir(Path(sys.argv[1])), token='x')).openapi()\n"
+        "print(time.process_time() - began)\n"
+        "print({'torch', 'ray', 'deephyper', 'sklearn', 'pandas', 'scipy'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    seconds, heavy = done.stdout.splitlines()
+    assert heavy == "set()"
+    assert float(seconds) < 3, "on a quiet machine it is about one"
