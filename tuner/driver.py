@@ -86,9 +86,8 @@ class Driver:
     def _set_aside(self, running: set[int]) -> None:
         """Forgets the searches of campaigns that were paused, cancelled or have ended."""
         for campaign_id in set(self._searches) - running:
-            campaign = self._store.campaign(campaign_id)
-            _log.info("campaign %r is %s: set aside", campaign.name, campaign.state)
-            del self._searches[campaign_id]
+            search = self._searches.pop(campaign_id)
+            _log.info("campaign %r no longer runs: set aside", search.spec.name)
 
     def _step_campaign(self, campaign: CampaignRecord) -> bool:
         try:
@@ -132,16 +131,19 @@ class Driver:
         )
         ending = time_is_up(search.spec.budget, spent)
         if ending is not None:
-            self._wind_up(campaign, ending, num_running=counts["RUNNING"])
+            self._wind_up(campaign, ending)
         else:
             self._go_on(campaign, search, spent, counts["PENDING"] + counts["RUNNING"])
 
-    def _wind_up(self, campaign: CampaignRecord, ending: str, *, num_running: int) -> None:
+    def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
-        if self._store.cancel_pending(campaign.id, ending):
-            _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
+        num_cancelled = self._store.cancel_pending(campaign.id, ending)
+        # Counted afterwards: a worker may have taken a trial just before.
+        num_running = self._store.count_open_trials(campaign.id)
         if num_running == 0:
             self._complete(campaign, "budget", ending)
+        elif num_cancelled:
+            _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
 
     def _go_on(
         self, campaign: CampaignRecord, search: CampaignSearch, spent: Spent, num_open: int
