@@ -2,8 +2,9 @@
 
 What is counted: weights, gradients and optimizer states of the stage; the activations of the
 micro-batches that are in flight under 1F1B; the logits where the output projection is. What is not:
-temporaries of a backward pass, buffers of collectives, and the allocator's fragmentation. On a real
-block the activations came out 6 to 12 % higher than such sums.
+temporaries of a backward pass, buffers of collectives, and the allocator's fragmentation. The
+embedded trainer's logical peak on the CPU is 0 to 8 % higher than these sums; on GPUs, with other
+trainers, expect more.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _HALF_BYTES: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StateStorage:
-    """How a trainer stores what it keeps for each parameter.
+class TrainerStorage:
+    """What a trainer stores, and how.
 
     The defaults are the embedded trainer's: a flat fp32 gradient buffer that every replica holds in
-    full, and fused attention, which keeps no matrix of scores.
+    full, fused attention, and a cross-entropy that turns the fp32 logits into their gradient in
+    place.
     """
 
     gradient_bytes: float = 4.0
@@ -41,10 +43,14 @@ class StateStorage:
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
     fused_attention: bool = True
     """Whether the attention probabilities are never stored."""
+    fused_swiglu: bool = True
+    """Whether the activation of SwiGLU's gate is made again in the backward pass."""
+    fp32_logits: int = 1
+    """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
 
 
-EMBEDDED_TRAINER: Final = StateStorage()
-"""How this project's trainer stores states."""
+EMBEDDED_TRAINER: Final = TrainerStorage()
+"""What this project's trainer stores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,18 +67,20 @@ class StageMemory:
     """Adam's two moments, and the fp32 master weights where the weights are of 16 bits."""
     activations_bytes: float
     """What is kept for the backward pass, of every micro-batch in flight."""
+    recomputed_bytes: float
+    """The one layer that full recomputation brings back to life at a time."""
     logits_bytes: float
     """Logits, their softmax and their gradient; on the last stage alone."""
 
     @property
     def total_bytes(self) -> float:
-        """The sum of the parts."""
+        """The sum of the parts; the logits are gone when the first layer is recomputed."""
         return (
             self.weights_bytes
             + self.gradients_bytes
             + self.optimizer_bytes
             + self.activations_bytes
-            + self.logits_bytes
+            + max(self.recomputed_bytes, self.logits_bytes)
         )
 
 
@@ -84,17 +92,20 @@ class _Parts:
     gradients: Floats
     optimizer: Floats
     activations: Floats
+    recomputed: Floats
     logits: Floats
 
     @property
     def total(self) -> Floats:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        kept = self.weights + self.gradients + self.optimizer + self.activations
+        total: Floats = kept + np.maximum(self.recomputed, self.logits)
+        return total
 
 
 def peak_memory_bytes(
     layouts: Layout | LayoutColumns | Mapping[str, NDArray[Any]],
     model: ModelShape,
-    storage: StateStorage = EMBEDDED_TRAINER,
+    storage: TrainerStorage = EMBEDDED_TRAINER,
 ) -> Floats:
     """Estimated peak memory of the fullest rank of each layout, in bytes.
 
@@ -108,7 +119,7 @@ def peak_memory_bytes(
 
 
 def stage_memory(
-    layout: Layout, model: ModelShape, storage: StateStorage = EMBEDDED_TRAINER
+    layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> list[StageMemory]:
     """Estimated memory of each pipeline stage, first stage first."""
     columns = LayoutColumns.of(layout)
@@ -122,6 +133,7 @@ def stage_memory(
                 gradients_bytes=float(parts.gradients),
                 optimizer_bytes=float(parts.optimizer),
                 activations_bytes=float(parts.activations),
+                recomputed_bytes=float(parts.recomputed),
                 logits_bytes=float(parts.logits),
             )
         )
@@ -129,7 +141,7 @@ def stage_memory(
 
 
 def _stage_parts(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: StateStorage
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> _Parts:
     parameters = _stage_parameters(columns, model, stage)
     element = np.where(columns.precision == "fp32", _FP32_BYTES, _HALF_BYTES)
@@ -141,14 +153,17 @@ def _stage_parts(
         gradients = gradients / shards
     last = stage == columns.pp - 1
     tokens = model.seq_length * columns.micro_batch_size.astype(np.float64)
-    # The logits in the precision of the multiplication, their softmax and their gradient in fp32.
-    logits = tokens * model.vocab_size / columns.tp * (element + 2 * _FP32_BYTES)
+    layer = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    full = columns.recompute == "full"
+    half_logits = np.where(columns.precision == "fp32", 0.0, _HALF_BYTES)
+    logit_bytes = half_logits + storage.fp32_logits * _FP32_BYTES
     return _Parts(
         weights=parameters * element,
         gradients=gradients,
         optimizer=parameters * states / shards,
         activations=element * tokens * _kept_elements(columns, model, stage, storage),
-        logits=np.where(last, logits, 0.0),
+        recomputed=np.where(full, element * tokens * layer, 0.0),
+        logits=np.where(last, tokens * model.vocab_size / columns.tp * logit_bytes, 0.0),
     )
 
 
@@ -181,41 +196,45 @@ def _stage_parameters(columns: LayoutColumns, model: ModelShape, stage: NDArray[
 
 
 def _kept_elements(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: StateStorage
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> Floats:
     """Elements a token of a micro-batch that are kept for the backward pass, all in flight."""
     h = model.hidden_size
     input_elements = h / np.where(columns.sequence_parallel, columns.tp, 1)
-    whole = _layer_elements(columns, model, fused=storage.fused_attention)
-    selective = _layer_elements(columns, model, fused=True)
-    full = columns.recompute == "full"
-    kept = np.where(
-        full, input_elements, np.where(columns.recompute == "selective", selective, whole)
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    selective = _layer_elements(columns, model, storage, fused_attention=True)
+    of_layer = np.select(
+        [columns.recompute == "full", columns.recompute == "selective"],
+        [input_elements, selective],
+        whole,
     )
-    # Full recomputation brings one layer at a time back to life.
-    alive = np.where(full, whole, 0.0)
     layers = model.num_layers / columns.pp
     # The last stage keeps the final norm's input and output too.
     final = np.where(stage == columns.pp - 1, 2 * input_elements, 0.0)
-    return np.asarray(_in_flight(columns, stage) * layers * kept + alive + final, dtype=np.float64)
+    return np.asarray(_in_flight(columns, stage) * layers * of_layer + final, dtype=np.float64)
 
 
-def _layer_elements(columns: LayoutColumns, model: ModelShape, *, fused: bool) -> Floats:
+def _layer_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
+) -> Floats:
     """Elements a token that one layer keeps for its backward pass.
 
     Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
     at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
     column-parallel matrices are replicated over tp (4 h, shared under sequence parallelism); query,
     key, value and the attention's output are shared over tp, as is the feed-forward's inside (2 f for
-    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product). Attention
-    that is not fused keeps its probabilities: a s.
+    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
+    without the activation). Attention that is not fused keeps its probabilities: a s.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     replicated = 4.0 * h / np.where(columns.sequence_parallel, columns.tp, 1)
     attention = h + 2.0 * model.kv_hidden_size + h
-    if not fused:
+    if not fused_attention:
         attention += model.num_heads * model.seq_length
-    feed_forward = (4.0 if model.family == "llama" else 2.0) * f
+    parts = 2.0
+    if model.family == "llama":
+        parts = 3.0 if storage.fused_swiglu else 4.0
+    feed_forward = parts * f
     return np.asarray(replicated + (attention + feed_forward) / columns.tp, dtype=np.float64)
 
 

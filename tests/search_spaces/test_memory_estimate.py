@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.estimates.memory import StateStorage, peak_memory_bytes, stage_memory
+from search_spaces.estimates.memory import TrainerStorage, peak_memory_bytes, stage_memory
 from search_spaces.layout import Layout
 from search_spaces.presets.clusters import CLUSTER_PRESETS
 from search_spaces.presets.models import model_preset
@@ -18,7 +18,7 @@ GPT = model_preset("gpt-175b")
 LLAMA = model_preset("llama-8b")
 
 # As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
-MEGATRON = StateStorage(gradient_bytes=2, zero_shards_gradients=True)
+MEGATRON = TrainerStorage(gradient_bytes=2, zero_shards_gradients=True, fp32_logits=2)
 RAN_ON_FRONTIER = Layout(
     num_nodes=16,
     tp=4,
@@ -111,7 +111,7 @@ def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
     model, t, b = GPT, 8, 2
     layers, h, s = model.num_layers, model.hidden_size, model.seq_length
     layout = Layout(tp=t, micro_batch_size=b, precision="bf16")
-    storage = StateStorage(fused_attention=False)
+    storage = TrainerStorage(fused_attention=False)
     final = 2 * s * b * h * 2
     kept = stage_memory(layout, model, storage)[0].activations_bytes - final
     unmasked = s * b * h * (8 + 24 / t + 2 * model.num_heads * s / (h * t))
@@ -121,7 +121,7 @@ def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
 
 
 def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:
-    eager = StateStorage(fused_attention=False)
+    eager = TrainerStorage(fused_attention=False)
     layout = Layout(precision="bf16", tp=8)
     selective = stage_memory(replace(layout, recompute="selective"), GPT, eager)
     assert selective == stage_memory(layout, GPT)
@@ -151,7 +151,13 @@ def test_logits_weigh_on_the_last_stage_alone() -> None:
     stages = stage_memory(layout, LLAMA)
     tokens = 3 * LLAMA.seq_length
     assert [stage.logits_bytes for stage in stages[:3]] == [0, 0, 0]
-    assert stages[3].logits_bytes == tokens * LLAMA.vocab_size / 2 * (2 + 4 + 4)
+    logits = tokens * LLAMA.vocab_size / 2
+    # In bf16 and, once, in fp32, where they turn into their gradient in place.
+    assert stages[3].logits_bytes == logits * (2 + 4)
+    # Megatron's: bf16 logits, fp32 softmax, fp32 gradient.
+    assert stage_memory(layout, LLAMA, MEGATRON)[3].logits_bytes == logits * (2 + 4 + 4)
+    single = stage_memory(replace(layout, precision="fp32"), LLAMA)
+    assert single[3].logits_bytes == logits * 4
 
 
 def test_the_peak_over_columns_is_the_fullest_stage_of_each_layout() -> None:
@@ -190,18 +196,53 @@ def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
     assert peak_memory_bytes(replace(layout, recompute="full"), model, MEGATRON) < memory
 
 
-def test_a_llama_layer_keeps_the_four_parts_of_its_swiglu_and_the_narrow_keys_and_values() -> None:
+def test_a_llama_layer_keeps_its_swiglu_and_the_narrow_keys_and_values() -> None:
     # Elements a token: two norm inputs and two matrix inputs of h; query and attention output of h;
-    # key and value of a quarter of it; gate, its activation, up and their product.
+    # key and value of a quarter of it; gate, up and their product, and, unless the trainer makes it
+    # again, the gate's activation.
     h, f = 4096, 14336
-    layer = 4 * h + 2 * h + 2 * (h // 4) + 4 * f
-    kept = stage_memory(Layout(precision="bf16"), LLAMA)[0].activations_bytes
-    assert kept == 2 * LLAMA.seq_length * (32 * layer + 2 * h)
+    final = 2 * h
+    for fused, parts in ((True, 3), (False, 4)):
+        layer = 4 * h + 2 * h + 2 * (h // 4) + parts * f
+        storage = TrainerStorage(fused_swiglu=fused)
+        kept = stage_memory(Layout(precision="bf16"), LLAMA, storage)[0].activations_bytes
+        assert kept == 2 * LLAMA.seq_length * (32 * layer + final)
 
 
-def test_full_recomputation_keeps_each_layers_input_and_one_layer_alive() -> None:
-    whole = stage_memory(Layout(precision="bf16"), GPT)[0].activations_bytes
-    full = stage_memory(Layout(precision="bf16", recompute="full"), GPT)[0].activations_bytes
+def test_full_recomputation_keeps_each_layers_input_and_revives_one_layer_at_a_time() -> None:
+    whole = stage_memory(Layout(precision="bf16"), GPT)[0]
+    full = stage_memory(Layout(precision="bf16", recompute="full"), GPT)[0]
     an_input = 2 * GPT.seq_length * GPT.hidden_size
-    one_layer = (whole - 2 * an_input) / GPT.num_layers
-    assert full == pytest.approx(GPT.num_layers * an_input + one_layer + 2 * an_input)
+    assert full.activations_bytes == (GPT.num_layers + 2) * an_input
+    assert full.recomputed_bytes == (whole.activations_bytes - 2 * an_input) / GPT.num_layers
+    assert whole.recomputed_bytes == 0
+
+
+def test_the_logits_and_the_revived_layer_are_never_there_at_once() -> None:
+    stage = stage_memory(Layout(recompute="full"), model_preset("small"))[0]
+    states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
+    larger = max(stage.recomputed_bytes, stage.logits_bytes)
+    assert min(stage.recomputed_bytes, stage.logits_bytes) > 0
+    assert stage.total_bytes == states + stage.activations_bytes + larger
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "measured_mib"),
+    [
+        # Peaks of the embedded trainer on the CPU (`layout-tuner probe`), the fullest rank.
+        ("small", Layout(micro_batch_size=2, num_microbatches=4), 203.1),
+        ("small", Layout(micro_batch_size=8, num_microbatches=4), 424.3),
+        ("small", Layout(micro_batch_size=8, num_microbatches=4, recompute="full"), 187.6),
+        ("small", Layout(micro_batch_size=2, num_microbatches=4, precision="bf16"), 190.3),
+        ("small", Layout(pp=2, micro_batch_size=2, num_microbatches=4), 132.4),
+        ("small", Layout(tp=2, micro_batch_size=2, num_microbatches=4), 111.0),
+        ("small", Layout(dp=2, micro_batch_size=2, num_microbatches=4, zero_stage=1), 170.8),
+        ("small-llama", Layout(micro_batch_size=8, num_microbatches=4), 422.9),
+    ],
+    ids=str,
+)
+def test_the_estimate_is_near_and_under_what_the_embedded_trainer_was_measured_to_hold(
+    model: str, layout: Layout, measured_mib: float
+) -> None:
+    estimate_mib = float(peak_memory_bytes(layout, model_preset(model))) / MIB
+    assert 0.92 * measured_mib < estimate_mib < 1.005 * measured_mib
