@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,7 +50,7 @@ class LocalRay:
         prepare_environment()
         # Paths of unix sockets end at 107 bytes, so Ray's directory must be a short one.
         self._directory = Path(tempfile.mkdtemp(prefix="lt-ray-", dir=_short_temporary_directory()))
-        self._log = self._directory / "start.log"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the cluster)
         self._head = self._start_head()
         try:
             self.address = self._wait_for_address()
@@ -69,7 +68,7 @@ class LocalRay:
         return self._head.poll() is not None
 
     def close(self) -> None:
-        """Leaves the cluster, ends all of it, and removes its files."""
+        """Leaves the cluster and ends all of it; the warden removes its files."""
         ray = sys.modules.get("ray")
         if ray is not None:
             with contextlib.suppress(Exception):  # a cluster that is gone can't be left properly
@@ -79,7 +78,7 @@ class LocalRay:
             self._head.wait(_STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
             _LOG.error("the warden of Ray, pid %d, does not end", self._head.pid)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._log.close()
 
     def _start_head(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
@@ -95,13 +94,13 @@ class LocalRay:
             "object-store-memory": str(_OBJECT_STORE_BYTES),
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
-        with self._log.open("w") as log:
-            return start_under_warden(
-                [*command, *flags, "--disable-usage-stats"],
-                env=dict(os.environ),
-                stdout=log.fileno(),
-                stderr=log.fileno(),
-            )
+        return start_under_warden(
+            [*command, *flags, "--disable-usage-stats"],
+            env=dict(os.environ),
+            remove=self._directory,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
+        )
 
     def _wait_for_address(self) -> str:
         """Ray writes the address into its directory when the cluster is up."""
@@ -113,10 +112,11 @@ class LocalRay:
             if path.exists() and (address := path.read_text().strip()):
                 return address
             time.sleep(0.02)
-        raise RayClusterFailedError(
-            f"Ray did not start within {_START_WITHIN_S:g} s; its last words: "
-            + " / ".join(self._log.read_text(errors="replace").splitlines()[-5:])
-        )
+        ended = self._head.poll() is not None
+        what = "ended at its start" if ended else f"was not up within {_START_WITHIN_S:g} s"
+        self._log.seek(0)
+        last_words = " / ".join(self._log.read().splitlines()[-5:])
+        raise RayClusterFailedError(f"Ray {what}; its last words: {last_words}")
 
     def _join(self) -> None:
         import ray

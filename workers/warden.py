@@ -4,7 +4,7 @@ It is a small process in a session of its own, without torch. It ends everything
 command ends, when it is told to (SIGTERM), or when one of its guardians ends, be it by SIGKILL:
 the process that started it, and the raylet above that one where there is one.
 
-    python -m workers.warden --guardian PID [--guardian PID] -- COMMAND...
+    python -m workers.warden --guardian PID [--guardian PID] [--remove DIRECTORY] -- COMMAND...
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def start_under_warden(
     env: dict[str, str],
     pass_fds: Sequence[int] = (),
     other_guardians: Sequence[int] = (),
+    remove: Path | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -40,16 +42,18 @@ def start_under_warden(
         env: its whole environment.
         pass_fds: descriptors that it inherits; the warden itself closes them.
         other_guardians: pids besides this process whose end ends the command.
+        remove: a directory that the warden removes when everything has ended.
         stdout: descriptor for its output; None: this process's standard error.
         stderr: descriptor for its errors; None: this process's.
     """
     guardians = [f"--guardian={pid}" for pid in (os.getpid(), *other_guardians)]
     fds = [f"--pass-fd={fd}" for fd in pass_fds]
+    directory = [] if remove is None else [f"--remove={remove}"]
     package_root = str(Path(__file__).parent.parent)
     inherited = env.get("PYTHONPATH")
     path = f"{package_root}:{inherited}" if inherited else package_root
     return subprocess.Popen(
-        [sys.executable, "-m", "workers.warden", *guardians, *fds, "--", *command],
+        [sys.executable, "-m", "workers.warden", *guardians, *fds, *directory, "--", *command],
         env={**env, "PYTHONPATH": path},
         pass_fds=pass_fds,
         stdin=subprocess.DEVNULL,
@@ -97,9 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="workers.warden", description=__doc__)
     parser.add_argument("--guardian", type=int, action="append", required=True)
     parser.add_argument("--pass-fd", type=int, action="append", default=[])
+    parser.add_argument("--remove", type=Path)
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    sys.exit(watch(arguments.guardian, arguments.command, arguments.pass_fd))
+    code = watch(arguments.guardian, arguments.command, arguments.pass_fd)
+    if arguments.remove is not None:
+        shutil.rmtree(arguments.remove, ignore_errors=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ def test_a_daemon_of_a_rank_is_gone_after_the_group_over_ray(nodes: RayNodes) ->
 
 
 @pytest.mark.parametrize(
-    "victim", ["zygote", "agent", pytest.param("raylet", marks=pytest.mark.slow)]
+    "victim",
+    [
+        "agent",
+        pytest.param("zygote", marks=pytest.mark.slow),
+        pytest.param("raylet", marks=pytest.mark.slow),
+    ],
 )
 def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     nodes: RayNodes, victim: str
@@ -95,6 +100,7 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     assert run_group(nodes, "succeed").failure is None
 
 
+@pytest.mark.slow
 def test_sigkill_of_the_process_that_holds_ray_leaves_nothing() -> None:
     mark = uuid.uuid4().hex
     root = str(Path(__file__).parents[2])

@@ -96,6 +96,17 @@ def test_the_end_of_the_command_ends_its_daemons_and_passes_its_code_on(mark: st
     wait_until_nothing_is_left(mark)
 
 
+def test_a_directory_is_removed_when_everything_has_ended(mark: str, tmp_path: Path) -> None:
+    directory = tmp_path / "of-the-command"
+    directory.mkdir()
+    warden = start_under_warden(["sh", "-c", f"{TREE}"], env=dict(os.environ), remove=directory)
+    wait_for_sleeps(mark, 3)
+    assert directory.exists()
+    warden.terminate()
+    warden.wait(5)
+    assert not directory.exists()
+
+
 def test_a_guardian_that_is_gone_already_means_that_nothing_is_started(mark: str) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -97,13 +98,16 @@ def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
             if "workers.zygote" in line and "workers.warden" not in line
         ]
         assert len(zygotes) == 1 + NUM_RANKS  # ranks are forks of it
-        assert any("raylet" in line for line in command_lines)
+        (raylet,) = [line for line in command_lines if "--raylet_socket_name=" in line]
+        directory = Path(re.findall(r"--raylet_socket_name=(\S+?lt-ray-\w+)/", raylet)[0])
+        assert directory.is_dir()
         worker.kill()
         wait_until(
             "no rank is left",
             lambda: not any("workers.zygote" in " ".join(_cmdline(p)) for p in marked(mark)),
             2,
         )
+    assert not directory.exists()
 
 
 def test_a_worker_with_a_wrong_token_ends_with_one_line(

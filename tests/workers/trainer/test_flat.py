@@ -1,0 +1,138 @@
+"""Flat buffers: every weight and gradient is a view of them, and stays one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.trainer.cases import (
+    initial_weights,
+    make_layout,
+    make_shape,
+    make_training,
+)
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.flat import ALIGNMENT, plan_flat
+from workers.trainer.mesh import build_mesh
+from workers.trainer.parameters import Part, initialise
+from workers.trainer.training import Training
+
+
+def assert_aliased(training: Training) -> None:
+    flat = training.flat
+    for slot in flat.slots:
+        parameter = slot.parameter
+        size = flat.weights.element_size()
+        assert parameter.data_ptr() == flat.weights.data_ptr() + slot.start * size
+        assert parameter.main_grad.data_ptr() == flat.gradients.data_ptr() + slot.start * 4
+        assert slot.start % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_views_of_the_flat_buffers_before_and_after_a_step(
+    precision: str, tied: bool
+) -> None:
+    training = make_training(
+        make_shape("gpt", tied_embeddings=tied), make_layout(precision=precision)
+    )
+    assert_aliased(training)
+    training.step(training.batch(0))
+    assert_aliased(training)
+    held = {id(slot.parameter) for slot in training.flat.slots}
+    assert {id(parameter) for parameter in training.stage.parameters()} == held
+
+
+def test_parameters_lie_in_reverse_order() -> None:
+    slots = make_training(make_shape()).flat.slots
+    assert slots[0].parameter.parts[0].name == "head.weight"
+    assert slots[-1].parameter.parts[0].name == "embedding.weight"
+    assert all(a.end <= b.start for a, b in zip(slots, slots[1:], strict=False))
+
+
+def test_sharded_weights_and_gradients_are_views_of_the_own_share() -> None:
+    layout = make_layout(dp=2, zero_stage=1)
+
+    def work(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        training = make_training(make_shape(), mesh=mesh)
+        flat, optimizer = training.flat, training.optimizer
+        start, end = flat.plan.buckets[0].share(2, rank)
+        assert optimizer.weights[0].data_ptr() == flat.weights.data_ptr() + start * 4
+        assert optimizer.gradients[0].data_ptr() == flat.gradients.data_ptr() + start * 4
+        assert optimizer.masters[0] is optimizer.weights[0], "fp32 needs no second copy"
+        training.step(training.batch(0))
+        assert_aliased(training)
+        return end - start, sum(t.nbytes for t in optimizer.state_tensors)
+
+    shapes = run_ranks(2, work)
+    assert shapes[0] == shapes[1]
+    whole = make_training(make_shape()).optimizer
+    whole_bytes = sum(t.nbytes for t in whole.state_tensors)
+    assert shapes[0][1] == pytest.approx(whole_bytes / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3, 4])
+@pytest.mark.parametrize("bucket_elements", [1, 1000, 1 << 20])
+def test_buckets_cover_the_buffer_and_divide_over_dp(dp: int, bucket_elements: int) -> None:
+    sizes = [1, 64, 65, 1000, 7, 4096, 13]
+    plan = plan_flat(sizes, dp=dp, bucket_elements=bucket_elements)
+    assert plan.buckets[0].start == 0
+    for before, after in zip(plan.buckets, plan.buckets[1:], strict=False):
+        assert before.end == after.start
+    for bucket in plan.buckets:
+        shares = [bucket.share(dp, rank) for rank in range(dp)]
+        assert shares[0][0] == bucket.start
+        assert shares[-1][1] == bucket.end
+        assert all((end - start) % ALIGNMENT == 0 for start, end in shares)
+    for start, size in zip(plan.offsets, sizes, strict=True):
+        assert start % ALIGNMENT == 0
+        assert any(b.start <= start and start + size <= b.end for b in plan.buckets)
+    assert len(plan.buckets) == {1: 7, 1000: 2, 1 << 20: 1}[bucket_elements]
+
+
+def test_buckets_do_not_change_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = make_layout(dp=2, zero_stage=1)
+
+    def losses(bucket_elements: int) -> Any:
+        monkeypatch.setattr(plan_flat, "__kwdefaults__", {"bucket_elements": bucket_elements})
+
+        def work(rank: int) -> Any:
+            mesh = build_mesh(rank, layout, tied_embeddings=False)
+            training = make_training(make_shape(), mesh=mesh)
+            stats = [training.step(training.batch(i)).loss for i in range(4)]
+            return len(training.flat.plan.buckets), stats
+
+        return run_ranks(2, work)[0]
+
+    many, one = losses(2000), losses(1 << 30)
+    assert many[0] > 3
+    assert one[0] == 1
+    assert many[1] == one[1]
+
+
+@pytest.mark.parametrize("shard_dim", [0, 1])
+def test_slices_of_a_parameter_are_drawn_as_parts_of_the_whole(shard_dim: int) -> None:
+    """Larger than one block of the generator, so that slices start in the middle of blocks."""
+    part = Part(name="w", shape=(600, 500), shard_dim=shard_dim, init="normal")
+    whole = torch.empty(part.shape)
+    initialise(whole, part, seed=7, tp_rank=0)
+    slices = []
+    for rank in range(3):
+        size = [600, 500]
+        size[shard_dim] = -(-size[shard_dim] // 3) if shard_dim == 0 else 500 // 4
+        value = torch.empty(size)
+        initialise(value, part, seed=7, tp_rank=rank)
+        slices.append(value)
+    joined = torch.cat(slices, dim=shard_dim)
+    assert torch.equal(joined, whole.narrow(shard_dim, 0, joined.shape[shard_dim]))
+    assert float(whole.std()) == pytest.approx(0.02, rel=0.02)
+
+
+def test_seeds_and_names_give_different_weights() -> None:
+    zero, one = initial_weights(make_shape(), 0), initial_weights(make_shape(), 1)
+    assert not torch.equal(zero["head.weight"], one["head.weight"])
+    gate, up = "layers.0.feed_forward.gate.weight", "layers.0.feed_forward.up.weight"
+    assert not torch.equal(zero[gate], zero[up])

@@ -1,0 +1,238 @@
+"""Each parallel layer against the dense one: values, and every gradient; and what they send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.activations import rotary_tables, rotate, swiglu
+from workers.trainer.mesh import build_mesh
+from workers.trainer.norms import LayerNorm, RMSNorm
+from workers.trainer.parameters import ModelParameter
+from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
+from workers.trainer.vocabulary import Embedding, vocab_cross_entropy
+
+TP = 2
+
+
+def weight(value: Tensor) -> ModelParameter:
+    parameter = ModelParameter(value.clone())
+    parameter.main_grad = torch.full(value.shape, 0.25)  # gradients add to what is there
+    return parameter
+
+
+def gradient(parameter: ModelParameter) -> Tensor:
+    return parameter.main_grad - 0.25
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def on_tp_ranks(work: Any) -> list[Any]:
+    """Runs `work(tp_rank, group)` on two tensor-parallel ranks."""
+
+    def run(rank: int) -> Any:
+        mesh = build_mesh(rank, make_layout(tp=TP), tied_embeddings=False)
+        return [value.detach().numpy() for value in work(rank, mesh.tp_group)]
+
+    return [[torch.from_numpy(a) for a in result] for result in run_ranks(TP, run)]
+
+
+def test_a_column_layer_computes_slices_of_the_dense_layer() -> None:
+    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10)]))
+
+    def work(rank: int, group: Any) -> list[Tensor]:
+        rows = slice(rank * 5, rank * 5 + 5)
+        layer = ColumnParallel(weight(w[rows]), weight(b[rows]), group)
+        x_in = x.clone().requires_grad_()
+        y = layer(x_in)
+        y.backward(dy[:, rows])
+        assert layer.bias is not None
+        return [y, x_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
+
+    results = on_tp_ranks(work)
+    dense = [t.clone().requires_grad_() for t in (x, w, b)]
+    y = F.linear(*dense)
+    y.backward(dy)
+    torch.testing.assert_close(torch.cat([r[0] for r in results], 1), y.detach())
+    for result in results:
+        torch.testing.assert_close(result[1], dense[0].grad)
+    torch.testing.assert_close(torch.cat([r[2] for r in results]), dense[1].grad)
+    torch.testing.assert_close(torch.cat([r[3] for r in results]), dense[2].grad)
+
+
+def test_a_row_layer_sums_to_the_dense_layer_and_adds_bias_and_residual_once() -> None:
+    x, w, b, dy, residual = (
+        drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10), (6, 10)])
+    )
+
+    def work(rank: int, group: Any) -> list[Tensor]:
+        columns = slice(rank * 4, rank * 4 + 4)
+        layer = RowParallel(weight(w[:, columns]), weight(b), group)
+        x_in = x[:, columns].clone().requires_grad_()
+        r_in = residual.clone().requires_grad_()
+        y = layer(x_in, r_in)
+        y.backward(dy)
+        assert layer.bias is not None
+        return [y, x_in.grad, r_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
+
+    results = on_tp_ranks(work)
+    dense = [t.clone().requires_grad_() for t in (x, w, b)]
+    y = F.linear(*dense) + residual
+    y.backward(dy)
+    for result in results:
+        torch.testing.assert_close(result[0], y.detach())
+        torch.testing.assert_close(result[2], dy)
+        torch.testing.assert_close(result[4], dense[2].grad)
+    torch.testing.assert_close(torch.cat([r[1] for r in results], 1), dense[0].grad)
+    torch.testing.assert_close(torch.cat([r[3] for r in results], 1), dense[1].grad)
+
+
+def test_a_vocabulary_embedding_looks_up_each_row_on_the_rank_that_holds_it() -> None:
+    w, positions, dy = drawn(12, 4, seed=0), drawn(3, 4, seed=1), drawn(6, 4, seed=2)
+    ids = torch.tensor([0, 5, 6, 11, 5, 7])
+
+    def work(rank: int, group: Any) -> list[Tensor]:
+        rows = slice(rank * 6, rank * 6 + 6)
+        layer = Embedding(weight(w[rows]), weight(positions), tp_rank=rank, group=group)
+        y = layer(ids)
+        y.backward(dy)
+        assert layer.positions is not None
+        return [y, gradient(layer.weight), gradient(layer.positions)]
+
+    results = on_tp_ranks(work)
+    dense, dense_positions = w.clone().requires_grad_(), positions.clone().requires_grad_()
+    y = F.embedding(ids, dense) + dense_positions.repeat(2, 1)
+    y.backward(dy)
+    for result in results:
+        torch.testing.assert_close(result[0], y.detach())
+        torch.testing.assert_close(result[2], dense_positions.grad)
+    torch.testing.assert_close(torch.cat([r[1] for r in results]), dense.grad)
+
+
+def test_a_vocabulary_cross_entropy_equals_the_dense_one() -> None:
+    logits, targets = drawn(6, 12, seed=0) * 30, torch.tensor([0, 5, 6, 11, 5, 7])
+
+    def work(rank: int, group: Any) -> list[Tensor]:
+        x = logits[:, rank * 6 : rank * 6 + 6].clone().requires_grad_()
+        loss = vocab_cross_entropy(x.clone(), targets, rank * 6, group)
+        loss.backward(torch.tensor(0.5))
+        return [loss, x.grad]  # type: ignore[list-item]
+
+    results = on_tp_ranks(work)
+    dense = logits.clone().requires_grad_()
+    loss = F.cross_entropy(dense, targets)
+    loss.backward(torch.tensor(0.5))
+    for result in results:
+        torch.testing.assert_close(result[0], loss.detach())
+    torch.testing.assert_close(torch.cat([r[1] for r in results], 1), dense.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_equal_torchs_own(dtype: torch.dtype) -> None:
+    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (8,), (8,), (6, 8)]))
+    x, w, b, dy = x.to(dtype), w.to(dtype), b.to(dtype), dy.to(dtype)
+    layer_norm, rms_norm = LayerNorm(weight(w), weight(b)), RMSNorm(weight(w))
+    tolerance = {"rtol": 2e-2, "atol": 4e-2} if dtype is torch.bfloat16 else {}
+    for layer, dense in (
+        (layer_norm, lambda x, w, b: F.layer_norm(x, (8,), w, b, 1e-5)),
+        (rms_norm, lambda x, w, b: F.rms_norm(x, (8,), w, 1e-5)),
+    ):
+        x_in, inputs = x.clone().requires_grad_(), [t.clone().requires_grad_() for t in (x, w, b)]
+        y, expected = layer(x_in), dense(*inputs)
+        y.backward(dy)
+        expected.backward(dy)
+        torch.testing.assert_close(y, expected, **tolerance)
+        torch.testing.assert_close(x_in.grad, inputs[0].grad, **tolerance)
+        assert inputs[1].grad is not None
+        torch.testing.assert_close(gradient(layer.weight), inputs[1].grad.float(), **tolerance)
+    assert inputs[2].grad is None
+    torch.testing.assert_close(gradient(layer_norm.bias), dy.float().sum(0), **tolerance)
+
+
+def test_swiglu_has_the_gradient_of_its_definition() -> None:
+    gate_up, dy = drawn(6, 8, seed=0), drawn(6, 4, seed=1)
+    found, expected = gate_up.clone().requires_grad_(), gate_up.clone().requires_grad_()
+    y = swiglu(found)
+    gate, up = expected.chunk(2, dim=-1)
+    dense = F.silu(gate) * up
+    torch.testing.assert_close(y, dense)
+    y.backward(dy)
+    dense.backward(dy)
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_rotation_keeps_lengths_leaves_values_alone_and_is_undone_by_its_backward() -> None:
+    seq, heads, size = 5, 4, 6
+    qkv = drawn(2 * seq, heads * size, seed=0)
+    cos, sin = rotary_tables(seq, size, dtype=torch.float32, device=torch.device("cpu"))
+    x = qkv.clone().requires_grad_()
+    turned = rotate(x * 1.0, cos, sin, 3)
+    before, after = (t.detach().view(2, seq, heads, size) for t in (qkv, turned))
+    assert torch.equal(after[:, :, 3], before[:, :, 3])
+    assert torch.equal(after[:, 0], before[:, 0])
+    assert not torch.allclose(after[:, 1, :3], before[:, 1, :3])
+    torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
+    turned.backward(turned.detach().clone())
+    torch.testing.assert_close(x.grad, qkv)
+
+
+class CountingCollectives(TorchDispatchMode):
+    """Counts what goes over the wire, in passes forward and backward alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_layer_all_reduces_four_times_a_microbatch(family: str) -> None:
+    layout = make_layout(tp=TP)
+
+    def count(num_layers: int) -> Counter[str]:
+        def work(rank: int) -> Counter[str]:
+            mesh = build_mesh(rank, layout, tied_embeddings=False)
+            training = make_training(make_shape(family, num_layers=num_layers), mesh=mesh)
+            with CountingCollectives() as counting:
+                training.pipeline.run(training.batch(0))
+            return counting.counts
+
+        counts = run_ranks(TP, work)
+        assert counts[0] == counts[1]
+        return counts[0]
+
+    two, four = count(2), count(4)
+    assert set(two) == {"c10d::allreduce_"}
+    per_layer = (four.total() - two.total()) / 2 / layout.num_microbatches
+    assert per_layer == 4
+    ends = two.total() / layout.num_microbatches - 2 * per_layer
+    assert ends == 4, "embedding 1, cross-entropy 2, gradient into the last norm 1"
+
+
+def test_accumulation_reduces_gradients_once_a_step() -> None:
+    layout = make_layout(dp=2, zero_stage=1)
+
+    def work(rank: int) -> Counter[str]:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        training = make_training(make_shape(), mesh=mesh)
+        with CountingCollectives() as counting:
+            training.step(training.batch(0))
+        return counting.counts
+
+    counts = run_ranks(2, work)[0]
+    assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
+    assert sorted(counts.values()) == [1, 1], "one reduce-scatter and one all-gather"
