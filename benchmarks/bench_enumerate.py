@@ -28,7 +28,7 @@ GPT_175B = model_preset("gpt-175b")
 def main() -> None:
     """Prints a line of figures for each space."""
     print(
-        f"{'space':<28}{'combinations':>13}{'legal':>9}{'enumerate':>11}{'peak':>10}"
+        f"{'space':<28}{'combinations':>13}{'legal':>11}{'enumerate':>11}{'peak':>10}"
         f"{'columns':>10}{'estimate':>10}{'layout':>9}{'index_of':>10}"
     )
     for name, space in _spaces().items():
@@ -86,7 +86,7 @@ def _figures(space: SearchSpace, model: ModelShape, cluster: Cluster) -> str:
         legal.index_of(layout)
     finding = (time.perf_counter() - start) / len(layouts)
     return (
-        f"{space.num_combinations:>13,}{len(legal):>9,}{enumerating * 1e3:>8.1f} ms"
+        f"{space.num_combinations:>13,}{len(legal):>11,}{enumerating * 1e3:>8.1f} ms"
         f"{peak_mib:>6.0f} MiB{materialising * 1e3:>7.0f} ms{estimating * 1e3:>7.0f} ms"
         f"{building * 1e6:>6.1f} us{finding * 1e6:>7.1f} us"
     )
