@@ -55,8 +55,14 @@ class DataDir:
         """Creates what is missing, open to its owner alone.
 
         Raises:
-            DataDirInvalidError: it cannot be created or written to.
+            DataDirInvalidError: it cannot be created or written to, or its name cannot stand in the
+                database's URL.
         """
+        if set("?%") & set(str(self.path.absolute())):
+            raise DataDirInvalidError(
+                f"the data directory {self.path} has ? or % in its path; "
+                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True, mode=0o700)

@@ -6,6 +6,7 @@ import pytest
 
 from results_db.data_dir import DataDir
 from results_db.errors import DataDirInvalidError, DataDirLockedError
+from results_db.store import Store
 
 HOLD_THE_LOCK = """
 import sys
@@ -36,6 +37,19 @@ def test_a_data_directory_that_is_a_file_is_refused_with_what_to_do(tmp_path: Pa
     (tmp_path / "data").write_text("")
     with pytest.raises(DataDirInvalidError, match="choose another with --data-dir"):
         DataDir(tmp_path / "data").create()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b"])
+def test_a_path_that_a_url_would_garble_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataDirInvalidError, match=r"has \? or %"):
+        DataDir(tmp_path / name).create()
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a@b:c", "\N{SNOWMAN}"])
+def test_the_database_lies_in_the_directory_whatever_its_name(tmp_path: Path, name: str) -> None:
+    Store.open(DataDir(tmp_path / name)).close()
+    assert (tmp_path / name / "results.sqlite3").exists()
 
 
 def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path: Path) -> None:
