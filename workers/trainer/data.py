@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.random import default_rng
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def make_batch(
     Replica r takes the samples r * n to (r + 1) * n - 1 of the step, n being its share.
     """
     share = layout.micro_batch_size * layout.num_microbatches
-    permutation = np.random.default_rng((seed, 0)).permutation(shape.vocab_size)
+    permutation = default_rng((seed, 0)).permutation(shape.vocab_size)
     samples = np.stack(
         [_sample(shape, seed=seed, step=step, index=dp_rank * share + i) for i in range(share)]
     )
@@ -62,7 +63,7 @@ def make_batch(
 
 def _sample(shape: ModelShape, *, seed: int, step: int, index: int) -> NDArray[np.int64]:
     """seq_length + 1 ranks of words: a function of the seed, the step and the sample alone."""
-    generator = np.random.default_rng((seed, 1, step, index))
+    generator = default_rng((seed, 1, step, index))
     size = shape.seq_length + 1
     jumps = generator.random(size) < JUMP_PROBABILITY
     jumps[0] = True

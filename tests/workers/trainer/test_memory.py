@@ -1,0 +1,163 @@
+"""Memory: counted exactly, and limited for real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from search_spaces.layout import Layout
+from tests.workers.trainer.cases import CPU, lone_mesh, make_layout, make_shape, make_training
+from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from workers.trainer.errors import MemoryLimitExceededError
+from workers.trainer.failure import classify
+from workers.trainer.measure import rehearse
+from workers.trainer.memory import LogicalPeak, enforce_limit
+from workers.trainer.mesh import build_mesh
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.training import Training, persistent_bytes
+
+WIDE = make_shape(hidden_size=128, ffn_hidden_size=256, seq_length=64, vocab_size=512)
+
+
+def test_live_storages_are_counted_once_and_given_back() -> None:
+    existing = torch.zeros(100)
+    with LogicalPeak([existing, existing.view(10, 10)]) as tracker:
+        assert tracker.live_bytes == 400
+        grown = existing + 1
+        views = grown.view(10, 10).t()
+        assert tracker.live_bytes == 800
+        del grown
+        assert tracker.live_bytes == 800, "a view keeps the storage"
+        del views
+        assert tracker.live_bytes == 400
+    assert tracker.peak_bytes == 800
+
+
+def profiled_peak(training: Training) -> int:
+    """The peak of the allocator's running total in one step, from the profiler's events."""
+    batch = training.batch(0)
+    training.step(batch)
+    persistent = [*training.persistent_tensors(), batch.ids_MT, batch.targets_MT]
+    start = sum(
+        {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in persistent}.values()
+    )
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        training.step(batch)
+    kineto = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in kineto.events()
+        if event.name() == "[memory]"
+    )
+    live = peak = start
+    for _, num_bytes in events:
+        live += num_bytes
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_counted_peak_is_the_profilers(recompute: str, precision: str) -> None:
+    """Within what operators allocate for themselves, which only the profiler sees."""
+    layout = make_layout(recompute=recompute, precision=precision, micro_batch_size=4)
+
+    def work(rank: int) -> tuple[int, int]:
+        training = make_training(WIDE, layout)
+        return rehearse(training, limit_bytes=None), profiled_peak(training)
+
+    counted, profiled = run_ranks(1, work)[0]
+    assert counted <= profiled
+    assert counted == pytest.approx(profiled, rel=0.04)
+
+
+def test_a_rehearsal_changes_nothing() -> None:
+    rehearsed, fresh = make_training(WIDE), make_training(WIDE)
+    rehearse(rehearsed, limit_bytes=None)
+    for step in range(3):
+        batch = fresh.batch(step)
+        assert rehearsed.step(batch) == fresh.step(batch)
+    assert torch.equal(rehearsed.flat.weights, fresh.flat.weights)
+
+
+def test_the_budget_is_exact_to_the_byte() -> None:
+    peak = rehearse(make_training(WIDE), limit_bytes=None)
+    assert rehearse(make_training(WIDE), limit_bytes=peak) == peak
+    with pytest.raises(MemoryLimitExceededError, match=rf"{peak} bytes.*limit of {peak - 1} bytes"):
+        rehearse(make_training(WIDE), limit_bytes=peak - 1)
+
+
+def test_full_recomputation_and_smaller_microbatches_lower_the_peak() -> None:
+    def peak(**changes: Any) -> int:
+        layout = Layout(**{"micro_batch_size": 8, "num_microbatches": 1, **changes})
+        return rehearse(make_training(WIDE, layout), limit_bytes=None)
+
+    assert peak(recompute="full") < peak()
+    assert peak(micro_batch_size=2, num_microbatches=4) < peak()
+
+
+def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:
+    def peaks(zero_stage: int) -> list[int]:
+        layout = make_layout(dp=2, zero_stage=zero_stage)
+
+        def work(rank: int) -> int:
+            mesh = build_mesh(rank, layout, tied_embeddings=False)
+            return rehearse(make_training(WIDE, mesh=mesh), limit_bytes=None)
+
+        return run_ranks(2, work)
+
+    states = 8 * WIDE.num_parameters
+    whole, sharded = peaks(0), peaks(1)
+    # Activations peak in the passes, the optimizer's scratch in the update: never more than half.
+    assert whole[0] - sharded[0] == pytest.approx(states / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_persistent_bytes_are_known_before_anything_is_built(family: str, precision: str) -> None:
+    shape, mesh = make_shape(family), lone_mesh(make_layout(precision=precision))
+    training = make_training(shape, mesh=mesh)
+    rotary = {id(table) for table in training.stage.rotary_tables}
+    steps = {id(step) for step in training.optimizer.steps}
+    built = sum(t.nbytes for t in training.persistent_tensors() if id(t) not in rotary | steps)
+    assert persistent_bytes(shape, mesh, OptimizerSettings()) == built
+
+
+def test_the_limit_is_real_and_reads_as_out_of_memory() -> None:
+    def work(rank: int) -> str:
+        enforce_limit(32 << 20, CPU)
+        torch.zeros(24 << 20, dtype=torch.uint8)
+        try:
+            torch.zeros(1 << 30, dtype=torch.uint8)
+        except RuntimeError as error:
+            return classify(error)
+        return "it was granted"
+
+    assert run_ranks(1, work) == ["out_of_memory"]
+
+
+def test_a_group_still_talks_after_a_refused_allocation() -> None:
+    def work(rank: int) -> float:
+        from torch import distributed as dist
+
+        enforce_limit(32 << 20, CPU)
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+            torch.zeros(1 << 30, dtype=torch.uint8)
+        value = torch.ones(1 << 18)
+        dist.all_reduce(value)
+        return float(value[0])
+
+    assert run_ranks(2, work) == [2.0, 2.0]
+
+
+def test_a_dead_rank_is_reported_by_the_harness() -> None:
+    """The harness itself can fail: a rank that raises ends its test."""
+
+    def work(rank: int) -> None:
+        raise ValueError("told to fail")
+
+    with pytest.raises(RanksFailedError, match="ValueError: told to fail"):
+        run_ranks(2, work)

@@ -1,0 +1,238 @@
+"""The probe: what it reports, what it measures, and how it ends badly."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
+from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from workers.trainer.probe import RankContext, RankResult, run_probe
+
+
+def probe(
+    request: ProbeRequest, *, world_size: int | None = None, **context: Any
+) -> list[tuple[RankResult | None, list[dict[str, Any]]]]:
+    world_size = world_size or request.layout.num_devices
+
+    def work(rank: int, store: Any) -> Any:
+        fields: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "local_rank": rank,
+            "store": store,
+            "device": "cpu",
+            "oversubscribed": False,
+            "peak_tflops_per_device": 0.1,
+            "peak_source": "a test's",
+        }
+        events: list[dict[str, Any]] = []
+        result = run_probe(request, RankContext(**{**fields, **context}), events.append)
+        return result, events
+
+    return run_ranks(world_size, work, own_group=True)
+
+
+def make_request(**changes: Any) -> ProbeRequest:
+    fields = {"model": make_shape(), "layout": make_layout(), "iterations": 3}
+    return ProbeRequest(**{**fields, **changes})
+
+
+def measured(request: ProbeRequest, **context: Any) -> Any:
+    result = probe(request, **context)[0][0]
+    assert result is not None
+    return result.measurement
+
+
+@pytest.mark.parametrize(
+    "axes", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 1}, {"tp": 2, "pp": 2}], ids=str
+)
+def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> None:
+    request = make_request(layout=make_layout(**axes))
+    results = probe(request)
+    assert [result is None for result, _ in results] == [False] + [True] * (len(results) - 1)
+    result = results[0][0]
+    assert result is not None
+    m = result.measurement
+    assert [i.index for i in m.iterations] == [0, 1, 2, 3, 4]
+    assert [i.kind for i in m.iterations] == ["warmup"] * 2 + ["timed"] * 3
+    run = train(request.model, request.layout, steps=5)
+    assert [i.loss for i in m.iterations] == run.losses
+    assert [i.grad_norm for i in m.iterations] == run.grad_norms
+    timed = sorted(i.step_time_s for i in m.iterations if i.kind == "timed")
+    assert m.step_time_s == timed[1]
+    assert m.step_time_q25_s == pytest.approx((timed[0] + timed[1]) / 2)
+    assert m.step_time_q75_s == pytest.approx((timed[1] + timed[2]) / 2)
+    assert m.tokens_per_step == 8 * request.model.seq_length
+    assert m.tokens_per_s == pytest.approx(m.tokens_per_step / m.step_time_s)
+    devices = request.layout.num_devices
+    assert m.tokens_per_s_per_device == pytest.approx(m.tokens_per_s / devices)
+    flops = m.tokens_per_s * request.model.model_flops_per_token / devices
+    assert m.model_tflops_per_device == pytest.approx(flops / 1e12)
+    assert m.mfu == pytest.approx(m.model_tflops_per_device / 0.1)
+    assert (m.peak_source, m.memory_kind) == ("a test's", "logical")
+    assert len(m.peak_memory_bytes_by_stage) == request.layout.pp
+    assert m.peak_memory_bytes == max(m.peak_memory_bytes_by_stage) > 0
+    assert result.environment.backend == "gloo"
+    assert result.environment.torch_version == torch.__version__
+
+
+def test_rank_0_reports_each_iteration_and_the_others_are_silent() -> None:
+    results = probe(make_request(layout=make_layout(dp=2)))
+    events = results[0][1]
+    assert results[1][1] == []
+    result = results[0][0]
+    assert result is not None
+    expected = [
+        {"event": "iteration", **dataclasses.asdict(i)} for i in result.measurement.iterations
+    ]
+    assert events == expected
+
+
+def test_full_recomputation_counts_as_hardware_work_only() -> None:
+    m = measured(make_request(layout=make_layout(recompute="full")))
+    assert m.hardware_tflops_per_device > 1.2 * m.model_tflops_per_device
+    assert m.hfu == pytest.approx(m.mfu * m.hardware_tflops_per_device / m.model_tflops_per_device)
+    plain = measured(make_request())
+    assert plain.hardware_tflops_per_device == plain.model_tflops_per_device
+
+
+def test_a_context_without_a_peak_has_it_measured() -> None:
+    m = measured(make_request(), peak_tflops_per_device=None, peak_source="")
+    assert m.peak_source == "measured matmul (fp32)"
+    assert 1e-3 < m.peak_tflops_per_device < 10
+    assert 0 < m.mfu < 1
+
+
+def test_an_oversubscribed_context_marks_the_measurement() -> None:
+    assert measured(make_request(), oversubscribed=True).oversubscribed
+    assert not measured(make_request()).oversubscribed
+
+
+def test_a_model_over_the_limit_is_refused_before_it_is_built() -> None:
+    request = make_request(
+        model=make_shape(hidden_size=4096, ffn_hidden_size=16384, num_layers=64),
+        memory_limit_bytes=1 << 30,
+    )
+    with pytest.raises(
+        RanksFailedError,
+        match=r"MemoryLimitExceededError: weights, gradients and optimizer states need.*\d+ bytes",
+    ):
+        probe(request)
+
+
+def test_activations_over_the_limit_are_out_of_memory_too() -> None:
+    need = measured(make_request()).peak_memory_bytes
+    assert measured(make_request(memory_limit_bytes=need)).peak_memory_bytes == need
+    with pytest.raises(RanksFailedError, match=f"MemoryLimitExceededError: a step .*{need - 1}"):
+        probe(make_request(memory_limit_bytes=need - 1))
+
+
+def test_a_layout_that_the_trainer_cannot_run_says_why() -> None:
+    layout = make_layout(sequence_parallel=True, recompute="selective", precision="fp16", vpp=2)
+    with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: vpp=2: .*fp16"):
+        probe(make_request(layout=layout))
+
+
+def test_ranks_that_do_not_fit_the_layout_are_refused() -> None:
+    with pytest.raises(RanksFailedError, match="1 ranks were started for a layout of tp=2"):
+        probe(make_request(layout=make_layout(tp=2)), world_size=1)
+
+
+def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.trainer.training import Training
+
+    step = Training.step
+
+    def poisoned(self: Training, batch: Any, **kwargs: Any) -> Any:
+        stats = step(self, batch, **kwargs)
+        if not kwargs and stats.loss < 4.15:  # the rehearsal passes a learning rate
+            self.flat.weights.fill_(math.nan)
+        return stats
+
+    monkeypatch.setattr(Training, "step", poisoned)
+    with pytest.raises(RanksFailedError, match="LossDivergedError: loss is nan at iteration 2"):
+        probe(make_request())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_formulas_count_the_operations_of_the_model_as_built(
+    family: str, recompute: str
+) -> None:
+    shape = make_shape(family)
+    aten = torch.ops.aten
+    # torch's counter knows attention on GPUs alone, and no product that adds in place.
+    custom = {
+        aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+            q, repeated(q, k), repeated(q, v)
+        ),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda g, q, k, v, *_, **__: (
+            sdpa_backward_flop_count(g, q, repeated(q, k), repeated(q, v))
+        ),
+    }
+
+    def work(rank: int) -> int:
+        training = make_training(shape, make_layout(recompute=recompute))
+        batch = training.batch(0)
+        with FlopCounterMode(display=False, custom_mapping=custom) as counter:
+            training.step(batch)
+        return counter.get_total_flops()
+
+    tokens = 8 * shape.seq_length
+    formula = shape.hardware_flops_per_token(recompute) * tokens
+    # Flash attention's backward pass computes its scores again: 5 products instead of 4.
+    attention = 2 * shape.num_layers * shape.seq_length * shape.hidden_size * tokens
+    assert run_ranks(1, work)[0] == pytest.approx(formula + attention, rel=0.01)
+
+
+def repeated(q: tuple[int, ...], kv: tuple[int, ...]) -> tuple[int, ...]:
+    return (kv[0], q[1], *kv[2:])
+
+
+def test_importing_the_trainer_starts_no_thread() -> None:
+    """A zygote imports it, and forks: a thread would be lost, with the locks it holds."""
+    program = (
+        "import os, workers.trainer.probe, workers.trainer.train, workers.trainer.failure\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert found.stdout.strip() == "1", found.stdout
+
+
+def test_step_times_are_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank is late in every step; the wall clock of the step says so, on rank 0 too."""
+    import time
+
+    from workers.trainer.training import Training
+
+    step = Training.step
+
+    def late(self: Training, batch: Any, **kwargs: Any) -> Any:
+        if self.mesh.rank == 1:
+            time.sleep(0.05)
+        return step(self, batch, **kwargs)
+
+    monkeypatch.setattr(Training, "step", late)
+    m = measured(make_request(layout=Layout(pp=2, micro_batch_size=2, num_microbatches=4)))
+    assert all(i.step_time_s > 0.05 for i in m.iterations)
+    assert all(a.loss != b.loss for a, b in pairwise(m.iterations))
