@@ -114,7 +114,7 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
     if trial.state == "INFEASIBLE":
         return INFEASIBLE
     if trial.state == "FAILED":
-        return FAILED
+        return None if trial.reason == "node_lost" else FAILED
     if trial.state == "COMPLETED":
         assert trial.measurement is not None, f"trial {trial.id} is COMPLETED without a measurement"
         if not trial.measurement.oversubscribed:

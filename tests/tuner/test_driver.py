@@ -26,6 +26,7 @@ from tests.tuner.factories import (
     out_of_memory,
     submit,
 )
+from tuner.campaign_search import observe
 from tuner.driver import Driver
 
 
@@ -306,6 +307,15 @@ def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> No
     drive_until(lambda: ended(store, campaign), driver.step, worker)
     trials = store.trials(campaign.id)
     assert len(trials) == len(set(layouts_of(trials))) == 6
+
+
+def test_a_layout_whose_workers_were_lost_is_not_held_to_be_a_bad_one(store: Store) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 2}))
+    worker = FakeWorker(store, lambda _layout: failed("node_lost"))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    lost = store.trials(campaign.id)[0]
+    assert (lost.state, lost.reason) == ("FAILED", "node_lost")
+    assert observe(lost, "tokens_per_s") is None
 
 
 def test_oversubscribed_measurements_teach_nothing(store: Store) -> None:
