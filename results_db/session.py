@@ -15,6 +15,9 @@ from results_db.errors import DatabaseUnavailableError
 BUSY_TIMEOUT_S: Final = 15.0
 """Seconds that a writer waits for another on SQLite before it gives up."""
 
+POOL_SIZE: Final = 32
+"""Connections that are kept; twice as many may be open, more than the service has threads."""
+
 _WRITES: Final = "layout_tuner_writes"
 
 
@@ -27,7 +30,12 @@ def make_engine(url: str) -> Engine:
     """
     if make_url(url).get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = create_engine(
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_SIZE,
+    )
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -71,7 +72,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        # Nobody sees where a line ends in a file: do not cut it to 80 columns.
-        console = Console(highlight=False, width=240)
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    # In a file nobody sees where a line ends: do not cut it to 80 columns, and do not pad it.
+    console = Console(highlight=False, width=240)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())

@@ -45,7 +45,7 @@ def export(
         _write(bundle, out, force)
     except OSError as error:
         raise click.ClickException(f"{out} cannot be written to: {error.strerror}") from error
-    click.echo(f"trial {bundle.trial} of {campaign} for {bundle.target_version}:")
+    click.echo(f"trial {bundle.trial} of {campaign}, as {bundle.format} ({bundle.target_version}):")
     for file in bundle.files:
         click.echo(f"  {out / file.name}")
     for note in bundle.notes:
