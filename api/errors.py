@@ -25,6 +25,10 @@ class ServiceStartError(ApiError):
     """The service cannot start; the message says what to do."""
 
 
+class ServiceUnstableError(ApiError):
+    """A process of the service keeps ending; restarting it again would hide the fault."""
+
+
 class ServiceError(ApiError):
     """The service refused a request, or did not answer."""
 

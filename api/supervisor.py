@@ -14,19 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from api.errors import ServiceStartError, ServiceUnstableError
+
 POLL_S: Final = 0.1
 STOP_PATIENCE_S: Final = 20.0
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
-
-
-class ServiceStartError(RuntimeError):
-    """A process of the service ended before it was ready; the message holds what it said."""
-
-
-class ServiceUnstableError(RuntimeError):
-    """A process of the service keeps ending; restarting it again would hide the fault."""
 
 
 @dataclass(kw_only=True)
@@ -40,10 +34,13 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     restarts: deque[float] = field(default_factory=deque)
     """Times of the latest restarts (monotonic seconds)."""
+    log_start: int = 0
+    """Where its log begins, behind what earlier processes wrote, in bytes."""
 
     def start(self) -> None:
         """Starts the process; it is told to end when this one dies, even by SIGKILL."""
         with self.log.open("ab") as output:
+            self.log_start = output.tell()
             self.process = subprocess.Popen(
                 list(self.argv),
                 stdin=subprocess.DEVNULL,
@@ -59,7 +56,9 @@ class Child:
 
     def log_tail(self, lines: int = 5) -> str:
         """The last lines that it printed."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        with self.log.open("rb") as printed:
+            printed.seek(self.log_start)
+            text = printed.read().decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def stop(self) -> None:
@@ -95,7 +94,8 @@ def start_and_wait(child: Child, ready: Callable[[], bool], patience_s: float) -
     deadline = time.monotonic() + patience_s
     while not ready():
         if child.returncode() is not None:
-            raise ServiceStartError(child.log_tail() or f"{child.name} ended without a word")
+            words = child.log_tail().removeprefix("Error: ")
+            raise ServiceStartError(words or f"{child.name} ended without a word")
         if time.monotonic() > deadline:
             child.stop()
             raise ServiceStartError(
@@ -105,7 +105,11 @@ def start_and_wait(child: Child, ready: Callable[[], bool], patience_s: float) -
 
 
 def watch(
-    children: Sequence[Child], *, stopping: Callable[[], bool], say: Callable[[str], None]
+    children: Sequence[Child],
+    *,
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+    each_round: Callable[[], None],
 ) -> None:
     """Restarts whatever ends, aloud, until told to stop.
 
@@ -117,6 +121,7 @@ def watch(
             code = child.returncode()
             if code is not None and not stopping():
                 _restart(child, code, say)
+        each_round()
         time.sleep(POLL_S)
 
 

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def start_service(environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Starts `layout-tuner up` on a free port and waits until it says that it is up."""
+    """Starts `layout-tuner up` on a free port and waits until it says that it is ready."""
     print("$ layout-tuner up --port 0 &")
     service = subprocess.Popen(
         [COMMAND, "up", "--port", "0"],
@@ -76,7 +76,7 @@ def start_service(environment: dict[str, str]) -> subprocess.Popen[str]:
     assert service.stdout is not None
     for line in service.stdout:
         print(line, end="", flush=True)
-        if line.startswith("Ctrl-C"):
+        if line.startswith("ready"):
             return service
     raise DemoError(f"layout-tuner up ended with exit code {service.wait()}")
 
@@ -89,16 +89,14 @@ def tune_and_train(folder: Path, environment: dict[str, str]) -> None:
     run(environment, "leaderboard", "tiny")
     run(environment, "export", "tiny", "--format", "trainer", "--out", str(folder / "job"))
     job = folder / "job" / "job.json"
-    result = folder / "job" / "result.json"
-    arguments = ["--config", str(job), "--steps", str(STEPS), "--result", str(result)]
-    run(environment, "train", *arguments)
-    trained = json.loads(result.read_text())
+    trained = ask(environment, "train", "--config", str(job), "--steps", str(STEPS), "--json")
     best = ask(environment, "leaderboard", "tiny", "--json")["trials"][0]
     compare(best["measurement"]["tokens_per_s"], trained["tokens_per_s"])
 
 
 def ask(environment: dict[str, str], *arguments: str) -> Any:
-    """Runs a command for its JSON."""
+    """Shows a command, and runs it for its JSON; what it says beside that is seen."""
+    print(f"\n$ layout-tuner {' '.join(arguments)}", flush=True)
     done = subprocess.run(
         [COMMAND, *arguments], env=environment, check=False, stdout=subprocess.PIPE
     )

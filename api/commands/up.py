@@ -9,15 +9,10 @@ from pathlib import Path
 import click
 import httpx
 
-from api.supervisor import (
-    Child,
-    ServiceStartError,
-    ServiceUnstableError,
-    start_and_wait,
-    until_signalled,
-    watch,
-)
+from api.errors import ServiceStartError, ServiceUnstableError
+from api.supervisor import Child, start_and_wait, until_signalled, watch
 from results_db.data_dir import DataDir
+from results_db.errors import ResultsDbError
 
 SERVE_PATIENCE_S = 30.0
 
@@ -33,7 +28,7 @@ def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
     try:
         data.create()
         _run(data, host, port, cluster)
-    except (ServiceStartError, ServiceUnstableError, OSError) as error:
+    except (ServiceStartError, ServiceUnstableError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -54,7 +49,8 @@ def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
             for child in children[1:]:
                 child.start()
             _greet(data, url)
-            watch(children, stopping=stopping, say=_say)
+            ready = _Readiness(url)
+            watch(children, stopping=stopping, say=_say, each_round=ready.look)
             _say("stopping")
         finally:
             # The worker first: it ends its probe, returns its lease, and needs the service for that.
@@ -99,13 +95,33 @@ def _service_url(data: DataDir, serve: Child) -> str | None:
     return str(service["url"])
 
 
+class _Readiness:
+    """Says once that the driver is at work and a worker has registered."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._said = url, False
+
+    def look(self) -> None:
+        if self._said:
+            return
+        try:
+            health = httpx.get(f"{self._url}/v1/health", timeout=2.0).json()
+        except (httpx.HTTPError, ValueError):
+            return  # being restarted; asked again in the next round
+        if health["driver_alive"] and health["workers"]:
+            _say(f"ready: the driver is at work, and {health['workers']} worker")
+            self._said = True
+
+
 def _greet(data: DataDir, url: str) -> None:
     _say(f"layout-tuner is up at {url}")
     _say(f"  token      {data.token_file.read_text().strip()}")
     _say(f"             (kept in {data.token_file}, readable by you alone)")
     _say(f"  API        {url}/docs")
     _say(f"  logs       {data.logs}")
-    _say("Ctrl-C ends it; campaigns go on at the next start.")
+    _say(
+        "Ctrl-C ends it; campaigns go on at the next start. Starting the driver and the worker ..."
+    )
 
 
 def _say(line: str) -> None:
