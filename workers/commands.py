@@ -64,7 +64,7 @@ def worker(
         work(
             url=url,
             token=_read_token(token_file),
-            cluster_name=cluster,
+            described_cluster=_described(cluster),
             name=name,
             spool_dir=spool_dir,
             patience_s=patience,

@@ -25,7 +25,7 @@ class Drain:
         self._waiting = False
 
     def listen(self) -> None:
-        """Takes over SIGTERM and SIGINT; again after Ray, which sets a handler of its own."""
+        """Takes over SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -159,7 +158,7 @@ class NodeRanks:
             case "ended":
                 self._ended[document["group"]] = document
             case _:
-                self._events.append({**document, "at": time.monotonic()})
+                self._events.append(document)
 
 
 _GONE: Final = "the zygote is gone; look for its end in the worker's standard error"

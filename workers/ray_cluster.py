@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -121,6 +123,7 @@ class LocalRay:
     def _join(self) -> None:
         import ray
 
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         with warnings.catch_warnings():
             # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
@@ -135,6 +138,9 @@ class LocalRay:
                 raise RayClusterFailedError(
                     f"the Ray cluster at {self.address} could not be joined: {error}"
                 ) from error
+            finally:
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there
 
 
 def _short_temporary_directory() -> str | None:

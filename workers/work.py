@@ -6,7 +6,9 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from search_spaces.presets.clusters import resolve_cluster
 from workers.drain import Drain
@@ -23,7 +25,7 @@ def work(
     *,
     url: str,
     token: str,
-    cluster_name: str,
+    described_cluster: str | Mapping[str, Any],
     name: str | None,
     spool_dir: Path | None,
     patience_s: float,
@@ -33,7 +35,7 @@ def work(
     Args:
         url: of the service.
         token: that the service accepts.
-        cluster_name: preset that this machine is.
+        described_cluster: preset that this machine is, or a description of it.
         name: of the worker; None: the host's.
         spool_dir: where outcomes wait; None: a place that follows from the service and the name.
         patience_s: how long the service may be away at the start.
@@ -42,7 +44,7 @@ def work(
         WorkerError: the worker can't start, or can't go on.
         SearchSpaceError: the cluster is unknown or impossible here.
     """
-    cluster, warning = resolve_cluster(cluster_name)
+    cluster, warning = resolve_cluster(described_cluster)
     if warning is not None:
         _LOG.warning(warning)
     host = socket.gethostname()

@@ -123,7 +123,6 @@ class Worker:
             return
         try:
             launcher = self._start_launcher()
-            self._drain.listen()
             try:
                 self._serve(launcher)
             finally:

@@ -96,7 +96,9 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
     wait_until_gone([*hanging, pids["warden"], pids["zygote"]], 2)
+    handler = signal.getsignal(signal.SIGTERM)
     nodes.recover()
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert run_group(nodes, "succeed").failure is None
 
 
