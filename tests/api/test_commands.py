@@ -217,6 +217,25 @@ def test_a_service_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
     assert len(gone.output.splitlines()) == 1
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_our_own_machine(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert run("campaign", "list").exit_code == 0
+
+
+def test_an_address_that_is_none_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("x")
+    for url in ("nonsense", "http://[", "ftp://127.0.0.1/"):
+        done = CliRunner().invoke(
+            main, ["campaign", "list", "--url", url, "--data-dir", str(tmp_path)]
+        )
+        assert done.exit_code == 1, url
+        assert isinstance(done.exception, SystemExit), url
+        assert len(done.output.splitlines()) == 1
+
+
 def test_a_wrong_token_is_one_clear_error(service: ServeProcess, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("wrong")
     environment = {
