@@ -44,13 +44,17 @@ class Client:
         self, url: str, token: str, *, transport: httpx.BaseTransport | None = None
     ) -> None:
         self._url = url.rstrip("/")
+        try:
+            host = httpx.URL(self._url).host
+        except httpx.InvalidURL as error:
+            raise ServiceError(f"{url!r} is not the address of a service: {error}") from error
         self._http = httpx.Client(
             base_url=f"{self._url}/v1",
             headers={"Authorization": f"Bearer {token}"},
             timeout=TIMEOUT_S,
             transport=transport,
             # A proxy of the environment would look for its own loopback, not for ours.
-            trust_env=httpx.URL(self._url).host not in LOOPBACK,
+            trust_env=host not in LOOPBACK,
         )
 
     @classmethod

@@ -227,7 +227,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_machine(
 
 def test_an_address_that_is_none_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("x")
-    for url in ("nonsense", "http://[", "ftp://127.0.0.1/"):
+    for url in ("nonsense", "http://[zz]", "http://a:b", "ftp://127.0.0.1/"):
         done = CliRunner().invoke(
             main, ["campaign", "list", "--url", url, "--data-dir", str(tmp_path)]
         )
