@@ -41,6 +41,11 @@ class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in existing:
             self._track(tensor)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would import its compiler, two seconds, to say so."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

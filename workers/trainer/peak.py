@@ -23,7 +23,8 @@ DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
 }
 """Dense matrix peaks in TFLOP/s of one device, from the vendors' data sheets (a GCD for MI250X)."""
 
-_SIZE: Final = {"cpu": 1024, "cuda": 8192}
+_SIZES: Final = {"cpu": (512, 1024), "cuda": (4096, 8192)}
+"""Sides of the squares; the small one fits between two turns of a busy core's scheduler."""
 _MEASURE_FOR_S: Final = 0.1
 
 
@@ -38,11 +39,11 @@ def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
         for known in sorted(DENSE_PEAK_TFLOPS, key=len, reverse=True):
             if known in name and precision in DENSE_PEAK_TFLOPS[known]:
                 return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
-    return _measured_tflops(device, precision), f"measured matmul ({precision})"
+    tflops = max(_measured_tflops(device, precision, size) for size in _SIZES[device])
+    return tflops, f"measured matmul ({precision})"
 
 
-def _measured_tflops(device: str, precision: Precision) -> float:
-    size = _SIZE[device]
+def _measured_tflops(device: str, precision: Precision, size: int) -> float:
     a_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
     b_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
     out_NN = torch.mm(a_NN, b_NN)

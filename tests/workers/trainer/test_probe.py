@@ -219,6 +219,38 @@ def test_importing_the_trainer_starts_no_thread() -> None:
     assert found.stdout.strip() == "1", found.stdout
 
 
+def test_a_probe_imports_nothing_that_its_zygote_has_not() -> None:
+    """A module that torch loads lazily would be loaded by every rank: sympy 0.3 s, dynamo 2 s."""
+    program = """
+import sys, torch
+torch.set_num_threads(1)
+from torch.distributed import HashStore
+import workers.trainer.probe as probe
+from search_spaces.outcome import ProbeRequest
+from tests.workers.trainer.cases import make_layout, make_shape
+request = ProbeRequest(model=make_shape(), layout=make_layout(recompute="full"), iterations=1)
+context = probe.RankContext(
+    rank=0, world_size=1, local_rank=0, store=HashStore(), device="cpu", oversubscribed=False,
+    peak_tflops_per_device=None, peak_source="",
+)
+before = set(sys.modules)
+assert probe.run_probe(request, context, lambda event: None) is not None
+sys.stdout.write(str(len(set(sys.modules) - before)))
+sys.stdout.flush()
+import os
+os._exit(0)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert int(found.stdout) < 10
+
+
 def test_step_times_are_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank is late in every step; the wall clock of the step says so, on rank 0 too."""
     import time
