@@ -11,7 +11,6 @@ from fastapi import Depends, Path, Request
 from api.errors import PageInvalidError
 from api.schemas import MAX_ID
 from api.settings import Settings
-from results_db.errors import CampaignNotFoundError
 from results_db.records import CampaignRecord
 from results_db.store import Store
 
@@ -34,13 +33,10 @@ def get_campaign(
     campaign: Annotated[str, Path(description="The campaign's name or id.", max_length=64)],
     store: StoreDep,
 ) -> CampaignRecord:
-    """The campaign that a path names; a name that is a number goes before an id."""
-    try:
-        return store.campaign_by_name(campaign)
-    except CampaignNotFoundError:
-        if campaign.isascii() and campaign.isdigit() and int(campaign) <= MAX_ID:
-            return store.campaign(int(campaign))
-        raise
+    """The campaign that a path names: by its id where it is a number, which no name is."""
+    if campaign.isascii() and campaign.isdigit() and int(campaign) <= MAX_ID:
+        return store.campaign(int(campaign))
+    return store.campaign_by_name(campaign)
 
 
 CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]

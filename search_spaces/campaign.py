@@ -57,7 +57,8 @@ ESTIMATE_MARGIN: Final = 0.2
 published runs none whose estimate was under 80 % of the memory ran out (arXiv:2411.06465), and a
 refusal must err the other way."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A name stands in URLs beside ids, so that it is neither a number nor a step up a path."""
 
 
 @contextmanager
@@ -175,7 +176,9 @@ class CampaignSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise CampaignInvalidError(
-                f"{shown(self.name)} is not 1 to 64 characters of A-Z a-z 0-9 . _ -", field="name"
+                f"{shown(self.name)} is not 1 to 64 characters of A-Z a-z 0-9 . _ - that begin with "
+                "a letter or digit and are not digits alone",
+                field="name",
             )
         read_choice(self.objective, OBJECTIVES, CampaignInvalidError, field="objective")
         read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")

@@ -23,7 +23,7 @@ _DOCUMENT_SCHEMA = {
     "type": "object",
     "required": ["name", "model", "cluster", "space"],
     "properties": {
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+        "name": {"type": "string", "pattern": r"^(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
         "model": {"description": "A preset's name, or a model's shape."},
         "cluster": {"description": "A preset's name, or a cluster's description."},
         "space": {"description": "A preset's name, or values for each knob."},

@@ -108,6 +108,8 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"space": ...}, "space: the field is missing"),
         ({"name": "two words"}, "name: 'two words' is not 1 to 64 characters of A-Z a-z 0-9 . _ -"),
         ({"name": "x" * 65}, "is not 1 to 64 characters"),
+        ({"name": ".."}, "'..' is not 1 to 64 characters"),
+        ({"name": "175"}, "'175' is not 1 to 64 characters"),
         ({"name": "line\n"}, "is not 1 to 64 characters"),
         ({"name": 5}, "name: 5 is not 1 to 64 characters"),
         ({"model": "gpt-3"}, "model: unknown model 'gpt-3'"),
