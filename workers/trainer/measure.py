@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def summarise(
     the ranks consumed.
     """
     times_s = [iteration.step_time_s for iteration in iterations if iteration.kind == "timed"]
-    q25_s, median_s, q75_s = (float(q) for q in np.quantile(times_s, (0.25, 0.5, 0.75)))
+    q25_s, median_s, q75_s = quartiles(times_s)
     tokens_per_s = tokens_per_step / median_s
     tokens_per_s_per_device = tokens_per_s / layout.num_devices
     model_tflops = tokens_per_s_per_device * model.model_flops_per_token / 1e12
@@ -87,6 +88,14 @@ def summarise(
         oversubscribed=oversubscribed,
         iterations=tuple(iterations),
     )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The three quartiles, interpolated between values; one value is all three."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    q25, median, q75 = statistics.quantiles(values, n=4, method="inclusive")
+    return q25, median, q75
 
 
 def describe_environment(device: torch.device) -> Environment:
