@@ -41,5 +41,9 @@ class SpoolInUseError(WorkerError):
     """Another worker process of the same name uses the spool directory."""
 
 
-class JobInvalidError(WorkerError):
-    """A document from the command line is malformed."""
+class SpoolUnusableError(WorkerError):
+    """The spool directory can't be created or written."""
+
+
+class UrlInvalidError(WorkerError):
+    """The service's address is no HTTP address."""

@@ -17,6 +17,7 @@ from workers.errors import (
     RequestRefusedError,
     ServiceUnreachableError,
     TokenRefusedError,
+    UrlInvalidError,
     WorkerUnknownError,
 )
 
@@ -98,9 +99,13 @@ class LeaseClient:
 
     Every method raises `ServiceUnreachableError` when the service is away, `TokenRefusedError` when
     it does not accept the token, and `RequestRefusedError` when it refuses for good.
+
+    Raises:
+        UrlInvalidError: at construction.
     """
 
     def __init__(self, url: str, token: str) -> None:
+        _refuse_unless_http(url)
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
@@ -186,7 +191,7 @@ class LeaseClient:
             answer = self._http.request(
                 method, path, content=content, headers=headers, timeout=timeout
             )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
             raise ServiceUnreachableError(
                 f"the service at {self.url} does not answer ({error or type(error).__name__})"
             ) from error
@@ -260,9 +265,20 @@ def _detail(answer: httpx.Response) -> str:
         return answer.text[:200]
 
 
+def _refuse_unless_http(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UrlInvalidError(f"url={url!r} is not an address: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UrlInvalidError(
+            f"url={url!r} is not an HTTP address; it reads like http://login1.example.org:8080"
+        )
+
+
 def _is_loopback(url: str) -> bool:
     try:
         host = httpx.URL(url).host
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except (httpx.InvalidURL, ValueError):
+    except ValueError:  # a name
         return False

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
-from workers.errors import SpoolInUseError
+from workers.errors import SpoolInUseError, SpoolUnusableError
 from workers.lease_client import OutcomeReport
 
 _LOG = logging.getLogger(__name__)
@@ -24,12 +24,18 @@ class Spool:
 
     Raises:
         SpoolInUseError: at construction, when another process owns it.
+        SpoolUnusableError: at construction, when it can't be created or written.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = (directory / _LOCK).open("w")
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (directory / _LOCK).open("w")
+        except OSError as error:
+            raise SpoolUnusableError(
+                f"the spool directory can't be used ({error}); give another --spool-dir"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -12,6 +12,7 @@ from workers.errors import (
     RequestRefusedError,
     ServiceUnreachableError,
     TokenRefusedError,
+    UrlInvalidError,
     WorkerUnknownError,
 )
 from workers.lease_client import (
@@ -97,6 +98,12 @@ def test_nobody_listening_counts_as_away() -> None:
         pytest.raises(ServiceUnreachableError, match=f"127.0.0.1:{port} does not answer"),
     ):
         client.register(IDENTITY)
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://host", "http://", "http://[::1"])
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UrlInvalidError, match="is not an"):
+        LeaseClient(url, TOKEN)
 
 
 def test_a_refused_outcome_says_why(client: LeaseClient, service: FakeService) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.errors import SpoolInUseError
+from workers.errors import SpoolInUseError, SpoolUnusableError
 from workers.lease_client import OutcomeReport
 from workers.spool import Spool
 
@@ -30,6 +30,12 @@ def test_what_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
 def test_a_second_owner_is_refused(tmp_path: Path) -> None:
     with Spool(tmp_path), pytest.raises(SpoolInUseError, match="another worker uses"):
         Spool(tmp_path)
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolUnusableError, match="give another --spool-dir"):
+        Spool(tmp_path / "file" / "spool")
 
 
 def test_what_is_refused_or_unreadable_is_set_aside_and_not_lost(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
 from workers.drain import Drain
-from workers.errors import ServiceUnreachableError, TokenRefusedError
+from workers.errors import RanksLeftError, ServiceUnreachableError, TokenRefusedError
 from workers.launchers.base import Cancelled, OnEvent, TrainingEnd
 from workers.lease_client import LeaseClient, OutcomeReport
 from workers.spool import Spool
@@ -233,6 +233,19 @@ def test_a_request_that_is_not_understood_is_an_unsupported_trial(
     assert launcher.requests == []
     assert service.outcomes[0]["outcome"]["reason"] == "unsupported"
     assert "colour" in service.outcomes[0]["outcome"]["message"]
+
+
+def test_a_worker_whose_node_cannot_be_cleaned_ends_and_returns_the_lease(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def leave_a_process(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        raise RanksLeftError("processes [1] are still there")
+
+    service.add_trial(7, REQUEST)
+    with pytest.raises(RanksLeftError):
+        work(service, tmp_path, leave_a_process, until=lambda: service.unregistered)
+    assert service.unregistered == ["session-1"]
+    assert service.outcomes == []
 
 
 def test_a_wrong_token_ends_the_worker(service: FakeService, tmp_path: Path) -> None:

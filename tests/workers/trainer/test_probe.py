@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -15,10 +16,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from search_spaces.layout import Layout
 from search_spaces.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.data import Batch
+from workers.trainer.failure import classify
 from workers.trainer.measure import quartiles
 from workers.trainer.mesh import build_mesh
 from workers.trainer.probe import RankContext, RankResult, run_probe
@@ -147,6 +150,39 @@ def test_activations_over_the_limit_are_out_of_memory_too() -> None:
     assert measured(make_request(memory_limit_bytes=need)).peak_memory_bytes == need
     with pytest.raises(RanksFailedError, match=f"MemoryLimitExceededError: a step .*{need - 1}"):
         probe(make_request(memory_limit_bytes=need - 1))
+
+
+def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
+    """One operator that asks for more than limit and slack: the machine never has to give it."""
+    request = make_request(
+        model=make_shape(vocab_size=1 << 16, seq_length=256),
+        layout=Layout(micro_batch_size=64, num_microbatches=1),
+        memory_limit_bytes=256 << 20,
+    )
+
+    def work(rank: int, store: Any) -> tuple[str, str, int]:
+        context = RankContext(
+            rank=rank,
+            world_size=1,
+            local_rank=0,
+            store=store,
+            device="cpu",
+            oversubscribed=False,
+            peak_tflops_per_device=0.1,
+            peak_source="",
+        )
+        try:
+            run_probe(request, context, lambda event: None)
+        except RuntimeError as error:
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return classify(error), str(error), used
+        raise AssertionError("the probe fitted")
+
+    reason, message, used_bytes = run_ranks(1, work, own_group=True)[0]
+    assert reason == "out_of_memory"
+    assert "DefaultCPUAllocator" in message
+    logits_bytes = 64 * 256 * (1 << 16) * 4
+    assert used_bytes < logits_bytes / 2
 
 
 def test_a_layout_that_the_trainer_cannot_run_says_why() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from search_spaces.layout import Layout
+from search_spaces.cluster import detect_local_cpu
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.rules import violations
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.capabilities import unsupported
@@ -95,6 +99,25 @@ def test_unsupported_names_every_reason_with_its_numbers() -> None:
     for text in ("vpp=2", "sequence_parallel", "selective", "num_layers=2", "num_heads=4", "tp=3"):
         assert text in reasons
     assert unsupported(make_layout(tp=2, pp=2, dp=2, zero_stage=1), make_shape()) == []
+
+
+def test_the_rules_of_the_search_space_admit_what_the_trainer_runs_and_nothing_else() -> None:
+    cluster = detect_local_cpu()
+    shape = make_shape("llama", num_heads=8, num_kv_heads=2)
+    for tp, pp, vpp, sequence, recompute, precision in itertools.product(
+        (1, 2, 3, 4), (1, 2, 3), (1, 2), (False, True), RECOMPUTE_MODES, PRECISIONS
+    ):
+        layout = Layout(
+            tp=tp,
+            pp=pp,
+            vpp=vpp,
+            sequence_parallel=sequence,
+            recompute=recompute,
+            precision=precision,
+        )
+        illegal = violations(layout, shape, cluster, scopes={"model", "trainer"})
+        reasons = unsupported(layout, shape)
+        assert bool(illegal) == bool(reasons), (layout.key, illegal, reasons)
 
 
 def test_ranks_and_coordinates_are_one_to_one_and_tp_varies_fastest() -> None:
