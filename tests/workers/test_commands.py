@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from click.testing import CliRunner
 
 from search_spaces.layout import Layout
 from search_spaces.presets.models import model_preset
+from tests.workers.process_checks import MARK, marked, wait_until
 from workers.commands import probe, train, worker
 from workers.trainer.job import TrainJob
 
@@ -158,3 +162,21 @@ def test_help_imports_neither_torch_nor_ray() -> None:
         "sys.exit(bool({'torch', 'ray', 'httpx', 'numpy', 'yaml'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_probe_that_is_interrupted_leaves_no_process(number: signal.Signals) -> None:
+    mark = uuid.uuid4().hex
+    arguments = ["--model", "tiny", "--steps", "100000"]
+    program = "from workers.commands import probe; probe()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+        stderr=subprocess.DEVNULL,
+    ) as interrupted:
+        # The command, its warden, the zygote and a rank.
+        wait_until("a rank runs", lambda: len(marked(mark)) == 4, 40)
+        interrupted.send_signal(number)
+        assert interrupted.wait(10) != 0
+    wait_until("nothing is left", lambda: not marked(mark), 5)

@@ -115,6 +115,21 @@ def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:
     assert whole[0] - sharded[0] == pytest.approx(states / 2, rel=0.05)
 
 
+def test_the_copy_that_gloo_makes_of_gathered_weights_is_counted() -> None:
+    layout = make_layout(dp=2, zero_stage=1)
+
+    def work(rank: int) -> tuple[int, int]:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        training = make_training(WIDE, mesh=mesh)
+        with LogicalPeak(training.persistent_tensors()) as tracker:
+            before = tracker.live_bytes
+            training.optimizer.step(0.0)
+        return tracker.peak_bytes - before, training.flat.weights.nbytes
+
+    for scratch_bytes, weight_bytes in run_ranks(2, work):
+        assert scratch_bytes == weight_bytes
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_persistent_bytes_are_known_before_anything_is_built(family: str, precision: str) -> None:
