@@ -94,8 +94,11 @@ def test_buckets_cover_the_buffer_and_divide_over_dp(dp: int, bucket_elements: i
     assert len(plan.buckets) == {1: 7, 1000: 3, 1 << 20: 1}[bucket_elements]
 
 
-def test_buckets_do_not_change_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = make_layout(dp=2, zero_stage=1)
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_buckets_do_not_change_the_training(
+    monkeypatch: pytest.MonkeyPatch, zero_stage: int
+) -> None:
+    layout = make_layout(dp=2, zero_stage=zero_stage)
 
     def losses(bucket_elements: int) -> Any:
         monkeypatch.setattr(plan_flat, "__kwdefaults__", {"bucket_elements": bucket_elements})
