@@ -56,7 +56,7 @@ def worker(
 ) -> None:
     """Run trials of the service's campaigns on this machine until told to end."""
     from workers.errors import WorkerError
-    from workers.work import work
+    from workers.local_worker import work
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
