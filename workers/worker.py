@@ -184,7 +184,7 @@ class Worker:
         _LOG.info("trial %d of %s %s%s", lease.number, lease.campaign, outcome.state, reason)
         if outcome.state == "cancelled" and self._drain.requested:
             return  # the lease is returned with the session
-        self._spool.keep(
+        self._keep(
             OutcomeReport(
                 trial_id=lease.trial_id,
                 attempt=lease.attempt,
@@ -192,6 +192,17 @@ class Worker:
                 outcome=outcome.to_mapping(),
             )
         )
+
+    def _keep(self, report: OutcomeReport) -> None:
+        """Puts an outcome where a crash can't reach it: on disk, else with the service at once."""
+        try:
+            self._spool.keep(report)
+        except OSError as error:
+            _LOG.error("the outcome can't be kept on disk (%s): posting it from memory", error)
+            try:
+                self._patiently(lambda: self._client.post_outcome(report))
+            except RequestRefusedError as refusal:
+                _LOG.error("the outcome of trial id %d is lost: %s", report.trial_id, refusal)
 
     def _outcome(self, launcher: Launcher, trial: _RunningTrial) -> Outcome:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -213,6 +214,18 @@ def test_an_outcome_is_kept_when_the_service_stays_away(
     service.add_trial(7, REQUEST)
     work(service, tmp_path, leave, until=lambda: list(tmp_path.glob("*.json")))
     assert [path.name for path in tmp_path.glob("*.json")] == ["trial-7-attempt-1.json"]
+
+
+def test_an_outcome_that_finds_no_place_on_disk_is_posted_all_the_same(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def lose_the_disk(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        shutil.rmtree(tmp_path / "spool")
+        return FAILED
+
+    service.add_trial(7, REQUEST)
+    work(service, tmp_path / "spool", lose_the_disk, until=lambda: service.outcomes)
+    assert [outcome["trial_id"] for outcome in service.outcomes] == [7]
 
 
 def test_a_refused_outcome_is_set_aside_and_work_goes_on(
