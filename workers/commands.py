@@ -149,8 +149,11 @@ def probe(
     "--config", required=True, type=click.Path(path_type=Path), help="The exported job (job.json)."
 )
 @click.option("--steps", type=int, help="Steps, instead of the job's own.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end alone.")
-def train(config: Path, steps: int | None, as_json: bool) -> None:
+@click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr."
+)
+def train(config: Path, steps: int | None, cluster: str, as_json: bool) -> None:
     """Run an exported training job on this machine, or as one rank under torchrun."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from workers.trainer.train import main
@@ -164,7 +167,7 @@ def train(config: Path, steps: int | None, as_json: bool) -> None:
 
     job = _read_job(config, steps)
     try:
-        result = _train_here(job, _ignore if as_json else _print_step)
+        result = _train_here(job, cluster, lambda event: _print_step(event, aside=as_json))
     except (WorkerError, SearchSpaceError) as error:
         _fail(str(error))
     if as_json:
@@ -174,12 +177,14 @@ def train(config: Path, steps: int | None, as_json: bool) -> None:
         click.echo(f"tokens/s: {result['tokens_per_s']:,.0f} (median of {timed} steps)")
 
 
-def _train_here(job: TrainJob, on_event: Callable[[dict[str, Any]], None]) -> Any:
+def _train_here(job: TrainJob, cluster: str, on_event: Callable[[dict[str, Any]], None]) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
     from search_spaces.presets.clusters import resolve_cluster
     from workers.launchers.local import local_launcher
 
-    machine, _ = resolve_cluster("local-cpu")
+    machine, warning = resolve_cluster(_described(cluster))
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
     if job.layout.num_devices > machine.devices_per_node:
         click.echo(
             f"warning: {job.layout.num_devices} ranks share {machine.devices_per_node} devices; "
@@ -239,12 +244,13 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * _GIB)
 
 
-def _print_step(event: dict[str, Any]) -> None:
+def _print_step(event: dict[str, Any], *, aside: bool) -> None:
+    """One line a step; aside: to stderr, since something else is to be read from stdout."""
     click.echo(
         f"step {event['index']:>4}  loss {event['loss']:.4f}  "
-        f"{event['tokens_per_s']:,.0f} tokens/s  mfu {event['mfu']:.1%}"
+        f"{event['tokens_per_s']:>10,.0f} tokens/s  mfu {event['mfu']:.1%}",
+        err=aside,
     )
-    sys.stdout.flush()
 
 
 def _ignore(_: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ class Service:
         printed = self.output.read_text().splitlines()
         url = [line.split()[-1] for line in printed if "layout-tuner is up at" in line][-1]
         token = [line.split()[-1] for line in printed if line.split()[:1] == ["token"]][-1]
+        self.http.close()
         self.http = httpx.Client(
             base_url=f"{url}/v1", headers={"Authorization": f"Bearer {token}"}, timeout=30
         )

@@ -113,6 +113,15 @@ def test_train_prints_a_line_a_step_and_the_tokens_per_s(tmp_path: Path) -> None
     assert lines[-1].endswith("(median of 2 steps)")
 
 
+def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) -> None:
+    ended = run("train", "--config", str(make_job(tmp_path)), "--steps", "3", "--json")
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["steps"] == 3
+    assert result["tokens_per_s"] > 0
+    assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
+
+
 def test_train_is_a_rank_under_torchrun(tmp_path: Path) -> None:
     program = "from workers.commands import train; train()"
     config = str(make_job(tmp_path, layout=Layout().to_mapping()))
