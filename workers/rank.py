@@ -9,7 +9,6 @@ is a rendezvous), {"event": "iteration", ...} and the like from the trainer, and
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import sys
@@ -33,10 +32,6 @@ from workers.trainer.job import TrainJob
 from workers.trainer.peak import matmul_peak
 from workers.trainer.probe import run_probe
 from workers.trainer.train import run_train
-
-# Torch and numpy import these when they are first needed: for seconds, in every rank anew.
-for _module in ("torch._dynamo", "numpy.ma"):
-    importlib.import_module(_module)
 
 torch.set_num_threads(1)
 
