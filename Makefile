@@ -14,14 +14,24 @@ ROOMS := search_spaces results_db tuner workers api
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "layout-tuner needs Python 3.11 or newer; say which: make PYTHON=python3.11" >&2; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
-	  || { echo "cannot create $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# Debian's python3 comes without ensurepip, which a virtual environment needs: root gets it
+# installed, aloud; anybody else is told what to install.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "layout-tuner needs Python 3.11 or newer; say which: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "$(PYTHON) cannot create virtual environments; on Debian: sudo apt-get install python3-venv" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "installing python3-venv, which Debian's python3 comes without"; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; }
+	$(PYTHON) -m venv --clear $(VENV)
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
