@@ -109,14 +109,28 @@ class Service:
                 continue
         return found
 
-    def process(self, command: str) -> psutil.Process:
-        """The process that runs a subcommand."""
-        (found,) = [
+    def named(self, command: str) -> list[psutil.Process]:
+        """The processes that run a subcommand."""
+        return [
             process
             for process in self.processes()
             if process.cmdline()[1:4] == ["-m", "api.cli", command]
         ]
+
+    def process(self, command: str) -> psutil.Process:
+        """The one process that runs a subcommand."""
+        (found,) = self.named(command)
         return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """The living ranks: children of the zygotes."""
+        zygotes = [p for p in self.processes() if p.cmdline()[1:3] == ["-m", "workers.zygote"]]
+        return [
+            rank
+            for zygote in zygotes
+            for rank in zygote.children()
+            if rank.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def logs(self) -> str:
         return "\n".join(

@@ -1,61 +1,89 @@
-"""kill -9 in the middle of a campaign, then a start: it goes on, and nothing is lost or done twice."""
+"""kill -9 in the middle of a probe, then a start: the campaign goes on, nothing is lost or done twice."""
+
+from __future__ import annotations
 
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import Service, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+NUM_TRIALS = 6
+LONG_PROBES: dict[str, Any] = {
+    "budget": {"trials": NUM_TRIALS},
+    "probe": {"warmup": 1, "iterations": 40, "deadline": "90s"},
+}
 
-def assert_nothing_lost_or_twice(service: Any, before: list[dict[str, Any]]) -> None:
-    """Trials that were completed before the kill are what they were; no layout ran twice."""
+
+class MiddleOfAProbe:
+    """What was there when a probe was under way: what is done, what runs, and its ranks."""
+
+    def __init__(self, service: Service) -> None:
+        service.submit(**LONG_PROBES)
+        self.completed = service.wait_for_completed("e2e", 2)
+        self.running, self.ranks = wait_until(
+            "a rank is at work", lambda: _running_with_ranks(service)
+        )
+
+
+def _running_with_ranks(service: Service) -> tuple[dict[str, Any], list[psutil.Process]] | None:
+    running = service.trials("e2e", state="RUNNING")
+    ranks = service.ranks()
+    return (running[0], ranks) if running and ranks else None
+
+
+def assert_nothing_lost_or_twice(service: Service, before: MiddleOfAProbe, attempts: int) -> None:
+    """Finished trials are what they were; the one in the middle took so many attempts."""
     trials = {trial["id"]: trial for trial in service.trials("e2e")}
-    for trial in before:
-        now = trials[trial["id"]]
-        assert now["state"] == "COMPLETED"
-        assert now["measurement"] == trial["measurement"]
-        assert now["attempt"] == trial["attempt"]
-    keys = [str(sorted(trial["layout"].items())) for trial in trials.values()]
-    assert len(set(keys)) == len(keys)
-    assert len([t for t in trials.values() if t["state"] == "COMPLETED"]) == 10, service.logs()
+    assert [trial["state"] for trial in trials.values()] == ["COMPLETED"] * NUM_TRIALS
+    for trial in before.completed:
+        assert trials[trial["id"]] == trial
+    assert trials[before.running["id"]]["attempt"] == attempts
+    others = set(trials) - {before.running["id"]}
+    assert {trials[other]["attempt"] for other in others} == {1}
 
 
-@pytest.mark.parametrize("victim", ["driver", "worker", "serve"])
+@pytest.mark.parametrize(
+    ("victim", "attempts"),
+    [
+        pytest.param("driver", 1, id="driver"),
+        pytest.param("serve", 1, id="serve"),
+        pytest.param("worker", 2, id="worker"),
+    ],
+)
 def test_a_killed_process_is_started_again_and_the_campaign_goes_on(
-    service: Any, victim: str
+    service: Service, victim: str, attempts: int
 ) -> None:
-    service.submit()
-    before = service.wait_for_completed("e2e", 3)
+    before = MiddleOfAProbe(service)
     killed = service.process(victim)
-    descendants = killed.children(recursive=True)
     killed.kill()
-    wait_until(
-        "everything below the killed process is gone",
-        lambda: not [p for p in descendants if p.is_running() and p.status() != "zombie"],
-        40,
-    )
-    wait_until("it was started again", lambda: len(_named(service, victim)) == 1)
-    if victim == "serve":
-        wait_until("the service answers again", service.answers)
-    assert service.wait_for_end("e2e")["reason"] == "budget"
-    assert_nothing_lost_or_twice(service, before)
+    if victim == "worker":
+        wait_until("its ranks are gone", lambda: not _alive(before.ranks), 10)
+    wait_until("it was started again", lambda: _others(service, victim, killed.pid))
+    wait_until("the service answers", service.answers)
+    assert service.wait_for_end("e2e")["reason"] == "budget", service.logs()
+    assert_nothing_lost_or_twice(service, before, attempts)
 
 
-def test_a_killed_service_leaves_no_process_and_goes_on_when_started(service: Any) -> None:
-    service.submit()
-    before = service.wait_for_completed("e2e", 3)
+def test_a_killed_service_leaves_no_process_and_goes_on_when_started(service: Service) -> None:
+    before = MiddleOfAProbe(service)
     main = [service.up.pid, *(service.process(c).pid for c in ("serve", "driver", "worker"))]
     for pid in main:
         psutil.Process(pid).kill()
     service.up.wait()
     wait_until("no rank, and nothing else, is alive", lambda: not service.processes(), 40)
+    assert not _alive(before.ranks)
     service.start()
-    assert service.wait_for_end("e2e")["reason"] == "budget"
-    assert_nothing_lost_or_twice(service, before)
+    assert service.wait_for_end("e2e")["reason"] == "budget", service.logs()
+    assert_nothing_lost_or_twice(service, before, attempts=2)
 
 
-def _named(service: Any, command: str) -> list[psutil.Process]:
-    return [p for p in service.processes() if p.cmdline()[1:4] == ["-m", "api.cli", command]]
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _others(service: Service, command: str, pid: int) -> list[psutil.Process]:
+    return [process for process in service.named(command) if process.pid != pid]
