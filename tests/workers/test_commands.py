@@ -58,6 +58,22 @@ def test_probe_prints_one_json_object_with_every_iteration() -> None:
     assert printed["environment"]["backend"] == "gloo"
 
 
+def test_every_knob_of_the_command_reaches_the_probe() -> None:
+    ended = run(
+        "probe",
+        *("--model", "tiny-llama", "--dp", "2", "--micro-batch-size", "2", "--zero-stage", "1"),
+        *("--recompute", "full", "--precision", "bf16", "--warmup", "1", "--steps", "2", "--json"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout)
+    expected = Layout(
+        dp=2, micro_batch_size=2, zero_stage=1, recompute="full", precision="bf16"
+    ).to_mapping()
+    assert printed["layout"] == expected
+    assert len(printed["losses"]) == 1 + 2
+    assert printed["hardware_tflops_per_device"] > printed["model_tflops_per_device"]
+
+
 def test_a_failed_probe_exits_1_and_says_why() -> None:
     ended = run("probe", "--model", "tiny", "--memory-limit-gb", "0.002", "--json")
     assert ended.returncode == 1
