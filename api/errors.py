@@ -13,6 +13,10 @@ class DocumentTypeUnsupportedError(ApiError):
     """The body's content type is neither JSON nor YAML."""
 
 
+class DocumentTooLargeError(ApiError):
+    """The document is longer than any that somebody wrote."""
+
+
 class PageInvalidError(ApiError):
     """A cursor or page does not come from this service."""
 

@@ -21,6 +21,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
+    api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,

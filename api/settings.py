@@ -27,5 +27,7 @@ class Settings:
     """Seconds between looks at the database while a worker waits for work."""
     max_body_bytes: int = 4 << 20
     """Largest request body."""
+    max_document_bytes: int = 256 << 10
+    """Largest campaign document; people write them."""
     stopping: Event = field(default_factory=Event)
     """Set when the service is told to end, so that waiting requests are answered at once."""

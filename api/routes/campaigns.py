@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from api.dependencies import CampaignDep, StoreDep, read_cursor, write_cursor
+from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, write_cursor
 from api.documents import JSON_TYPE, YAML_TYPES, reader_of
-from api.errors import DocumentTypeUnsupportedError
+from api.errors import DocumentTooLargeError, DocumentTypeUnsupportedError
 from api.schemas import CampaignDetail, CampaignPage
 from api.views import campaign_detail, campaign_read
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
@@ -45,15 +45,28 @@ _DOCUMENT_SCHEMA = {
 }
 
 
-async def campaign_document(request: Request) -> Any:
-    """The body, JSON or YAML as its content type says."""
+async def campaign_body(request: Request, settings: SettingsDep) -> bytes:
+    """The body as it came."""
+    body = await request.body()
+    if len(body) > settings.max_document_bytes:
+        raise DocumentTooLargeError(
+            f"the campaign is {len(body)} bytes long; the most is {settings.max_document_bytes}"
+        )
+    return body
+
+
+def campaign_document(request: Request, body: Annotated[bytes, Depends(campaign_body)]) -> Any:
+    """The body, JSON or YAML as its content type says.
+
+    Not a coroutine: FastAPI runs it beside the event loop, which a long document would hold up.
+    """
     content_type = request.headers.get("content-type", "")
     read = reader_of(content_type)
     if read is None:
         raise DocumentTypeUnsupportedError(
             f"content type {content_type[:80]!r} is not one of {JSON_TYPE}, {', '.join(YAML_TYPES)}"
         )
-    return read(await request.body())
+    return read(body)
 
 
 @router.post(

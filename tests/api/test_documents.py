@@ -1,0 +1,221 @@
+"""What people write, good or bad: read, or refused with a 4xx that can be read. Never a 500."""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api import documents
+from api.app import create_app
+from api.documents import read_json, read_yaml
+from api.errors import DocumentMalformedError
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
+from tests.search_spaces.test_malformed_documents import PATHS
+
+HALF_A_PAIR = "\ud800"
+JSON = {"Content-Type": "application/json"}
+YAML = {"Content-Type": "application/yaml"}
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service that many examples share."""
+    settings = Settings(data_dir=DataDir(tmp_path_factory.mktemp("data")), token=TOKEN)
+    with TestClient(create_app(settings), headers=HEADERS, raise_server_exceptions=False) as http:
+        yield http
+
+
+@pytest.fixture(params=[yaml.SafeLoader, documents._SafeLoader], ids=["python", "installed"])
+def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of PyYAML's readers: which one there is depends on how it was built."""
+    strict = type("Strict", (documents._StrictKeys, request.param), {})
+    monkeypatch.setattr(documents, "_SafeLoader", request.param)
+    monkeypatch.setattr(documents, "_StrictLoader", strict)
+
+
+def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A campaign with one field changed."""
+    if len(path) == 1:
+        return {**CAMPAIGN, path[0]: value}
+    field, name = path
+    return {**CAMPAIGN, field: {**CAMPAIGN.get(field, {}), name: value}}
+
+
+@pytest.mark.parametrize("text", [HALF_A_PAIR, "a\x00b", "a\x1b[2Jb", "a\u202eb"])
+@pytest.mark.parametrize(
+    "path",
+    [("warnings",), ("cluster", "device"), ("cluster", "source"), ("cluster", "name"), ("name",)],
+)
+def test_text_that_cannot_be_shown_is_refused_and_nothing_is_kept(
+    api: Api, http: TestClient, path: tuple[str, ...], text: str
+) -> None:
+    document = changed(path, [text] if path == ("warnings",) else text)
+    answer = http.post("/v1/campaigns", content=json.dumps(document), headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert "cannot be shown" in answer.json()["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+@pytest.mark.parametrize("body", [rb'{"name": "\ud800"}', rb'{"\ud800": 1}', rb'["a\u0007"]'])
+def test_text_that_cannot_be_shown_is_no_document(body: bytes) -> None:
+    with pytest.raises(DocumentMalformedError, match="cannot be shown"):
+        read_json(body)
+    with pytest.raises(DocumentMalformedError, match=r"cannot be shown|malformed YAML at line 1"):
+        read_yaml(body)
+
+
+def test_text_of_any_language_is_read() -> None:
+    document = {"name": "größe", "model": ["模型", "🙂"]}
+    assert read_json(json.dumps(document).encode()) == document
+    assert read_yaml(yaml.safe_dump(document, allow_unicode=True).encode()) == document
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ("name: x\n? [a]\n: b\n", "line 2, column 3: a key is a list or a mapping"),
+        ("name: x\n? {a: 1}\n: b\n", "line 2, column 3: a key is a list or a mapping"),
+        ("name: x\n<<: {a: 1}\n", "line 2, column 1: merge keys are not supported"),
+        ("a: 1\n1: x\n0x1: y\n", "line 3, column 1: the key '0x1' is there twice"),
+        ("a: !!timestamp soon\n", "line 1, column 4: the tag 'tag:yaml.org,2002:timestamp'"),
+        ("a: !!int ''\n", "the tag 'tag:yaml.org,2002:int' is not supported"),
+        ("a: !!set {b}\n", "the tag 'tag:yaml.org,2002:set' is not supported"),
+        ("a: &x [1]\nb: *x\n", "line 2, column 4: aliases are not supported"),
+        ("a: " + "[" * 200 + "]" * 200, "line 1, column 103: it is nested too deeply"),
+        ("a: 2026-99-99", "malformed YAML"),
+        ("a: 1\n---\nb: 2\n", "malformed YAML at line 2"),
+    ],
+)
+def test_yaml_that_would_surprise_is_refused_with_its_line(
+    loader: None, body: str, where: str
+) -> None:
+    with pytest.raises(DocumentMalformedError) as refused:
+        read_yaml(body.encode())
+    assert where in str(refused.value)
+
+
+def test_both_readers_of_yaml_read_the_same(loader: None) -> None:
+    text = "a: {b: [1, 2.5, true, null], c: 'x'}\n? d\n: |-\n  word\n2: 3\n"
+    document = {"a": {"b": [1, 2.5, True, None], "c": "x"}, "d": "word", 2: 3}
+    assert read_yaml(text.encode()) == document
+
+
+class CountingWord(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountingWord.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_repeated_field_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(CountingWord(number), 0) for number in range(2000)]
+    monkeypatch.setattr(CountingWord, "compared", 0)
+    with pytest.raises(DocumentMalformedError, match="'1999' is there twice"):
+        documents._without_duplicates([*pairs, pairs[-1]])
+    assert CountingWord.compared < 10 * len(pairs)
+
+
+def test_the_service_answers_others_while_it_reads_a_document(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, answered = threading.Event(), threading.Event()
+
+    def read_slowly(body: bytes) -> Any:
+        reading.set()
+        assert answered.wait(20), "the service read and did nothing else"
+        return read_json(body)
+
+    def reader_of(_content_type: str) -> Callable[[bytes], Any]:
+        return read_slowly
+
+    monkeypatch.setattr("api.routes.campaigns.reader_of", reader_of)
+    statuses: list[int] = []
+    posting = threading.Thread(
+        target=lambda: statuses.append(http.post("/v1/campaigns", json=CAMPAIGN).status_code)
+    )
+    posting.start()
+    assert reading.wait(20)
+    assert http.get("/v1/health").status_code == 200
+    assert not statuses
+    answered.set()
+    posting.join(20)
+    assert statuses == [201]
+
+
+def test_a_campaign_is_no_longer_than_anybody_writes_one(lasting: TestClient) -> None:
+    body = json.dumps(CAMPAIGN).encode() + b" " * (256 << 10)
+    answer = lasting.post("/v1/campaigns", content=body, headers=JSON)
+    assert answer.status_code == 413
+    assert answer.json()["type"].endswith(":document-too-large")
+    assert "262144" in answer.json()["detail"]
+
+
+def is_answered(http: TestClient, body: bytes, headers: dict[str, str]) -> None:
+    """The service takes it or refuses it, and stays readable."""
+    answer = http.post("/v1/campaigns", content=body, headers=headers)
+    assert answer.status_code in (201, 400, 409, 422), answer.text
+    assert http.get("/v1/campaigns").status_code == 200
+    if answer.status_code == 201:
+        name = answer.json()["name"]
+        assert http.get(f"/v1/campaigns/{name}").status_code == 200
+
+
+FRAGMENTS = (
+    "name: model: tiny cluster: local-cpu space: {tp: [1]} ? : - [ ] { } , & * ! !!int !!bool | > "
+    "<<: \n \t ' \" # --- ... ~ 0x 1e9 .inf .nan 2026-01-01 1:30 = \\ud800 \\0 \x00 \ufeff \ud7ff %"
+)
+WORDS = st.sampled_from([*FRAGMENTS.split(" "), " ", "\n  "])
+SHARED = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@SHARED
+@given(
+    body=st.binary(max_size=40) | st.lists(WORDS, max_size=14).map(lambda w: "".join(w).encode())
+)
+def test_no_body_at_all_is_a_fault_of_the_service(lasting: TestClient, body: bytes) -> None:
+    is_answered(lasting, body, YAML)
+    is_answered(lasting, body, JSON)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.sampled_from([1 << 63, 10**400, 1e308, -1e308, 1e-320, HALF_A_PAIR, "x" * 5000, "\x00"])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+NUMBERS = itertools.count()
+"""Of campaigns: a name that is taken would end the examination early."""
+CLUSTER_PATHS = [
+    ("cluster", name)
+    for name in ("name", "device", "source", "num_nodes", "devices_per_node", "device_memory_gb")
+]
+
+
+@SHARED
+@given(path=st.sampled_from([*PATHS, *CLUSTER_PATHS]), value=VALUES)
+def test_no_value_of_any_field_is_a_fault_of_the_service(
+    lasting: TestClient, path: tuple[str, ...], value: Any
+) -> None:
+    document = changed(path, value)
+    if path != ("name",):
+        document["name"] = f"c{next(NUMBERS)}"
+    is_answered(lasting, json.dumps(document).encode(), JSON)
