@@ -22,7 +22,7 @@ class PageInvalidError(ApiError):
 
 
 class ExportUnavailableError(ApiError):
-    """There is no trial that could be exported."""
+    """There is no trial that could be exported, or the one that was named has not completed."""
 
 
 class ServiceStartError(ApiError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from api.documents import texts_of
 from results_db.records import (
     AttemptRecord,
     CampaignState,
@@ -16,6 +17,7 @@ from results_db.records import (
 )
 from search_spaces.layout import Layout
 from search_spaces.outcome import Environment, Iteration, Outcome
+from search_spaces.reading import shown
 
 MAX_ID = 2**63 - 1
 """Largest id that a database can hold."""
@@ -32,9 +34,11 @@ class Document(BaseModel):
 
 
 class Request(Document):
-    """Base of what clients send: a field that nobody knows is refused."""
+    """Base of what clients send: unknown fields are refused, and so are values of another type."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, frozen=True, extra="forbid", strict=True
+    )
 
 
 class Progress(Document):
@@ -260,11 +264,21 @@ class HeartbeatReply(Document):
     """Trials to stop: cancelled, ended, or no longer leased by this worker."""
 
 
+def _read_outcome(document: Any) -> Outcome:
+    """Reads an outcome with its own reader, which repairs nothing."""
+    for text in texts_of(document):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{shown(text)} holds half of a surrogate pair") from error
+    return Outcome.from_mapping(document)
+
+
 class OutcomePost(Request):
     worker_id: str = Field(max_length=64)
     """Who reports; an outcome is taken from a later session of the worker too."""
     attempt: Count
-    outcome: Outcome
+    outcome: Annotated[Outcome, PlainValidator(_read_outcome, json_schema_input_type=Outcome)]
 
 
 class OutcomeReply(Document):

@@ -23,7 +23,7 @@ class ExportImpossibleError(ExportError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSource:
-    """What is exported: one trial's layout, with the model and machine it was measured for."""
+    """What is exported: one trial's layout, with the model it was measured for."""
 
     campaign: str
     """Name of the campaign."""
@@ -31,16 +31,10 @@ class ExportSource:
     """Number of the trial in its campaign."""
     model: ModelShape
     layout: Layout
-    devices_per_node: int
-    """Of the campaign's cluster."""
     seed: int
     """Of the campaign: same initial weights and tokens as the probes."""
     warmup: int
     """Untimed iterations of a probe; the training job leaves the same number out of its figure."""
-    memory_limit_bytes: int
-    """Memory of one device."""
-    tokens_per_s: float | None = None
-    """What the probe measured; None for a trial that was not completed."""
 
     @property
     def ranks_per_node(self) -> int:

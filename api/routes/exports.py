@@ -32,9 +32,10 @@ def export_trial(
 ) -> ExportRead:
     """Write a training job's files for the campaign's best trial, or for another one.
 
-    409 when the campaign has no ranked trial yet.
+    409 when the campaign has no ranked trial yet, or when the other one is not COMPLETED: nobody
+    knows that such a job would run.
     """
-    chosen = _best(store, campaign) if trial is None else store.trial_by_number(campaign.id, trial)
+    chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     bundle = exporters.export(format, _source(campaign, chosen))
     return ExportRead(
         format=bundle.format,
@@ -56,17 +57,24 @@ def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
     )
 
 
+def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialRecord:
+    trial = store.trial_by_number(campaign.id, number)
+    if trial.state == "COMPLETED":
+        return trial
+    why = f" ({trial.reason})" if trial.reason else ""
+    raise ExportUnavailableError(
+        f"trial {number} of campaign {campaign.name!r} is {trial.state}{why}; only COMPLETED trials "
+        "are exported: name one of the leaderboard"
+    )
+
+
 def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:
     spec = CampaignSpec.from_mapping(campaign.spec)
-    measurement = trial.measurement
     return exporters.ExportSource(
         campaign=campaign.name,
         trial=trial.number,
         model=spec.model,
         layout=trial.layout,
-        devices_per_node=spec.cluster.devices_per_node,
         seed=spec.seed,
         warmup=spec.probe.warmup,
-        memory_limit_bytes=spec.cluster.device_memory_bytes,
-        tokens_per_s=None if measurement is None else measurement.tokens_per_s,
     )

@@ -118,3 +118,18 @@ def test_an_export_that_cannot_be_says_why(api: Api) -> None:
     problem = api.get("/campaigns/first/exports", status=422, format="paper")
     assert "megatron-lm, trainer" in problem["detail"]
     api.get("/campaigns/first/exports", status=404, format="trainer", trial=9)
+
+
+def test_a_trial_that_did_not_complete_is_not_exported(api_with_trials: Api) -> None:
+    api = api_with_trials
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=4)
+    assert problem["type"].endswith(":export-unavailable")
+    assert "trial 4 of campaign 'first' is INFEASIBLE (out_of_memory)" in problem["detail"]
+    worker = api.register("w2")
+    api.store.add_trial(api.get("/campaigns/first")["id"], Layout(tp=4, num_microbatches=8))
+    lease = api.lease(worker)
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=5)
+    assert "is RUNNING;" in problem["detail"]
+    api.report(worker, lease, failed("crashed"))
+    problem = api.get("/campaigns/first/exports", status=409, format="megatron-lm", trial=5)
+    assert "is FAILED (crashed);" in problem["detail"]

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from api.settings import Settings
 from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
 from tests.api.service import Api
 from tests.results_db.factories import completed, failed
 
@@ -181,6 +182,14 @@ def test_a_failure_is_kept_with_its_reason_node_and_log(api: Api, campaign_id: i
         ({"measurement": {"step_time_s": 1}}, 422),
         ({"duration_s": -1}, 422),
         ({"duration_s": "long"}, 422),
+        ({"duration_s": "3"}, 422),
+        ({"duration_s": True}, 422),
+        ({"log_tail": 3}, 422),
+        ({"log_tail": "\ud800"}, 422),
+        ({"message": {"text": "x"}}, 422),
+        ({"mood": "good"}, 422),
+        ({"state": "cancelled", "reason": "crashed", "measurement": None}, 422),
+        ({"state": "failed", "reason": "cancelled", "measurement": None}, 422),
     ],
 )
 def test_an_impossible_outcome_is_refused_and_the_trial_goes_on(
@@ -189,10 +198,58 @@ def test_an_impossible_outcome_is_refused_and_the_trial_goes_on(
     worker = api.register()
     trial = api.store.add_trial(campaign_id, LAYOUT)
     api.lease(worker)
-    body = outcome_body(worker, **changes)
-    problem = api.post(f"/trials/{trial.id}/outcome", body, status=status)
-    assert problem["detail"]
+    answer = api.http.post(
+        f"/v1/trials/{trial.id}/outcome",
+        content=json.dumps(outcome_body(worker, **changes)),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == status, answer.text
+    assert answer.json()["detail"]
     assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
+
+
+def test_an_outcome_s_wrong_field_is_named(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    api.lease(worker)
+    body = outcome_body(worker)
+    body["outcome"]["measurement"]["iterations"][1]["loss"] = "6.0"
+    problem = api.post(f"/trials/{trial.id}/outcome", body, status=422)
+    assert problem["detail"] == (
+        "body.outcome: measurement.iterations.1.loss: '6.0' is not a finite number"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/trials/{trial}/outcome", {"attempt": True}),
+        ("/trials/{trial}/outcome", {"attempt": "1"}),
+        ("/trials/{trial}/outcome", {"attempt": 1.0}),
+        ("/workers/{worker}/leases", {"wait_s": "0"}),
+        ("/workers/{worker}/leases", {"wait_s": 0, "max_trials": True}),
+        (
+            "/workers/{worker}/heartbeats",
+            {"trials": [{"trial_id": "1", "attempt": 1, "iterations_done": 0}]},
+        ),
+    ],
+)
+def test_nothing_that_a_worker_sends_is_repaired(
+    api: Api, campaign_id: int, path: str, body: dict[str, Any]
+) -> None:
+    worker = api.register()
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    if "outcome" in path:
+        api.lease(worker)
+        body = {**outcome_body(worker), **body}
+    problem = api.post(path.format(trial=trial.id, worker=worker), body, status=422)
+    assert len(problem["errors"]) == 1
+
+
+def test_the_description_shows_what_an_outcome_looks_like(http: TestClient) -> None:
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["OutcomePost"]["properties"]["outcome"]["$ref"].endswith("/Outcome")
+    assert set(schemas["Outcome"]["properties"]) == {f.name for f in dataclasses.fields(Outcome)}
 
 
 def test_a_measurement_that_is_not_finite_is_refused(

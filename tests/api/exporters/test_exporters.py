@@ -48,10 +48,8 @@ def make_source(model: ModelShape = GPT, **layout: object) -> ExportSource:
         trial=7,
         model=model,
         layout=Layout.from_mapping(layout),
-        devices_per_node=8,
         seed=0,
         warmup=2,
-        memory_limit_bytes=64 << 30,
     )
 
 
