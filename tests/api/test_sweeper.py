@@ -1,9 +1,12 @@
+import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
-from api.sweeper import Sweeper
+from api.sweeper import Sweeper, sweeping
 from results_db.data_dir import DataDir
+from results_db.errors import DatabaseUnavailableError
 from results_db.leases import LEASE_S
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -11,7 +14,7 @@ from tests.results_db.factories import TurnableClock, lease_one, make_campaign, 
 
 
 class Machine:
-    """A store, a sweeper, and the clocks of both, turned together."""
+    """A store, a sweeper, and the clocks of both: the wall's, and the monotonic one."""
 
     def __init__(self, path: Path) -> None:
         self.clock = TurnableClock()
@@ -20,11 +23,24 @@ class Machine:
         self.sweeper = self.start()
 
     def start(self) -> Sweeper:
-        return Sweeper(self.store, lease_s=LEASE_S, interval_s=1.0, monotonic=lambda: self.seconds)
+        return Sweeper(
+            self.store,
+            lease_s=LEASE_S,
+            interval_s=1.0,
+            clock=self.clock,
+            monotonic=lambda: self.seconds,
+        )
 
     def forward(self, seconds: float) -> None:
         self.clock.forward(seconds)
         self.seconds += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """As Linux does it: the wall clock goes on, the monotonic one stands. So does a step."""
+        self.clock.forward(seconds)
+
+    def set_back(self, seconds: float) -> None:
+        self.clock.forward(-seconds)
 
     def sweep_for(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -70,3 +86,75 @@ def test_a_service_that_was_asleep_gives_every_lease_its_time_again(machine: Mac
     machine.sweeper.sweep()
     machine.sweep_for(5)
     assert machine.store.trial(trial).state == "RUNNING"
+
+
+def test_a_machine_that_was_suspended_gives_every_lease_its_time_again(machine: Machine) -> None:
+    machine.sweeper.sweep()
+    trial = lease_a_trial(machine)
+    machine.suspend(3600)
+    machine.sweeper.sweep()
+    machine.sweep_for(int(LEASE_S) - 1)
+    assert machine.store.trial(trial).state == "RUNNING"
+    machine.sweep_for(2)
+    assert machine.store.trial(trial).state == "PENDING"
+
+
+def test_a_wall_clock_that_is_set_back_hides_no_sleep(machine: Machine) -> None:
+    machine.sweeper.sweep()
+    trial = lease_a_trial(machine)
+    machine.forward(60)
+    machine.set_back(60 - LEASE_S - 1)
+    machine.sweeper.sweep()
+    assert machine.store.trial(trial).state == "RUNNING"
+
+
+def test_an_extension_that_failed_is_made_up_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.sweeper.sweep()
+    trial = lease_a_trial(machine)
+    machine.suspend(3600)
+
+    def away(**_: object) -> None:
+        raise DatabaseUnavailableError("the disk is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(machine.store, "extend_leases", away)
+        with pytest.raises(DatabaseUnavailableError):
+            machine.sweeper.sweep()
+    machine.sweep_for(5)
+    assert machine.store.trial(trial).state == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseUnavailableError("the disk is away"), ZeroDivisionError("a mistake of ours")]
+)
+def test_sweeping_goes_on_after_whatever_went_wrong(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    sweeper = Sweeper(machine.store, lease_s=LEASE_S, interval_s=0.001)
+    sweeps = 0
+
+    async def sweep_until_it_has_recovered() -> None:
+        recovered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def expire_leases() -> list[int]:
+            nonlocal sweeps
+            sweeps += 1
+            if sweeps <= 2:
+                raise error
+            loop.call_soon_threadsafe(recovered.set)
+            return []
+
+        monkeypatch.setattr(machine.store, "expire_leases", expire_leases)
+        async with sweeping(sweeper):
+            await asyncio.wait_for(recovered.wait(), 30)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(sweep_until_it_has_recovered())
+    assert caplog.text.count("no lease was taken back") == 2
+    assert str(error) in caplog.text
