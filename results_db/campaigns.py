@@ -20,6 +20,7 @@ from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
 from results_db.rows import campaign_record, clock_seconds
+from results_db.session import breaks_unique
 
 _DRIVER: Final = "driver"
 
@@ -56,6 +57,8 @@ class Campaigns(StorePart):
                 session.flush()
                 return campaign_record(row, now)
         except IntegrityError as error:
+            if not breaks_unique(error, "campaigns", "name"):
+                raise
             raise CampaignDuplicateError(
                 f"a campaign named {spec['name']!r} exists already; choose another name"
             ) from error

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -34,7 +34,11 @@ class DataDir:
     @property
     def database_url(self) -> str:
         """URL of the embedded database."""
-        return f"sqlite:///{self.path.absolute() / 'results.sqlite3'}"
+        return f"sqlite:///{self._database.absolute()}"
+
+    @property
+    def _database(self) -> Path:
+        return self.path / "results.sqlite3"
 
     @property
     def token_file(self) -> Path:
@@ -52,7 +56,7 @@ class DataDir:
         return self.path / "logs"
 
     def create(self) -> None:
-        """Creates what is missing, open to its owner alone.
+        """Creates what is missing, open to its owner alone; what is there keeps its mode.
 
         Raises:
             DataDirInvalidError: it cannot be created or written to, or its name cannot stand in the
@@ -76,6 +80,25 @@ class DataDir:
                 f"the data directory {self.path} is not writable; "
                 f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
             )
+
+    def create_database(self) -> None:
+        """Creates an empty database where there is none; its owner alone can read it.
+
+        SQLite would make it readable to whom the umask allows; the files that it puts beside the
+        database get the mode of the database.
+
+        Raises:
+            DataDirInvalidError: it cannot be created.
+        """
+        try:
+            # Never opened when it is there: closing it would drop the locks of this process on it.
+            with suppress(FileExistsError):
+                os.close(os.open(self._database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError as error:
+            raise DataDirInvalidError(
+                f"the database {self._database} cannot be created: {error.strerror}; "
+                f"choose another data directory with --data-dir or ${DATA_DIR_VARIABLE}"
+            ) from error
 
     @contextmanager
     def lock(self, name: str, *, wait_s: float = 0.0) -> Iterator[None]:

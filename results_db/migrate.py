@@ -21,12 +21,13 @@ def upgrade(url: str, revision: str = "head") -> None:
     """Brings the database to this version's schema; creates it where there is none.
 
     Raises:
+        DatabaseUnavailableError: it is no database, or cannot be opened.
         SchemaNewerError: a newer version wrote the database; nothing was changed.
     """
     database = Database(url)
     try:
-        with database.engine.connect() as connection:
-            if _known_revision(connection) == _scripts().get_current_head():
+        with database.read() as session:
+            if _known_revision(session.connection()) == _scripts().get_current_head():
                 return
         with database.write() as session:
             connection = session.connection()
@@ -50,13 +51,14 @@ def check(url: str) -> None:
     """Refuses a database that is not at this version's schema.
 
     Raises:
+        DatabaseUnavailableError: it is no database, or cannot be opened.
         SchemaNewerError: a newer version wrote it.
         SchemaOutdatedError: it has not been upgraded.
     """
     database = Database(url)
     try:
-        with database.engine.connect() as connection:
-            revision = _known_revision(connection)
+        with database.read() as session:
+            revision = _known_revision(session.connection())
     finally:
         database.close()
     head = _scripts().get_current_head()

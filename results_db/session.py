@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.errors import DatabaseUnavailableError
@@ -67,13 +67,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view; what is changed in it is thrown away."""
-        with _database_answers(), Session(self.engine) as session:
+        with _usable(self.engine), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits at the end, or rolls back when something is raised."""
-        with _database_answers(), Session(self._writer) as session, session.begin():
+        with _usable(self.engine), Session(self._writer) as session, session.begin():
             yield session
 
     def close(self) -> None:
@@ -81,10 +81,24 @@ class Database:
         self.engine.dispose()
 
 
+def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:
+    """Whether a statement failed because these columns are unique together, and nothing else."""
+    diagnostics = getattr(error.orig, "diag", None)
+    if diagnostics is not None:
+        # PostgreSQL names the constraint; `models.Base` gives it its name.
+        return bool(diagnostics.constraint_name == f"uq_{table}_{'_'.join(columns)}")
+    named = ", ".join(f"{table}.{column}" for column in columns)
+    return str(error.orig) == f"UNIQUE constraint failed: {named}"
+
+
 @contextmanager
-def _database_answers() -> Iterator[None]:
-    """Locked for too long, disk full, file gone: the caller's own doing is something else."""
+def _usable(engine: Engine) -> Iterator[None]:
+    """Locked for too long, disk full, no database at all: whatever is not the statement's own fault."""
     try:
         yield
-    except OperationalError as error:
-        raise DatabaseUnavailableError(f"the database does not answer: {error.orig}") from error
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise DatabaseUnavailableError(
+            f"the database {engine.url.database} cannot be used: {error.orig}"
+        ) from error

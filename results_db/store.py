@@ -33,10 +33,13 @@ class Store(Campaigns, Trials, Workers, Leases, Outcomes, Leaderboard):
         """Creates what is missing of a data directory, upgrades its database, and opens it.
 
         Raises:
+            DataDirInvalidError: the directory cannot be created or written to.
+            DatabaseUnavailableError: its database is none, or cannot be opened.
             SchemaNewerError: a newer version wrote the database; nothing was changed.
         """
         data_dir.create()
         with data_dir.lock("migration", wait_s=60.0):
+            data_dir.create_database()
             migrate.upgrade(data_dir.database_url)
         return cls(data_dir.database_url, clock=clock)
 

@@ -40,6 +40,7 @@ from results_db.rows import (
     trial_layout,
     trial_record,
 )
+from results_db.session import breaks_unique
 from search_spaces.layout import Layout
 from search_spaces.outcome import Iteration
 
@@ -195,6 +196,8 @@ class Trials(StorePart):
                 session.flush()
                 return trial_record(trial)
         except IntegrityError as error:
+            if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
+                raise
             raise TrialDuplicateError(
                 f"campaign {campaign_id} has a trial of {layout.key} already"
             ) from error

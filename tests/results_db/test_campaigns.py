@@ -1,4 +1,5 @@
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from results_db.errors import (
     CampaignDuplicateError,
@@ -35,6 +36,12 @@ def test_a_name_belongs_to_one_campaign(store: Store) -> None:
     with pytest.raises(CampaignDuplicateError, match="'mine' exists already"):
         make_campaign(store, "mine")
     assert len(store.campaigns()) == 1
+
+
+def test_only_a_name_that_is_taken_is_called_a_duplicate(store: Store) -> None:
+    spec = make_spec("mine", strategy=None)
+    with pytest.raises(IntegrityError, match=r"campaigns\.strategy"):
+        store.create_campaign(spec, num_legal_layouts=1)
 
 
 def test_an_unknown_campaign_is_named_in_the_error(store: Store) -> None:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 from results_db.data_dir import DataDir
 from results_db.errors import DataDirInvalidError, DataDirLockedError
 from results_db.store import Store
+from tests.results_db.factories import make_campaign
 
 HOLD_THE_LOCK = """
 import sys
@@ -31,6 +33,28 @@ def test_only_its_owner_can_look_into_a_data_directory(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path / "deep" / "data")
     data_dir.create()
     assert data_dir.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_only_its_owner_can_read_the_database_in_a_directory_that_was_there(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        store = Store.open(DataDir(tmp_path))
+        make_campaign(store)
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("results.*")}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(
+        ("results.sqlite3", "results.sqlite3-wal", "results.sqlite3-shm"), 0o600
+    )
+
+
+def test_opening_leaves_the_mode_of_a_database_as_its_owner_set_it(tmp_path: Path) -> None:
+    Store.open(DataDir(tmp_path)).close()
+    (tmp_path / "results.sqlite3").chmod(0o640)
+    Store.open(DataDir(tmp_path)).close()
+    assert (tmp_path / "results.sqlite3").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_data_directory_that_is_a_file_is_refused_with_what_to_do(tmp_path: Path) -> None:

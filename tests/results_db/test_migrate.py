@@ -8,7 +8,7 @@ from sqlalchemy import inspect
 
 from results_db import migrate
 from results_db.data_dir import DataDir
-from results_db.errors import SchemaNewerError, SchemaOutdatedError
+from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
 from results_db.models import Base
 from results_db.session import Database
 from results_db.store import Store
@@ -73,6 +73,31 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Pa
     with pytest.raises(SchemaNewerError, match=r"9999.*newer version"):
         Store.open(data_dir)
     assert (tmp_path / "results.sqlite3").read_bytes() == before
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "garbage":
+        path.write_bytes(b"no database, but long enough to be taken for one. " * 100)
+    elif how == "directory":
+        path.mkdir()
+    else:
+        migrate.upgrade(f"sqlite:///{path}")
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + bytes(len(content) - 100))
+
+
+@pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])
+def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "results.sqlite3"
+    spoil(path, how)
+    for open_it in (
+        lambda: Store.open(DataDir(tmp_path)),
+        lambda: migrate.check(f"sqlite:///{path}"),
+        lambda: Store(f"sqlite:///{path}").ping(),
+        lambda: Store(f"sqlite:///{path}").campaigns(),
+    ):
+        with pytest.raises(DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: \w+"):
+            open_it()
 
 
 def test_a_database_without_a_schema_is_outdated(url: str) -> None:
