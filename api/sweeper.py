@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Final
@@ -17,7 +16,8 @@ from results_db.part import Clock, utc_now
 from results_db.store import Store
 
 ASLEEP_S: Final = 5.0
-"""A sweep that comes this much too late means that the service was asleep (suspended, starved)."""
+"""A sweep that comes this much too late means that the service was asleep (suspended, starved), or
+that the clock was set forward: nobody could extend a lease in the time that is missing."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,27 +32,21 @@ class Sweeper:
         lease_s: float,
         interval_s: float,
         clock: Clock = utc_now,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Looks at two clocks, since either can stand still while the other goes on.
+        """Sweeps by the store's own clock: leases are written in its time.
 
-        Args:
-            store: whose leases are swept.
-            lease_s: seconds that a lease gets when it is extended.
-            interval_s: seconds between two sweeps.
-            clock: the time that leases are written in; it goes on while the machine is suspended.
-            monotonic: seconds that nobody can set, but which may not count while suspended.
+        A monotonic clock would not do: it stands still while the machine is suspended, and the
+        leases run out all the same.
         """
         self._store = store
         self._lease_s = lease_s
         self._interval_s = interval_s
         self._clock = clock
-        self._monotonic = monotonic
-        self._last_sweep: tuple[datetime, float] | None = None
+        self._last_sweep: datetime | None = None
 
     def sweep(self) -> None:
         """Takes back what has run out; the first sweep, and one after a sleep, extends instead."""
-        now = (self._clock(), self._monotonic())
+        now = self._clock()
         if self._was_away(now):
             self._store.extend_leases(lease_s=self._lease_s)
         else:
@@ -73,12 +67,10 @@ class Sweeper:
                 _log.exception("no lease was taken back")
             await asyncio.sleep(self._interval_s)
 
-    def _was_away(self, now: tuple[datetime, float]) -> bool:
+    def _was_away(self, now: datetime) -> bool:
         if self._last_sweep is None:
             return True
-        wall, monotonic = self._last_sweep
-        passed_s = max((now[0] - wall).total_seconds(), now[1] - monotonic)
-        return passed_s > self._interval_s + ASLEEP_S
+        return (now - self._last_sweep).total_seconds() > self._interval_s + ASLEEP_S
 
 
 @asynccontextmanager
