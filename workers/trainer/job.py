@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Self
 
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
 from workers.trainer.errors import TrainJobInvalidError
 
 FORMAT: Final = "layout-tuner/trainer"
@@ -41,22 +44,19 @@ class TrainJob:
     """Largest norm of the global gradient; None: no clipping, as in a probe."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise TrainJobInvalidError(
-                    f"{name}={value!r} is not a whole number of at least {least}"
-                )
+        for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
+            problem = whole_number_problem(getattr(self, name), low=least, high=MAX_WIDTH)
+            if problem:
+                raise TrainJobInvalidError(f"{name}={problem}")
         if self.warmup >= self.steps:
             raise TrainJobInvalidError(
-                f"warmup={self.warmup} leaves none of steps={self.steps} to be timed; lower it"
+                f"warmup={self.warmup} leaves none of steps={self.steps} to be timed; "
+                "lower it, or take more steps"
             )
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise TrainJobInvalidError(f"seed={self.seed!r} is not a whole number")
         for name in ("learning_rate", "weight_decay"):
-            _refuse_unless_number(name, getattr(self, name), allow_zero=True)
+            _refuse_unless_finite(name, getattr(self, name), allow_zero=True)
         if self.clip_grad_norm is not None:
-            _refuse_unless_number("clip_grad_norm", self.clip_grad_norm, allow_zero=False)
+            _refuse_unless_finite("clip_grad_norm", self.clip_grad_norm, allow_zero=False)
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -92,8 +92,30 @@ class TrainJob:
         return cls(**values)
 
 
-def _refuse_unless_number(name: str, value: object, *, allow_zero: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (value > 0 or (allow_zero and value == 0)):  # type: ignore[operator]
-        bound = "of at least 0" if allow_zero else "over 0"
-        raise TrainJobInvalidError(f"{name}={value!r} is not a number {bound}")
+def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None) -> TrainJob:
+    """Reads a job file, with other steps or another warm-up where they are given.
+
+    Raises:
+        TrainJobInvalidError: it cannot be read, or is malformed; the message names the file.
+    """
+    try:
+        mapping = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TrainJobInvalidError(f"{path} is not a readable JSON file: {error}") from error
+    if not isinstance(mapping, dict):
+        raise TrainJobInvalidError(
+            f"{path} holds {shown(mapping)} where an object of the job's fields should be"
+        )
+    given = {"steps": steps, "warmup": warmup}
+    changes = {name: value for name, value in given.items() if value is not None}
+    try:
+        return TrainJob.from_mapping({**mapping, **changes})
+    except TrainJobInvalidError as error:
+        raise TrainJobInvalidError(f"{path}: {error}") from error
+
+
+def _refuse_unless_finite(name: str, value: object, *, allow_zero: bool) -> None:
+    is_zero = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+    if not is_positive_number(value) and not (allow_zero and is_zero):
+        bound = "of at least 0, and finite" if allow_zero else "over 0, and finite"
+        raise TrainJobInvalidError(f"{name}={shown(value)} is not a number {bound}")

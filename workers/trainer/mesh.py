@@ -70,12 +70,7 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
     Raises:
         RankContextInvalidError: the default group has another size than the layout.
     """
-    world_size = dist.get_world_size()
-    if world_size != layout.num_devices:
-        raise RankContextInvalidError(
-            f"{world_size} ranks were started for a layout of tp={layout.tp} x pp={layout.pp} x "
-            f"dp={layout.dp} = {layout.num_devices}; start exactly that many"
-        )
+    refuse_wrong_world(layout, dist.get_world_size())
     place = coordinates(rank, layout)
     tp_rank, dp_rank, pp_rank = place.tp_rank, place.dp_rank, place.pp_rank
     tp_places = [(i, dp_rank, pp_rank) for i in range(layout.tp)]
@@ -92,6 +87,15 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
         pp_group=_group(pp_places, layout),
         embedding_group=_group(ends, layout) if is_end else None,
     )
+
+
+def refuse_wrong_world(layout: Layout, world_size: int) -> None:
+    """Raises RankContextInvalidError unless the layout has exactly this many ranks."""
+    if world_size != layout.num_devices:
+        raise RankContextInvalidError(
+            f"{world_size} ranks were started for a layout of tp={layout.tp} x pp={layout.pp} x "
+            f"dp={layout.dp} = {layout.num_devices}; start exactly that many"
+        )
 
 
 def _group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup | None:

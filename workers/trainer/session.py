@@ -10,9 +10,9 @@ from torch import distributed as dist
 
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
-from workers.trainer.capabilities import unsupported
+from workers.trainer.capabilities import refuse_unsupported
 from workers.trainer.context import RankContext
-from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
+from workers.trainer.errors import RankContextInvalidError
 from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.mesh import build_mesh
 from workers.trainer.optimizer import OptimizerSettings
@@ -38,12 +38,10 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
-        RankContextInvalidError: the ranks do not fit the layout.
+        RankContextInvalidError: the ranks do not fit the layout, or the machine has no such device.
         MemoryLimitExceededError: weights, gradients and optimizer states alone are over the limit.
     """
-    reasons = unsupported(settings.layout, settings.model)
-    if reasons:
-        raise LayoutUnsupportedError("; ".join(reasons))
+    refuse_unsupported(settings.layout, settings.model)
     device = _prepare_device(ctx)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -75,7 +73,13 @@ def _prepare_device(ctx: RankContext) -> torch.device:
         return torch.device("cpu")
     if ctx.device != "cuda":
         raise RankContextInvalidError(f"device={ctx.device!r} is not one of cpu, cuda")
-    device = torch.device("cuda", ctx.local_rank % torch.cuda.device_count())
+    num_devices = torch.cuda.device_count()
+    if num_devices == 0:
+        raise RankContextInvalidError(
+            f"rank {ctx.rank} is to run on cuda and torch {torch.__version__} sees no device here; "
+            "name the cluster that this machine is (local-cpu), or install a torch for its GPUs"
+        )
+    device = torch.device("cuda", ctx.local_rank % num_devices)
     torch.cuda.set_device(device)
     return device
 

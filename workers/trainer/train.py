@@ -8,7 +8,6 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,18 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from search_spaces.errors import SearchSpaceError
+from workers.trainer.capabilities import refuse_unsupported
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
-from workers.trainer.errors import TrainJobInvalidError
-from workers.trainer.job import TrainJob
+from workers.trainer.errors import TrainerError
+from workers.trainer.job import TrainJob, read_job
+from workers.trainer.mesh import refuse_wrong_world
 from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.progress import print_event
 from workers.trainer.session import SessionSettings, open_training, peak_of
 from workers.trainer.timing import TimedStep, timed_step
 
-__all__ = ["RankContext", "TrainJob", "main", "run_train"]
+__all__ = ["RankContext", "TrainJob", "main", "print_event", "run_train"]
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -56,7 +57,7 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
         if ctx.rank == 0:
             report(_step_event(job, index, steps[-1], peak_tflops))
     barrier(training.device)
-    return _result(job, steps, peak_tflops, peak_source) if ctx.rank == 0 else None
+    return _result(job, steps, ctx, peak_tflops, peak_source) if ctx.rank == 0 else None
 
 
 def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) -> dict[str, Any]:
@@ -71,7 +72,11 @@ def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) 
 
 
 def _result(
-    job: TrainJob, steps: list[TimedStep], peak_tflops: float, peak_source: str
+    job: TrainJob,
+    steps: list[TimedStep],
+    ctx: RankContext,
+    peak_tflops: float,
+    peak_source: str,
 ) -> dict[str, Any]:
     step_time_s = statistics.median(step.step_time_s for step in steps[job.warmup :])
     tokens_per_s = steps[-1].stats.num_tokens / step_time_s
@@ -84,6 +89,8 @@ def _result(
         "peak_tflops_per_device": peak_tflops,
         "peak_source": peak_source,
         "steps": len(steps),
+        "warmup": job.warmup,
+        "oversubscribed": ctx.oversubscribed,
         "first_loss": steps[0].stats.loss,
         "final_loss": steps[-1].stats.loss,
         "layout": job.layout.to_mapping(),
@@ -118,50 +125,40 @@ def context_from_environment() -> RankContext:
     )
 
 
-def load_job(path: Path) -> TrainJob:
-    """Reads a job file.
-
-    Raises:
-        TrainJobInvalidError: it cannot be read, or is malformed.
-    """
-    try:
-        mapping = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TrainJobInvalidError(f"{path} is not a readable JSON file: {error}") from error
-    if not isinstance(mapping, dict):
-        raise TrainJobInvalidError(f"{path} does not hold a JSON object")
-    return TrainJob.from_mapping(mapping)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m workers.trainer.train --config job.json [--steps N]`.
+    """`python -m workers.trainer.train --config job.json [--steps N] [--warmup N] [--json]`.
 
-    Exit codes: 0 done, 2 bad usage; whatever fails later is raised, so that the launcher shows it.
+    A line a step, the median and a last line of JSON; with --json that line alone, and the others
+    on stderr. Exit codes: 0 done, 2 bad usage; whatever fails later is raised, so that the launcher
+    shows it.
     """
-    parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
-    parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
-    parser.add_argument("--steps", type=int, help="steps to take instead of the job's")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        job = load_job(options.config)
-        if options.steps is not None:
-            job = replace(job, steps=options.steps)
-    except (TrainJobInvalidError, SearchSpaceError) as error:
+        job = read_job(options.config, steps=options.steps, warmup=options.warmup)
+        refuse_unsupported(job.layout, job.model)
+        ctx = context_from_environment()
+        refuse_wrong_world(job.layout, ctx.world_size)
+    except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    result = run_train(job, context_from_environment(), _print_event)
+    stream = sys.stderr if options.as_json else sys.stdout
+    result = run_train(job, ctx, lambda event: print_event(event, stream=stream))
     if result is not None:
-        sys.stdout.write(json.dumps({"event": "result", **result}) + "\n")
+        print_event(result, stream=stream)
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     return 0
 
 
-def _print_event(event: dict[str, Any]) -> None:
-    sys.stdout.write(
-        f"step {event['index']:>4}  loss {event['loss']:.4f}  grad norm {event['grad_norm']:.3f}  "
-        f"{event['tokens_per_s']:,.0f} tokens/s  mfu {event['mfu']:.1%}\n"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
+    parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
+    parser.add_argument("--steps", type=int, help="steps to take instead of the job's")
+    parser.add_argument("--warmup", type=int, help="first steps that do not count, likewise")
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="print JSON alone; progress on stderr"
     )
-    sys.stdout.flush()
+    return parser
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 from search_spaces.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape, train
 from workers.trainer.errors import TrainJobInvalidError
-from workers.trainer.job import TrainJob
+from workers.trainer.job import TrainJob, read_job
+from workers.trainer.progress import print_event
 from workers.trainer.train import main
 
 
@@ -40,6 +42,16 @@ def test_a_job_survives_the_way_through_json() -> None:
         ({"steps": 2.5}, r"steps=2.5"),
         ({"warmup": 5}, r"warmup=5 leaves none of steps=5"),
         ({"learning_rate": "fast"}, r"learning_rate='fast'"),
+        ({"learning_rate": float("inf")}, r"learning_rate=inf is not a number of at least 0, and "),
+        ({"learning_rate": float("nan")}, r"learning_rate=nan"),
+        ({"weight_decay": -0.1}, r"weight_decay=-0.1"),
+        ({"weight_decay": 10**400}, r"weight_decay=1000"),
+        (
+            {"clip_grad_norm": float("inf")},
+            r"clip_grad_norm=inf is not a number over 0, and finite",
+        ),
+        ({"seed": -1}, r"seed=-1 is not a whole number of at least 0"),
+        ({"seed": True}, r"seed=True is not a whole number"),
         ({"clip_grad_norm": 0}, r"clip_grad_norm=0 is not a number over 0"),
         ({"layout": {"tp": 0}}, r"the job's layout is invalid: tp=0"),
         ({"model": None}, r"the job's model is missing"),
@@ -65,28 +77,49 @@ def write_job(folder: Path, job: TrainJob) -> str:
     return str(path)
 
 
-def assert_result(stdout: str, job: TrainJob) -> None:
-    lines = [line for line in stdout.splitlines() if line]
-    result = json.loads(lines[-1])
+def assert_result(document: str, job: TrainJob) -> None:
+    result = json.loads(document)
     run_alone = train(job.model, job.layout, steps=job.steps)
+    assert result["first_loss"] == run_alone.losses[0]
     assert result["final_loss"] == run_alone.losses[-1]
     assert result["steps"] == job.steps
+    assert result["warmup"] == job.warmup
+    assert result["oversubscribed"] is (job.layout.num_devices > len(os.sched_getaffinity(0)))
     assert result["tokens_per_step"] == 8 * job.model.seq_length
     assert result["tokens_per_s"] == pytest.approx(
         result["tokens_per_step"] / result["step_time_s"]
     )
     assert 0 < result["mfu"] < 1
-    steps = [line for line in lines if line.startswith("step")]
-    assert len(steps) == job.steps
-    assert f"loss {run_alone.losses[0]:.4f}" in steps[0]
+
+
+def assert_progress(lines: list[str], job: TrainJob) -> None:
+    """A line a step, then the median."""
+    assert [line.split("  loss")[0] for line in lines[:-1]] == [
+        f"step {index:>4}" for index in range(job.steps)
+    ]
+    assert lines[-1].startswith("tokens/s: ")
+    assert lines[-1].endswith(f"(median of {job.steps - job.warmup} steps)")
+
+
+TRAIN = ("-m", "workers.trainer.train", "--config")
 
 
 def test_a_job_of_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     job = make_job()
-    config = write_job(tmp_path, job)
-    done = run([sys.executable, "-m", "workers.trainer.train", "--config", config])
+    done = run([sys.executable, *TRAIN, write_job(tmp_path, job)])
     assert done.returncode == 0, done.stderr
-    assert_result(done.stdout, job)
+    *progress, document = done.stdout.splitlines()
+    assert_progress(progress, job)
+    assert_result(document, job)
+
+
+def test_json_is_all_of_stdout_and_the_progress_goes_aside(tmp_path: Path) -> None:
+    config = write_job(tmp_path, make_job())
+    changes = ["--steps", "3", "--warmup", "1", "--json"]
+    done = run([sys.executable, *TRAIN, config, *changes])
+    assert done.returncode == 0, done.stderr
+    assert_result(done.stdout, make_job(steps=3, warmup=1))
+    assert_progress(done.stderr.splitlines(), make_job(steps=3, warmup=1))
 
 
 @pytest.mark.slow
@@ -94,24 +127,83 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     job = make_job(layout=Layout(tp=2, micro_batch_size=2, num_microbatches=4))
     config = write_job(tmp_path, job)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = run([*launcher, "-m", "workers.trainer.train", "--config", config], timeout_s=110.0)
+    done = run([*launcher, *TRAIN, config], timeout_s=110.0)
     assert done.returncode == 0, done.stderr
-    assert_result(done.stdout, job)
+    *progress, document = done.stdout.splitlines()
+    assert_progress(progress, job)
+    assert_result(document, job)
 
 
-def test_the_number_of_steps_can_be_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_result_says_that_ranks_shared_devices() -> None:
+    stream = io.StringIO()
+    result = {"steps": 5, "warmup": 2, "tokens_per_s": 1234.5, "oversubscribed": True}
+    print_event(result, stream=stream)
+    assert stream.getvalue() == "tokens/s: 1,234 (median of 3 steps; ranks shared devices)\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "sentence"),
+    [
+        (make_job(), ["--steps", "2"], "warmup=2 leaves none of steps=2"),
+        (make_job(), ["--warmup", "5"], "warmup=5 leaves none of steps=5"),
+        (make_job(layout=make_layout(tp=3)), [], "num_heads=4 is not divisible by tp=3"),
+        (make_job(layout=make_layout(tp=2)), [], "1 ranks were started for a layout of tp=2"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_rank_works(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    job: TrainJob,
+    changes: list[str],
+    sentence: str,
 ) -> None:
-    """With one that leaves nothing to time, so that it is refused before any rank work."""
-    config = write_job(tmp_path, make_job())
-    assert main(["--config", config, "--steps", "2"]) == 2
-    assert "warmup=2 leaves none of steps=2" in capsys.readouterr().err
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--config", write_job(tmp_path, job), *changes]) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.err.startswith("error: ")
+    assert shown.out == ""
 
 
-def test_a_job_file_that_is_not_json_is_one_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_steps_and_warmup_are_judged_together(tmp_path: Path) -> None:
+    path = Path(write_job(tmp_path, make_job(steps=5, warmup=4)))
+    assert read_job(path) == make_job(steps=5, warmup=4)
+    assert read_job(path, steps=2, warmup=1) == make_job(steps=2, warmup=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not a readable JSON file"),
+        ("[" * 100_000, "is not a readable JSON file"),
+        ("\x00", "is not a readable JSON file"),
+        ("[1, 2]", r"holds \[1, 2\] where an object of the job's fields should be"),
+        ('{"format": "megatron"}', "job.json: format='megatron'"),
+    ],
+)
+def test_a_job_file_that_is_none_is_one_clear_error(
+    tmp_path: Path, text: str, sentence: str
 ) -> None:
     path = tmp_path / "job.json"
-    path.write_text("{")
-    assert main(["--config", str(path)]) == 2
+    path.write_text(text)
+    with pytest.raises(TrainJobInvalidError, match=sentence) as caught:
+        read_job(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_job_file_that_is_not_there_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(tmp_path / "job.json")]) == 2
     assert "is not a readable JSON file" in capsys.readouterr().err
+
+
+def test_reading_and_printing_a_job_need_no_torch() -> None:
+    program = (
+        "import sys, workers.trainer.job, workers.trainer.progress\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)"
+    )
+    done = run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
