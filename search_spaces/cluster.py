@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Final, Self
 
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.layout import PRECISIONS
+from search_spaces.machine import usable_cores, usable_memory_bytes
 from search_spaces.reading import (
     MAX_COUNT,
     MAX_NAME_LENGTH,
+    MAX_TEXT_LENGTH,
+    is_line,
     is_name,
     is_positive_number,
     read_mapping,
@@ -62,8 +64,11 @@ class Cluster:
                 f"name={shown(self.name)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
             )
         for name in ("device", "source"):
-            if not isinstance(getattr(self, name), str):
-                raise ClusterInvalidError(f"{name}={shown(getattr(self, name))} is not a string")
+            if not is_line(getattr(self, name)):
+                raise ClusterInvalidError(
+                    f"{name}={shown(getattr(self, name))} is not a line of printable text, at most "
+                    f"{MAX_TEXT_LENGTH} characters long"
+                )
         for name in ("num_nodes", "devices_per_node", "device_memory_bytes"):
             high = MAX_DEVICE_MEMORY_BYTES if name == "device_memory_bytes" else MAX_COUNT
             problem = whole_number_problem(getattr(self, name), high=high)
@@ -85,6 +90,9 @@ class Cluster:
         if not isinstance(table, Mapping):
             raise ClusterInvalidError(f"{name}={shown(table)} is not a mapping")
         for key, value in table.items():
+            problem = whole_number_problem(key) if name in _BY_RANKS else None
+            if problem:
+                raise ClusterInvalidError(f"{name}: {problem}")
             if not is_positive_number(value):
                 raise ClusterInvalidError(
                     f"{name}[{shown(key)}]={shown(value)} is not a number over 0"
@@ -114,58 +122,80 @@ class Cluster:
         known = tuple(f.name for f in fields(cls))
         values = read_mapping(mapping, ClusterInvalidError, "the cluster")
         refuse_unknown(values, known, ClusterInvalidError, "cluster field")
-        required = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
-        missing = [name for name in required if values.get(name) is None]
+        missing = [name for name in REQUIRED_FIELDS if values.get(name) is None]
         if missing:
             raise ClusterInvalidError(f"the cluster's {missing[0]} is missing")
         links = values.get("intra_node_bandwidth_bytes_per_s", {})
-        try:
-            values["intra_node_bandwidth_bytes_per_s"] = {int(k): v for k, v in links.items()}
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise ClusterInvalidError(
-                f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers "
-                "of ranks"
-            ) from error
+        values["intra_node_bandwidth_bytes_per_s"] = _read_links(links)
         return cls(**values)
+
+
+REQUIRED_FIELDS: Final = (
+    "name",
+    "device",
+    "num_nodes",
+    "devices_per_node",
+    "device_memory_bytes",
+)
+"""Fields of a cluster without a default: what it is, and all that a layout is held to."""
+
+
+def _read_links(links: object) -> dict[int, float]:
+    """The table of links, whose keys JSON can only spell as strings; each has one spelling."""
+    if not isinstance(links, Mapping):
+        raise ClusterInvalidError(
+            f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers of ranks"
+        )
+    table: dict[int, float] = {}
+    for key, bandwidth in links.items():
+        ranks = int(key) if isinstance(key, str) and _RANKS.fullmatch(key) else key
+        if isinstance(ranks, bool) or not isinstance(ranks, int):
+            raise ClusterInvalidError(
+                f"intra_node_bandwidth_bytes_per_s: {shown(key)} is not a number of ranks; the "
+                "table maps from numbers of ranks, as 2 or 8"
+            )
+        if ranks in table:
+            raise ClusterInvalidError(
+                f"intra_node_bandwidth_bytes_per_s: {ranks} is there more than once"
+            )
+        table[ranks] = bandwidth
+    return table
+
+
+_BY_RANKS: Final = ("intra_node_bandwidth_bytes_per_s",)
+_RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def detect_local_cpu(devices_per_node: int | None = None) -> Cluster:
     """This machine as a cluster of one node: one device a core, and an equal share of the memory.
 
-    The share is of three quarters of the installed memory: the service, Ray and the operating
-    system live in the rest.
+    The share is of three quarters of the memory: the service, Ray and the operating system live in
+    the rest. Both are what this process may use, the limits of a container included.
 
     Args:
-        devices_per_node: cores to use; None: every core that this process may run on.
+        devices_per_node: cores to use; None: every core that this process may use.
 
     Raises:
         ClusterInvalidError: more devices than there are cores.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     devices = cores if devices_per_node is None else devices_per_node
     problem = whole_number_problem(devices)
     if problem:
         raise ClusterInvalidError(f"devices_per_node={problem}")
     if devices > cores:
         raise ClusterInvalidError(
-            f"devices_per_node={devices} is more than the {cores} cores of this machine; "
-            f"local-cpu runs one rank a core, so give at most {cores}"
+            f"devices_per_node={devices} is more than the {cores} cores that this machine lets "
+            f"this process use; local-cpu runs one rank a core, so give at most {cores}"
         )
     return Cluster(
         name="local-cpu",
         device="CPU core",
         num_nodes=1,
         devices_per_node=devices,
-        device_memory_bytes=max(_installed_memory_bytes() * 3 // 4 // devices, 1),
+        device_memory_bytes=max(usable_memory_bytes() * 3 // 4 // devices, 1),
         memory_bandwidth_bytes_per_s=10e9,
         intra_node_bandwidth_bytes_per_s={2: 2e9, 4: 1e9, 8: 0.5e9},
         inter_node_bandwidth_bytes_per_s=1e9,
         source="cores and memory detected; bandwidths are generic constants",
     )
-
-
-def _installed_memory_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise ClusterInvalidError("/proc/meminfo has no MemTotal; give device_memory_bytes")

@@ -17,6 +17,9 @@ MAX_WIDTH: Final = 1 << 31
 
 MAX_NAME_LENGTH: Final = 64
 
+MAX_TEXT_LENGTH: Final = 1000
+"""Longest line of free text: what a device is, where numbers come from, a warning."""
+
 
 def read_mapping(value: object, error: type[SearchSpaceError], what: str) -> dict[str, Any]:
     """A copy of `value`, once it is known to be a mapping whose keys are strings."""
@@ -79,6 +82,20 @@ def is_positive_number(value: object) -> TypeGuard[int | float]:
 def is_name(value: object) -> bool:
     """Whether `value` is a short printable string, fit for a table's column."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_NAME_LENGTH and value.isprintable()
+
+
+def is_line(value: object) -> bool:
+    """Whether `value` is printable text of one line (possibly empty): no lone surrogate either."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and value.isprintable()
+
+
+def is_encodable(value: str) -> bool:
+    """Whether text can be stored and sent: a lone surrogate, which JSON can spell, cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shown(value: object) -> str:

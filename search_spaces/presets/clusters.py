@@ -7,7 +7,13 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from search_spaces.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.cluster import (
+    GIB,
+    MAX_DEVICE_MEMORY_BYTES,
+    REQUIRED_FIELDS,
+    Cluster,
+    detect_local_cpu,
+)
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.reading import (
     is_positive_number,
@@ -19,6 +25,8 @@ from search_spaces.reading import (
 
 LOCAL_CPU: Final = "local-cpu"
 """The one cluster that is detected rather than listed."""
+
+_MAX_DEVICE_MEMORY_GB: Final = MAX_DEVICE_MEMORY_BYTES // GIB
 
 _A100_PEAKS: Final = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
 
@@ -100,11 +108,12 @@ def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | 
     A description is a preset's name, or a mapping of `Cluster` fields. A mapping may start from a
     preset (`{preset: frontier, num_nodes: 16}`) and may give the memory as `device_memory_gb`
     (of 2^30 bytes, as vendors count). A name that nobody knows gets generic constants for whatever
-    is not given; the warning lists them.
+    is not given; the warning lists them. A preset's own name is a description by itself, or stands
+    beside everything that layouts are held to, as `Cluster.to_mapping` writes it.
 
     Raises:
-        ClusterInvalidError: a field is unknown or impossible, or local-cpu is asked for more than
-            this machine has.
+        ClusterInvalidError: a field is unknown or impossible, local-cpu is asked for more than this
+            machine has, or a preset's name stands beside some fields in place of `preset`.
     """
     if isinstance(described, str):
         described = {"preset": described} if _is_preset(described) else {"name": described}
@@ -133,6 +142,11 @@ def _read_memory(values: dict[str, Any]) -> None:
         raise ClusterInvalidError("give device_memory_gb or device_memory_bytes, not both")
     if not is_positive_number(gigabytes):
         raise ClusterInvalidError(f"device_memory_gb={shown(gigabytes)} is not a number over 0")
+    if gigabytes > _MAX_DEVICE_MEMORY_GB:
+        raise ClusterInvalidError(
+            f"device_memory_gb={shown(gigabytes)} is more than {_MAX_DEVICE_MEMORY_GB}, the largest "
+            "that is accepted"
+        )
     values["device_memory_bytes"] = int(gigabytes * GIB)
 
 
@@ -160,12 +174,25 @@ def _from_generic(values: dict[str, Any]) -> tuple[Cluster, str | None]:
             f"the cluster has no name; give a name, or a preset ({choices}) to start from"
         )
     guessed = {name: value for name, value in _GENERIC.items() if name not in values}
+    _refuse_half_a_preset(values, guessed)
     source = "generic constants" if guessed else "given by the user"
     cluster = Cluster.from_mapping({"source": source} | guessed | values)
     if not guessed:
         return cluster, None
     listed = ", ".join(f"{name}={value}" for name, value in guessed.items())
-    return cluster, (
-        f"cluster {cluster.name!r} is not a preset ({', '.join([LOCAL_CPU, *CLUSTER_PRESETS])}): "
-        f"generic constants stand in for {listed}"
-    )
+    why = "is written out without all of its constants"
+    if not _is_preset(cluster.name):
+        why = f"is not a preset ({', '.join([LOCAL_CPU, *CLUSTER_PRESETS])})"
+    return cluster, f"cluster {cluster.name!r} {why}: generic constants stand in for {listed}"
+
+
+def _refuse_half_a_preset(values: Mapping[str, Any], guessed: Mapping[str, Any]) -> None:
+    """Whoever names a known machine means its limits, not guesses at them."""
+    lacking = [name for name in REQUIRED_FIELDS if name in guessed]
+    if lacking and _is_preset(values["name"]):
+        preset = values["name"]
+        raise ClusterInvalidError(
+            f"name={preset!r} is a preset's, and {', '.join(lacking)} would have to be guessed; to "
+            f"start from the preset say {{preset: {preset}, ...}} in place of {{name: {preset}, "
+            "...}, or write the cluster out"
+        )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +13,12 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.machine import usable_cores
 from search_spaces.model_shape import ModelShape
 from search_spaces.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.presets.models import MODEL_PRESETS, model_preset, resolve_model
 
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cores()
 
 
 def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
@@ -240,12 +240,55 @@ def test_a_misspelt_preset_is_an_unknown_cluster_with_a_warning() -> None:
         ({"name": "hal", "peak_flops_per_s": 3}, "peak_flops_per_s=3 is not a mapping"),
         ({"name": "hal", "memory_bandwidth_bytes_per_s": -1}, "=-1 is not over 0"),
         ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"a": 1}}, "from numbers of ranks"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"02": 3}}, "'02' is not a number of"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"-4": 1}}, "'-4' is not a number of"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {-4: 1}}, "-4 is not a whole number"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {True: 1}}, "True is not a number of"),
+        ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {2.0: 1}}, "2.0 is not a number of"),
+        (
+            {"name": "hal", "intra_node_bandwidth_bytes_per_s": {2: 1, "2": 3}},
+            "intra_node_bandwidth_bytes_per_s: 2 is there more than once",
+        ),
+        (
+            {"name": "hal", "device_memory_gb": 1e308},
+            "device_memory_gb=1e+308 is more than 1048576",
+        ),
+        ({"name": "hal", "device_memory_gb": 10**400}, "device_memory_gb=1000"),
+        ({"name": "hal", "device": "\ud800"}, "device='\\ud800' is not a line of printable text"),
+        ({"name": "hal", "source": "a\nb"}, "source='a\\nb' is not a line of printable text"),
+        ({"name": "hal", "device": "x" * 1001}, "at most 1000 characters long"),
     ],
 )
 def test_an_impossible_cluster_is_refused(described: Any, message: str) -> None:
     with pytest.raises(ClusterInvalidError) as caught:
         resolve_cluster(described)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"name": "frontier", "num_nodes": 16},
+        {"name": "local-cpu", "devices_per_node": 2},
+        {"name": "frontier", "num_nodes": 16, "devices_per_node": 8, "device": "a GCD"},
+    ],
+)
+def test_a_presets_name_beside_guesses_is_refused_and_the_preset_offered(
+    described: dict[str, Any],
+) -> None:
+    with pytest.raises(ClusterInvalidError) as caught:
+        resolve_cluster(described)
+    assert "device_memory_bytes would have to be guessed" in str(caught.value)
+    assert f"say {{preset: {described['name']}, ...}}" in str(caught.value)
+
+
+def test_a_machine_written_out_may_bear_a_presets_name_and_hears_what_was_guessed() -> None:
+    limits = {"num_nodes": 1, "devices_per_node": 640, "device_memory_gb": 2, "device": "CPU core"}
+    cluster, warning = resolve_cluster({"name": "local-cpu", **limits})
+    assert (cluster.devices_per_node, cluster.device_memory_bytes) == (640, 2 * GIB)
+    assert warning is not None
+    assert "not a preset" not in warning
+    assert "generic constants stand in for memory_bandwidth_bytes_per_s=" in warning
 
 
 def test_an_error_knows_the_field_that_it_comes_from() -> None:

@@ -1,0 +1,86 @@
+"""What this process may use of the machine that it runs on: its cores and its memory.
+
+A container, a batch job or a systemd slice may be given less than the machine has; the limit then
+stands in a control group, and the smallest one up the tree counts (Linux, Documentation/
+admin-guide/cgroup-v2.rst and cgroup-v1/).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from search_spaces.errors import ClusterInvalidError
+
+ROOT: Final = Path("/")
+_GROUPS: Final = "sys/fs/cgroup"
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Cores that this process may run on, at least 1: its affinity mask, less a container's quota.
+
+    Half a core is no place for a rank: a quota is rounded down.
+    """
+    quotas = [quota for group in _groups(root, "cpu") for quota in _quotas(group)]
+    return max(int(min([len(os.sched_getaffinity(0)), *quotas])), 1)
+
+
+def usable_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may fill: what is installed, or a container's limit below it.
+
+    Raises:
+        ClusterInvalidError: the machine does not say what is installed.
+    """
+    limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(group)]
+    return min([_installed_bytes(root), *limits])
+
+
+def _installed_bytes(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise ClusterInvalidError("/proc/meminfo has no MemTotal; give device_memory_bytes")
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the groups that hold this process, up to the root of each hierarchy.
+
+    In a container the path may be the host's, of which nothing but the hierarchy's root is there;
+    that root is then the container's own group.
+    """
+    listing = _read(root / "proc/self/cgroup")
+    for line in listing.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        # The one hierarchy of version 2 names no controller; those of version 1 have a folder each.
+        top = root / _GROUPS / controller if controllers else root / _GROUPS
+        inside = PurePosixPath(path.lstrip("/"))
+        yield from (top / part for part in (inside, *inside.parents) if ".." not in part.parts)
+
+
+def _quotas(group: Path) -> Iterator[float]:
+    """Cores' worth of time that a group may take; nothing where it has no quota."""
+    words = _read(group / "cpu.max").split()
+    if not words:
+        words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if all(word.isdecimal() for word in words):  # "max", -1 and an absent file are no quota
+        yield int(words[0]) / int(words[1])
+
+
+def _memory_limits(group: Path) -> Iterator[int]:
+    """Bytes that a group may hold; nothing where it has no limit (version 1: an enormous one)."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        word = _read(group / name).strip()
+        if word.isdecimal():
+            yield int(word)
+
+
+def _read(path: Path) -> str:
+    """The text of a kernel's file; empty where it is not there, or not for us to read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

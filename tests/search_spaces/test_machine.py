@@ -1,0 +1,101 @@
+"""The machine as a container sees it: the kernel's files, written out in a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from search_spaces.cluster import GIB
+from search_spaces.errors import ClusterInvalidError
+from search_spaces.machine import usable_cores, usable_memory_bytes
+
+CORES = len(os.sched_getaffinity(0))
+V2 = "0::/user.slice/job\n"
+V1 = "5:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n"
+UNLIMITED_V1 = "9223372036854771712"
+
+
+def make_machine(root: Path, *, cgroup: str = "", memory_kib: int = 16 << 20, **files: str) -> Path:
+    """A machine of 16 GiB; double underscores in the names of files stand for slashes."""
+    written = {
+        "proc/meminfo": f"MemTotal:       {memory_kib} kB\nMemFree: 1 kB\n",
+        "proc/self/cgroup": cgroup,
+        **{f"sys/fs/cgroup/{name.replace('__', '/')}": text for name, text in files.items()},
+    }
+    for name, text in written.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def in_group(group: str, **files: str) -> dict[str, str]:
+    return {f"{group}{name.replace('_', '.', 1)}": text for name, text in files.items()}
+
+
+def test_without_control_groups_everything_is_usable(tmp_path: Path) -> None:
+    root = make_machine(tmp_path)
+    (root / "proc/self/cgroup").unlink()
+    assert usable_memory_bytes(root) == 16 * GIB
+    assert usable_cores(root) == CORES
+
+
+def test_a_container_of_version_2_limits_memory_and_cores(tmp_path: Path) -> None:
+    files = in_group("user.slice__job__", memory_max=f"{2 * GIB}\n", cpu_max="100000 100000\n")
+    root = make_machine(tmp_path, cgroup=V2, **files)
+    assert usable_memory_bytes(root) == 2 * GIB
+    assert usable_cores(root) == 1
+
+
+def test_the_smallest_limit_up_the_tree_counts(tmp_path: Path) -> None:
+    files = {
+        **in_group("user.slice__job__", memory_max="max\n", cpu_max="max 100000\n"),
+        **in_group("user.slice__", memory_max=f"{GIB}\n", cpu_max="50000 100000\n"),
+    }
+    root = make_machine(tmp_path, cgroup=V2, **files)
+    assert usable_memory_bytes(root) == GIB
+    assert usable_cores(root) == 1
+
+
+def test_a_path_of_the_host_leads_to_the_containers_own_group(tmp_path: Path) -> None:
+    files = in_group("", memory_max=f"{3 * GIB}\n")
+    root = make_machine(tmp_path, cgroup="0::/../../kubepods/pod7\n", **files)
+    assert usable_memory_bytes(root) == 3 * GIB
+
+
+def test_a_container_of_version_1_limits_memory_and_cores(tmp_path: Path) -> None:
+    files = {
+        "memory__docker__abc__memory.limit_in_bytes": f"{4 * GIB}\n",
+        "memory__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
+        "cpu__docker__abc__cpu.cfs_quota_us": "150000\n",
+        "cpu__docker__abc__cpu.cfs_period_us": "100000\n",
+    }
+    root = make_machine(tmp_path, cgroup=V1, **files)
+    assert usable_memory_bytes(root) == 4 * GIB
+    assert usable_cores(root) == 1
+
+
+def test_what_is_unlimited_is_what_is_installed(tmp_path: Path) -> None:
+    files = {
+        "memory__docker__abc__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
+        "cpu__docker__abc__cpu.cfs_quota_us": "-1\n",
+        "cpu__docker__abc__cpu.cfs_period_us": "100000\n",
+    }
+    root = make_machine(tmp_path, cgroup=V1, **files)
+    assert usable_memory_bytes(root) == 16 * GIB
+    assert usable_cores(root) == CORES
+
+
+def test_a_quota_of_more_cores_than_there_are_adds_none(tmp_path: Path) -> None:
+    files = in_group("user.slice__job__", cpu_max=f"{(CORES + 3) * 100000} 100000\n")
+    root = make_machine(tmp_path, cgroup=V2, **files)
+    assert usable_cores(root) == CORES
+
+
+def test_a_machine_that_does_not_say_its_memory_is_an_error(tmp_path: Path) -> None:
+    root = make_machine(tmp_path)
+    (root / "proc/meminfo").write_text("MemFree: 1 kB\n")
+    with pytest.raises(ClusterInvalidError, match="MemTotal"):
+        usable_memory_bytes(root)
