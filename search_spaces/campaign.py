@@ -25,6 +25,8 @@ from search_spaces.presets.clusters import resolve_cluster
 from search_spaces.presets.models import resolve_model
 from search_spaces.presets.spaces import resolve_space
 from search_spaces.reading import (
+    MAX_TEXT_LENGTH,
+    is_line,
     is_positive_number,
     read_choice,
     read_mapping,
@@ -191,6 +193,7 @@ class CampaignSpec:
                 f"{', '.join(f.name for f in fields(Budget))}",
                 field="budget",
             )
+        object.__setattr__(self, "warnings", _read_warnings(self.warnings))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -219,9 +222,10 @@ class CampaignSpec:
             values["budget"] = Budget.from_mapping(given.get("budget", {}))
         with _inside("probe"):
             values["probe"] = ProbeSettings.from_mapping(given.get("probe", {}))
-        warnings = _read_warnings(given.get("warnings", ()))
-        values["warnings"] = (*warnings, warning) if warning else warnings
-        return cls(**values)
+        warnings = given.get("warnings", ())
+        if warning and isinstance(warnings, (list, tuple)):
+            warnings = (*warnings, warning)
+        return cls(**{**values, "warnings": warnings})
 
     def to_mapping(self) -> dict[str, Any]:
         """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""
@@ -297,9 +301,11 @@ def _read_warnings(value: object) -> tuple[str, ...]:
     if (
         not isinstance(value, (list, tuple))
         or len(value) > MAX_WARNINGS
-        or not all(isinstance(warning, str) for warning in value)
+        or not all(is_line(warning) for warning in value)
     ):
         raise CampaignInvalidError(
-            f"{shown(value)} is not a list of at most {MAX_WARNINGS} strings", field="warnings"
+            f"{shown(value)} is not a list of at most {MAX_WARNINGS} strings, each a line of "
+            f"printable text of at most {MAX_TEXT_LENGTH} characters",
+            field="warnings",
         )
     return tuple(value)

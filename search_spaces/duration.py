@@ -8,6 +8,9 @@ from typing import Final
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.reading import is_positive_number, shown
 
+MAX_DURATION_S: Final = 1e9
+"""Longest duration, 31 years: sums and deadlines of such stay far within what clocks can count."""
+
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WRITTEN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhd])", flags=re.ASCII)
 
@@ -16,7 +19,7 @@ def read_duration_s(value: object, *, field: str) -> float:
     """Seconds of a duration: a number of seconds, or a string as "90s", "10m", "2h", "1d".
 
     Raises:
-        CampaignInvalidError: it is neither, or not over 0.
+        CampaignInvalidError: it is neither, or not over 0, or longer than `MAX_DURATION_S`.
     """
     if isinstance(value, str):
         written = _WRITTEN.fullmatch(value.strip())
@@ -27,6 +30,11 @@ def read_duration_s(value: object, *, field: str) -> float:
         raise CampaignInvalidError(
             f"{shown(value)} is not a duration: give seconds, or a number with a unit "
             "(90s, 10m, 2h, 1d)",
+            field=field,
+        )
+    if seconds > MAX_DURATION_S:
+        raise CampaignInvalidError(
+            f"{shown(value)} is longer than {MAX_DURATION_S:.0f} s, the longest that is accepted",
             field=field,
         )
     return seconds

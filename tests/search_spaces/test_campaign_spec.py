@@ -146,6 +146,20 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"probe": {"steps": 3}}, "probe: unknown setting 'steps'"),
         ({"warnings": "beware"}, "warnings: 'beware' is not a list"),
         ({"warnings": [3]}, "warnings: [3] is not a list"),
+        ({"warnings": ["\ud800"]}, "warnings: ['\\ud800'] is not a list of at most 16 strings"),
+        ({"warnings": ["two\nlines"]}, "each a line of printable text"),
+        ({"warnings": ["x" * 1001]}, "of at most 1000 characters"),
+        ({"warnings": ["x"] * 17}, "is not a list of at most 16 strings"),
+        ({"warnings": ["x"] * 16, "cluster": "hal"}, "is not a list of at most 16 strings"),
+        (
+            {"cluster": {"preset": "frontier", "device": "\ud800"}},
+            "cluster: device='\\ud800' is not",
+        ),
+        (
+            {"budget": {"wall_time_s": 1e308}},
+            "budget.wall_time_s: 1e+308 is longer than 1000000000",
+        ),
+        ({"probe": {"deadline": "99999d"}}, "probe.deadline: '99999d' is longer than 1000000000 s"),
     ],
 )
 def test_a_malformed_campaign_is_refused_with_the_field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,10 @@ SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-3, 40)
-    | st.sampled_from([1 << 20, 1 << 63, -(1 << 70), 10**400])
+    | st.sampled_from([1 << 20, 1 << 63, -(1 << 70), 10**400, 1e308])
     | st.floats(allow_nan=True, allow_infinity=True)
     | st.sampled_from(["", "tiny", "local-cpu", "frontier", "10m", "full", "bf16", "gpt", "random"])
+    | st.sampled_from(["\ud800", "one\ntwo", "bell\x07", "half \udfff a pair"])
     | st.text(max_size=6)
 )
 KEYS = st.sampled_from(["from", "to", "step", "times", "min", "max", "preset", "name"]) | st.text(
@@ -59,7 +61,7 @@ CLUSTER_FIELDS = [
 CAMPAIGN = {
     "name": "fuzz",
     "model": "tiny",
-    "cluster": "local-cpu",
+    "cluster": {"preset": "local-cpu"},
     "space": {"global_batch_size": 8, "tp": [1, 2]},
     "budget": {"trials": 3},
     "probe": {"warmup": 1},
@@ -71,6 +73,7 @@ CAMPAIGN = {
 PATHS = [
     *((name,) for name in CAMPAIGN),
     *(("space", name) for name in SPACE_FIELDS),
+    *(("cluster", name) for name in CLUSTER_FIELDS),
     *(("budget", name) for name in ("trials", "node_hours", "wall_time", "wall_time_s")),
     *(("probe", name) for name in ("warmup", "iterations", "deadline", "deadline_s")),
 ]
@@ -78,6 +81,11 @@ PATHS = [
 
 def fields(names: list[str]) -> st.SearchStrategy[Any]:
     return JSON | st.dictionaries(st.sampled_from(names), JSON, max_size=4)
+
+
+def storable(document: dict[str, Any]) -> bytes:
+    """What a database and an answer must be able to hold."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 
 
 def is_read_or_refused(read: Callable[[Any], object], document: object) -> None:
@@ -108,7 +116,9 @@ def test_a_changed_model_is_read_or_refused(changes: dict[str, Any]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(document=fields(CLUSTER_FIELDS))
 def test_a_cluster_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(resolve_cluster, document)
+    is_read_or_refused(
+        lambda described: storable(resolve_cluster(described)[0].to_mapping()), document
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -136,7 +146,7 @@ def test_a_campaign_with_one_field_changed_is_judged_or_refused(
 
     def judge(document: Any) -> None:
         spec = CampaignSpec.from_mapping(document)
-        assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+        assert CampaignSpec.from_mapping(json.loads(storable(spec.to_mapping()))) == spec
         spec.refuse_if_too_large()
 
     is_read_or_refused(judge, document)
@@ -151,7 +161,7 @@ def test_a_probe_request_is_read_or_refused(document: Any) -> None:
 @settings(max_examples=150, deadline=None)
 @given(document=fields(["state", "reason", "message", "duration_s", "measurement", "environment"]))
 def test_an_outcome_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(Outcome.from_mapping, document)
+    is_read_or_refused(lambda given: storable(Outcome.from_mapping(given).to_mapping()), document)
 
 
 def test_the_suppression_above_lets_other_errors_through() -> None:
