@@ -6,25 +6,30 @@ definition without sharing a library. Every field is a JSON value or another doc
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Final, Literal, Self, TypeVar, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
+from search_spaces.duration import MAX_DURATION_S
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from search_spaces.plain_documents import (
+    read_fields,
+    read_list,
+    read_plain,
+    refuse_figures,
+    refuse_lone_surrogates,
+    within,
+)
 from search_spaces.reading import (
+    MAX_COUNT,
     MAX_WIDTH,
     is_positive_number,
     read_choice,
-    read_mapping,
-    refuse_unknown,
     shown,
     whole_number_problem,
 )
-
-_T = TypeVar("_T")
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""
@@ -47,6 +52,8 @@ FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)
 ITERATION_KINDS: Final[tuple[IterationKind, ...]] = get_args(IterationKind)
 
 MAX_BYTES: Final = 1 << 50
+MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
+"""Most tokens of one step: the largest global batch of the longest sequences."""
 MIN_WARMUP: Final = 0
 DEFAULT_WARMUP: Final = 2
 DEFAULT_ITERATIONS: Final = 10
@@ -77,9 +84,10 @@ class ProbeRequest:
             problem = whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH)
             if problem:
                 raise OutcomeInvalidError(problem, field=name)
-        if not is_positive_number(self.deadline_s):
+        if not is_positive_number(self.deadline_s) or self.deadline_s > MAX_DURATION_S:
             raise OutcomeInvalidError(
-                f"{shown(self.deadline_s)} is not a number over 0", field="deadline_s"
+                f"{shown(self.deadline_s)} is not a number over 0, at most {MAX_DURATION_S:.0f}",
+                field="deadline_s",
             )
         if self.memory_limit_bytes is not None:
             problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
@@ -97,9 +105,9 @@ class ProbeRequest:
         Raises:
             SearchSpaceError: a field is missing, unknown or of the wrong type.
         """
-        values = _read_names(cls, mapping, "a probe request")
-        values["model"] = _within("model", ModelShape.from_mapping, values["model"])
-        values["layout"] = _within("layout", Layout.from_mapping, values["layout"])
+        values = read_fields(cls, mapping, "a probe request")
+        values["model"] = within("model", ModelShape.from_mapping, values["model"])
+        values["layout"] = within("layout", Layout.from_mapping, values["layout"])
         return cls(**values)
 
 
@@ -125,7 +133,7 @@ class Iteration:
         Raises:
             OutcomeInvalidError: a field is missing, unknown or of the wrong type.
         """
-        values = _read_plain(cls, _read_names(cls, mapping, "an iteration"))
+        values = read_plain(cls, read_fields(cls, mapping, "an iteration"))
         read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
         return cls(**values)
 
@@ -146,6 +154,9 @@ class Environment:
     git_revision: str
     """Revision of this project that ran, or "unknown"."""
 
+    def __post_init__(self) -> None:
+        refuse_lone_surrogates(self)
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the document back.
@@ -153,12 +164,17 @@ class Environment:
         Raises:
             OutcomeInvalidError: a field is missing, unknown or of the wrong type.
         """
-        return cls(**_read_plain(cls, _read_names(cls, mapping, "an environment")))
+        return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What a completed probe measured."""
+    """What a completed probe measured.
+
+    Raises:
+        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0 where
+            nothing would have been measured, or when no iteration was timed.
+    """
 
     step_time_s: float
     """Median of the timed iterations."""
@@ -180,9 +196,9 @@ class Measurement:
     peak_source: str
     """Where the denominator comes from, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
     mfu: float
-    """model_tflops_per_device over the peak, 0 to 1."""
+    """model_tflops_per_device over the peak; over 1 where a noisy CPU measured too low a peak."""
     hfu: float
-    """hardware_tflops_per_device over the peak, 0 to 1."""
+    """hardware_tflops_per_device over the peak."""
     peak_memory_bytes: int
     """The largest peak of any rank."""
     peak_memory_bytes_by_stage: tuple[int, ...]
@@ -194,6 +210,23 @@ class Measurement:
     iterations: tuple[Iteration, ...]
     """Every iteration, warm-up included, in order."""
 
+    def __post_init__(self) -> None:
+        refuse_lone_surrogates(self)
+        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=("mfu", "hfu"))
+        peaks = enumerate(self.peak_memory_bytes_by_stage)
+        for name, value, high in (
+            ("tokens_per_step", self.tokens_per_step, MAX_TOKENS),
+            ("peak_memory_bytes", self.peak_memory_bytes, MAX_BYTES),
+            *((f"peak_memory_bytes_by_stage.{stage}", peak, MAX_BYTES) for stage, peak in peaks),
+        ):
+            problem = whole_number_problem(value, high=high)
+            if problem:
+                raise OutcomeInvalidError(problem, field=name)
+        for place, iteration in enumerate(self.iterations):
+            within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
+        if not any(iteration.kind == "timed" for iteration in self.iterations):
+            raise OutcomeInvalidError("there is no timed iteration", field="iterations")
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the document back.
@@ -201,26 +234,48 @@ class Measurement:
         Raises:
             OutcomeInvalidError: a field is missing, unknown or of the wrong type.
         """
-        values = _read_plain(cls, _read_names(cls, mapping, "a measurement"))
+        values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
         name = "peak_memory_bytes_by_stage"
-        stages = tuple(_read_list(values[name], name))
+        stages = tuple(read_list(values[name], name))
         for stage, peak in enumerate(stages):
             if type(peak) is not int:
                 raise OutcomeInvalidError(
                     f"{shown(peak)} is not a whole number", field=f"{name}.{stage}"
                 )
-        iterations = _read_list(values["iterations"], "iterations")
+        iterations = read_list(values["iterations"], "iterations")
         values[name] = stages
         values["iterations"] = tuple(
-            _within(f"iterations.{place}", Iteration.from_mapping, iteration)
+            within(f"iterations.{place}", Iteration.from_mapping, iteration)
             for place, iteration in enumerate(iterations)
         )
         return cls(**values)
 
 
+_OVER_ZERO: Final = (
+    "step_time_s",
+    "step_time_q25_s",
+    "step_time_q75_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "model_tflops_per_device",
+    "hardware_tflops_per_device",
+    "peak_tflops_per_device",
+)
+"""Figures of a measurement without which nothing was measured."""
+
+
+def _refuse_impossible_iteration(iteration: Iteration) -> None:
+    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=("loss", "grad_norm"))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a probe ended."""
+    """How a probe ended.
+
+    Raises:
+        OutcomeInvalidError: at construction, when the parts contradict each other, or the duration is
+            out of range.
+    """
 
     state: OutcomeState
     reason: FailureReason | None = None
@@ -239,6 +294,17 @@ class Outcome:
     """Known once the ranks are up."""
 
     def __post_init__(self) -> None:
+        read_choice(self.state, OUTCOME_STATES, OutcomeInvalidError, field="state")
+        if self.reason is not None:
+            read_choice(self.reason, FAILURE_REASONS, OutcomeInvalidError, field="reason")
+        refuse_lone_surrogates(self)
+        refuse_figures(self, over_zero=(), from_zero=("duration_s",))
+        if self.duration_s > MAX_DURATION_S:
+            raise OutcomeInvalidError(
+                f"{shown(self.duration_s)} s are more than {MAX_DURATION_S:.0f}, the longest that "
+                "is accepted",
+                field="duration_s",
+            )
         completed = self.state == "completed"
         if completed != (self.measurement is not None) or completed != (self.reason is None):
             raise OutcomeInvalidError(
@@ -246,11 +312,12 @@ class Outcome:
                 f"{'a' if self.measurement else 'no'} measurement; a completed one has a "
                 "measurement and no reason, any other a reason and no measurement"
             )
-        if (self.state == "infeasible") != (self.reason == "out_of_memory"):
-            raise OutcomeInvalidError(
-                f"state={self.state!r} does not go with reason={self.reason!r}: infeasible is "
-                "out_of_memory and nothing else"
-            )
+        for state, reason in _REASON_OF.items():
+            if (self.state == state) != (self.reason == reason):
+                raise OutcomeInvalidError(
+                    f"state={self.state!r} does not go with reason={self.reason!r}: {state} is "
+                    f"{reason} and nothing else"
+                )
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -264,67 +331,15 @@ class Outcome:
             OutcomeInvalidError: a field is missing, unknown or of the wrong type, or the parts
                 contradict each other.
         """
-        values = _read_plain(cls, _read_names(cls, mapping, "an outcome"))
-        read_choice(values["state"], OUTCOME_STATES, OutcomeInvalidError, field="state")
-        if values.get("reason") is not None:
-            read_choice(values["reason"], FAILURE_REASONS, OutcomeInvalidError, field="reason")
+        values = read_plain(cls, read_fields(cls, mapping, "an outcome"))
         for name, kind in (("measurement", Measurement), ("environment", Environment)):
             if values.get(name) is not None:
-                values[name] = _within(name, kind.from_mapping, values[name])
+                values[name] = within(name, kind.from_mapping, values[name])
         return cls(**values)
 
 
-def _read_names(cls: type, mapping: object, what: str) -> dict[str, Any]:
-    """The fields of a document, once none is missing and none unknown."""
-    values = read_mapping(mapping, OutcomeInvalidError, what)
-    known = fields(cls)
-    refuse_unknown(values, [f.name for f in known], OutcomeInvalidError, "field")
-    for f in known:
-        if f.name not in values and f.default is MISSING:
-            raise OutcomeInvalidError(f"{what} lacks the field", field=f.name)
-    return values
-
-
-def _read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Refuses numbers, strings and switches of the wrong type; whole numbers become floats."""
-    for f in fields(cls):
-        if f.name not in values or f.type not in _PLAIN:
-            continue
-        value = values[f.name]
-        what, accepted = _PLAIN[f.type]
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if type(value) not in accepted or not finite:
-            raise OutcomeInvalidError(f"{shown(value)} is not {what}", field=f.name)
-        if f.type == "float":
-            values[f.name] = _as_float(value, f.name)
-    return values
-
-
-def _as_float(value: float, name: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise OutcomeInvalidError(f"{shown(value)} is not a finite number", field=name) from error
-
-
-_PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
-    "int": ("a whole number", (int,)),
-    "float": ("a finite number", (int, float)),
-    "str": ("a string", (str,)),
-    "bool": ("true or false", (bool,)),
+_REASON_OF: Final[Mapping[OutcomeState, FailureReason]] = {
+    "infeasible": "out_of_memory",
+    "cancelled": "cancelled",
 }
-"""Annotations, as written above, that `_read_plain` checks."""
-
-
-def _read_list(value: object, name: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise OutcomeInvalidError(f"{shown(value)} is not a list", field=name)
-    return list(value)
-
-
-def _within(name: str, read: Callable[[Any], _T], value: object) -> _T:
-    """`read(value)`, whose errors name the field that `value` stands in."""
-    try:
-        return read(value)
-    except SearchSpaceError as error:
-        raise error.within(name) from error
+"""States that have a reason of their own, which no other state has; failed has all the others."""

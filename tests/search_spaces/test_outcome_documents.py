@@ -114,6 +114,13 @@ def changed(path: list[str | int], value: Any) -> dict[str, Any]:
         (["measurement", "iterations", 1, "kind"], "cold", "measurement.iterations.1.kind: 'cold'"),
         (["measurement", "iterations", 0, "loss"], None, "iterations.0.loss: None is not a finite"),
         (["environment", "host"], 3, "environment.host: 3 is not a string"),
+        (["environment", "host"], "\ud800", "environment.host: '\\ud800' holds a lone surrogate"),
+        (["message"], "a \udc80 b", "message: 'a \\udc80 b' holds a lone surrogate"),
+        (
+            ["measurement", "peak_source"],
+            "\udfff",
+            "measurement.peak_source: '\\udfff' holds a lone",
+        ),
     ],
 )
 def test_a_malformed_outcome_is_refused_with_the_field(
@@ -135,6 +142,82 @@ def test_an_outcome_whose_parts_contradict_each_other_is_refused(
         Outcome.from_mapping(changed(path, value))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["duration_s"], -0.5, "duration_s: -0.5 is not a finite number of at least 0"),
+        (["duration_s"], 1e308, "duration_s: 1e+308 s are more than 1000000000"),
+        (
+            ["measurement", "step_time_s"],
+            -1.0,
+            "measurement.step_time_s: -1.0 is not a finite numb",
+        ),
+        (
+            ["measurement", "step_time_q25_s"],
+            0.0,
+            "step_time_q25_s: 0.0 is not a finite number over",
+        ),
+        (["measurement", "tokens_per_s"], -5.0, "tokens_per_s: -5.0 is not a finite number over 0"),
+        (["measurement", "peak_tflops_per_device"], 0.0, "peak_tflops_per_device: 0.0 is not a"),
+        (["measurement", "mfu"], -0.1, "mfu: -0.1 is not a finite number of at least 0"),
+        (
+            ["measurement", "tokens_per_step"],
+            0,
+            "tokens_per_step: 0 is not a whole number of at le",
+        ),
+        (["measurement", "tokens_per_step"], 1 << 52, "tokens_per_step: 4503599627370496 is more"),
+        (["measurement", "peak_memory_bytes"], 0, "peak_memory_bytes: 0 is not a whole number"),
+        (["measurement", "peak_memory_bytes_by_stage", 1], -1, "by_stage.1: -1 is not a whole"),
+        (["measurement", "iterations"], [], "iterations: there is no timed iteration"),
+        (["measurement", "iterations", 1, "kind"], "warmup", "there is no timed iteration"),
+        (["measurement", "iterations", 1, "step_time_s"], 0.0, "iterations.1.step_time_s: 0.0 is"),
+        (["measurement", "iterations", 0, "grad_norm"], -1.0, "iterations.0.grad_norm: -1.0 is"),
+    ],
+)
+def test_a_measurement_that_cannot_be_is_refused_with_the_field(
+    path: list[str | int], value: Any, message: str
+) -> None:
+    with pytest.raises(OutcomeInvalidError) as caught:
+        Outcome.from_mapping(changed(path, value))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0])
+def test_a_measurement_that_cannot_be_is_refused_at_construction_too(figure: float) -> None:
+    with pytest.raises(OutcomeInvalidError, match="tokens_per_s"):
+        make_measurement(tokens_per_s=figure)
+    with pytest.raises(OutcomeInvalidError, match="duration_s"):
+        Outcome(state="failed", reason="crashed", duration_s=figure)
+    iteration = Iteration(index=0, kind="timed", step_time_s=1.0, loss=figure, grad_norm=1.0)
+    with pytest.raises(OutcomeInvalidError, match=r"iterations\.0\.loss"):
+        make_measurement(iterations=(iteration,))
+
+
+def test_a_noisy_machine_may_beat_its_own_peak() -> None:
+    assert make_measurement(mfu=1.3, hfu=1.4).mfu == 1.3
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("cancelled", "crashed"),
+        ("cancelled", "out_of_memory"),
+        ("cancelled", "node_lost"),
+        ("failed", "cancelled"),
+        ("infeasible", "cancelled"),
+    ],
+)
+def test_cancelled_has_a_reason_that_no_other_state_has(state: Any, reason: Any) -> None:
+    with pytest.raises(OutcomeInvalidError, match="does not go with"):
+        Outcome(state=state, reason=reason)
+
+
+def test_a_state_that_there_is_not_is_refused_at_construction() -> None:
+    impossible: Any = "done"
+    with pytest.raises(OutcomeInvalidError, match="state: 'done' is unknown"):
+        Outcome(state=impossible, reason="crashed")
+
+
 @pytest.mark.parametrize("state", ["failed", "infeasible"])
 def test_infeasible_means_out_of_memory_and_nothing_else(state: Any) -> None:
     reason: Any = "out_of_memory" if state == "failed" else "crashed"
@@ -149,6 +232,11 @@ def test_infeasible_means_out_of_memory_and_nothing_else(state: Any) -> None:
         ("iterations", 0, "iterations: 0 is not a whole number of at least 1"),
         ("seed", "a", "seed: 'a' is not a whole number"),
         ("deadline_s", float("inf"), "deadline_s: inf is not a number over 0"),
+        (
+            "deadline_s",
+            1e10,
+            "deadline_s: 10000000000.0 is not a number over 0, at most 1000000000",
+        ),
         ("memory_limit_bytes", 0, "memory_limit_bytes: 0 is not a whole number"),
         ("layout", {"tp": 0}, "layout: tp=0 is not a whole number"),
         ("model", "tiny", "model: the model is 'tiny', not a mapping"),

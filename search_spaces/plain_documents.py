@@ -1,0 +1,105 @@
+"""Reading the documents of the worker protocol: dataclasses of plain JSON values, taken strictly.
+
+Nothing is converted but whole numbers to floats: a worker that sends "3" for 3 is wrong, and hears so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Final, TypeVar
+
+from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
+from search_spaces.reading import (
+    is_encodable,
+    is_positive_number,
+    read_mapping,
+    refuse_unknown,
+    shown,
+)
+
+_T = TypeVar("_T")
+
+
+def read_fields(cls: type, mapping: object, what: str) -> dict[str, Any]:
+    """The fields of a document, once none is missing and none unknown."""
+    values = read_mapping(mapping, OutcomeInvalidError, what)
+    known = fields(cls)
+    refuse_unknown(values, [f.name for f in known], OutcomeInvalidError, "field")
+    for f in known:
+        if f.name not in values and f.default is MISSING:
+            raise OutcomeInvalidError(f"{what} lacks the field", field=f.name)
+    return values
+
+
+def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuses numbers, strings and switches of the wrong type; whole numbers become floats."""
+    for f in fields(cls):
+        if f.name not in values or f.type not in _PLAIN:
+            continue
+        value = values[f.name]
+        what, accepted = _PLAIN[f.type]
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if type(value) not in accepted or not finite:
+            raise OutcomeInvalidError(f"{shown(value)} is not {what}", field=f.name)
+        if f.type == "float":
+            values[f.name] = _as_float(value, f.name)
+    return values
+
+
+def _as_float(value: float, name: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise OutcomeInvalidError(f"{shown(value)} is not a finite number", field=name) from error
+
+
+_PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a finite number", (int, float)),
+    "str": ("a string", (str,)),
+    "bool": ("true or false", (bool,)),
+}
+"""Annotations, as written above, that `read_plain` checks."""
+
+
+def refuse_lone_surrogates(document: Any) -> None:
+    """Refuses text that JSON can spell and nothing can store: half a surrogate pair."""
+    for f in fields(document):
+        value = getattr(document, f.name)
+        if isinstance(value, str) and not is_encodable(value):
+            raise OutcomeInvalidError(
+                f"{shown(value)} holds a lone surrogate, which has no place in text", field=f.name
+            )
+
+
+def refuse_figures(
+    document: Any, *, over_zero: tuple[str, ...], from_zero: tuple[str, ...]
+) -> None:
+    """Refuses figures that are not finite, negative, or 0 where they must not be."""
+    for name in over_zero:
+        if not is_positive_number(getattr(document, name)):
+            raise OutcomeInvalidError(
+                f"{shown(getattr(document, name))} is not a finite number over 0", field=name
+            )
+    for name in from_zero:
+        value = getattr(document, name)
+        if value != 0 and not is_positive_number(value):
+            raise OutcomeInvalidError(
+                f"{shown(value)} is not a finite number of at least 0", field=name
+            )
+
+
+def read_list(value: object, name: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise OutcomeInvalidError(f"{shown(value)} is not a list", field=name)
+    return list(value)
+
+
+def within(name: str, read: Callable[[Any], _T], value: object) -> _T:
+    """`read(value)`, whose errors name the field that `value` stands in."""
+    try:
+        return read(value)
+    except SearchSpaceError as error:
+        raise error.within(name) from error
