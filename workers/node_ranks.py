@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 from workers.errors import NodeLostError, RanksLeftError
 from workers.json_lines import Document, JsonLines
 from workers.rank_task import RankTask
-from workers.warden import start_under_warden
+from workers.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
 _END_WITHIN_S: Final = 20.0
@@ -36,9 +35,9 @@ class NodeRanks:
         self, *, other_guardians: Sequence[int] = (), rank_entry: str = "workers.rank:main"
     ) -> None:
         ours, theirs = socket.socketpair()
-        zygote = ["-m", "workers.zygote", f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
+        flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
         self._warden = start_under_warden(
-            [sys.executable, *zygote],
+            [*python_module("workers.zygote"), *flags],
             env=_zygote_environment(),
             pass_fds=[theirs.fileno()],
             other_guardians=other_guardians,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.errors import RayClusterFailedError
-from workers.warden import start_under_warden
+from workers.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class LocalRay:
         self._log.close()
 
     def _start_head(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command = [*python_module("ray.scripts.scripts"), "start", "--head", "--block"]
         options = {
             "port": "0",
             "node-ip-address": NODE_ADDRESS,
@@ -124,7 +124,9 @@ class LocalRay:
         import ray
 
         on_sigterm = signal.getsignal(signal.SIGTERM)
-        with warnings.catch_warnings():
+        # Ray has its workers look for modules where the driver stands first, so before our own
+        # package; this directory holds none. Nothing of this process uses a relative path meanwhile.
+        with contextlib.chdir(self._directory), warnings.catch_warnings():
             # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             try:

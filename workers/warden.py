@@ -25,6 +25,15 @@ from workers.processes import become_subreaper, end_descendants
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def python_module(name: str) -> list[str]:
+    """The command that runs a module with this interpreter.
+
+    -P: `python -m` alone looks for the module in the current directory first, and a directory of
+    the user's that happens to hold one of that name would be run instead.
+    """
+    return [sys.executable, "-P", "-m", name]
+
+
 def start_under_warden(
     command: Sequence[str],
     *,
@@ -53,7 +62,7 @@ def start_under_warden(
     inherited = env.get("PYTHONPATH")
     path = f"{package_root}:{inherited}" if inherited else package_root
     return subprocess.Popen(
-        [sys.executable, "-m", "workers.warden", *guardians, *fds, *directory, "--", *command],
+        [*python_module("workers.warden"), *guardians, *fds, *directory, "--", *command],
         env={**env, "PYTHONPATH": path},
         pass_fds=pass_fds,
         stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +29,14 @@ def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 10.0
             pytest.fail(f"waited {patience_s:g} s in vain until {what}")
         time.sleep(0.005)
     return answer
+
+
+def make_decoys(directory: Path) -> Path:
+    """Puts packages of our own names, and of Ray's, into a directory: none may be taken for ours."""
+    for name in ("workers", "search_spaces", "ray"):
+        (directory / name).mkdir()
+        (directory / name / "__init__.py").write_text("raise ImportError('a decoy was imported')")
+    return directory
 
 
 def is_alive(pid: int) -> bool:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from search_spaces.layout import Layout
 from search_spaces.presets.models import model_preset
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.process_checks import MARK, make_decoys, marked, wait_until
 from workers.commands import probe, train, worker
 from workers.trainer.job import TrainJob
 
@@ -72,6 +72,20 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
     assert printed["layout"] == expected
     assert len(printed["losses"]) == 1 + 2
     assert printed["hardware_tflops_per_device"] > printed["model_tflops_per_device"]
+
+
+def test_packages_of_our_names_in_the_current_directory_are_left_alone(tmp_path: Path) -> None:
+    program = "from workers.commands import probe; probe()"
+    ended = subprocess.run(  # -P: an entry point's script does not look there either
+        [sys.executable, "-P", "-c", program, *("--model", "tiny", "--steps", "1")],
+        cwd=make_decoys(tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_failed_probe_exits_1_and_says_why() -> None:

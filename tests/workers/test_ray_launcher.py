@@ -18,12 +18,15 @@ from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
     is_alive,
+    make_decoys,
     marked,
     run_group,
     wait_until,
     wait_until_gone,
 )
 from workers.launchers.ray import RayNodes
+
+ROOT = Path(__file__).parents[2]
 
 HANGING = f"""
 import sys
@@ -32,6 +35,16 @@ from workers.launchers.ray import RayNodes
 nodes = RayNodes(num_devices=2, rank_entry={RANK_PROGRAMS!r})
 run_group(nodes, "daemonise", num_ranks=1)
 run_group(nodes, "hang", on_event=lambda event: print(event["pid"], flush=True), deadline_s=100)
+"""
+
+
+IN_A_FULL_DIRECTORY = f"""
+from tests.workers.process_checks import run_group
+from workers.launchers.ray import RayNodes
+nodes = RayNodes(num_devices=2, rank_entry={RANK_PROGRAMS!r})
+failure = run_group(nodes, "succeed").failure
+nodes.close()
+assert failure is None, failure
 """
 
 
@@ -71,6 +84,19 @@ def test_a_daemon_of_a_rank_is_gone_after_the_group_over_ray(nodes: RayNodes) ->
     assert not any(is_alive(result["daemon"]) for result in end.results.values())
 
 
+def test_packages_of_our_names_where_the_worker_stands_are_left_alone(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", IN_A_FULL_DIRECTORY],
+        cwd=make_decoys(tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize(
     "victim",
     [
@@ -105,12 +131,11 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
 @pytest.mark.slow
 def test_sigkill_of_the_process_that_holds_ray_leaves_nothing() -> None:
     mark = uuid.uuid4().hex
-    root = str(Path(__file__).parents[2])
     with subprocess.Popen(
         [sys.executable, "-c", HANGING],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, MARK: mark, "PYTHONPATH": root},
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)},
     ) as holder:
         assert holder.stdout is not None
         hanging = [int(holder.stdout.readline()) for _ in range(2)]
