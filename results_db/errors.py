@@ -38,7 +38,7 @@ class WorkerNotFoundError(ResultsDbError):
 
 
 class MeasurementInvalidError(ResultsDbError):
-    """A measurement holds something that is not a finite number, or does not suit its layout."""
+    """A measurement contradicts itself, or does not suit its layout."""
 
 
 class ObjectiveUnknownError(ResultsDbError):

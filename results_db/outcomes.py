@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from datetime import datetime
 from typing import Final, cast
 
@@ -32,7 +31,7 @@ from results_db.models import (
 from results_db.part import StorePart
 from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
 from results_db.rows import environment_columns, measurement_columns
-from search_spaces.outcome import Iteration, Measurement, Outcome
+from search_spaces.outcome import Measurement, Outcome
 
 _STATES: Final[dict[str, TrialState]] = {
     "completed": "COMPLETED",
@@ -40,7 +39,11 @@ _STATES: Final[dict[str, TrialState]] = {
     "failed": "FAILED",
 }
 
-_MAX_INTEGER: Final = 2**63 - 1
+_TEACHES_NOTHING: Final = ("node_lost", "cancelled")
+"""Reasons that say nothing about the layout."""
+
+_RATE_TOLERANCE: Final = 1e-6
+"""How far tokens_per_s may be from tokens_per_step over step_time_s: rounding, nothing more."""
 
 
 class Outcomes(StorePart):
@@ -57,7 +60,7 @@ class Outcomes(StorePart):
         Raises:
             TrialNotFoundError: there is no such trial.
             AttemptNotFoundError: the trial never had this attempt.
-            MeasurementInvalidError: a number is not finite, or a pipeline stage has no peak.
+            MeasurementInvalidError: its figures contradict each other, or the layout.
         """
         now = self._clock()
         with self._db.write() as session:
@@ -70,11 +73,22 @@ class Outcomes(StorePart):
                     f"trial {trial_id} has no attempt {attempt}; its latest is {trial.attempt}"
                 )
             if row.ending == "reported":
-                return OutcomeReceipt(accepted=True, state=cast("TrialState", trial.state))
-            _check(outcome, trial)
+                return OutcomeReceipt(
+                    accepted=_is_kept(trial, row, outcome), state=cast("TrialState", trial.state)
+                )
+            if outcome.measurement is not None:
+                _check(outcome.measurement, trial)
             campaign = locked_campaign(session, trial.campaign_id)
             accepted = _take(session, campaign, trial, row, outcome, now)
             return OutcomeReceipt(accepted=accepted, state=cast("TrialState", trial.state))
+
+
+def _is_kept(trial: Trial, attempt: Attempt, outcome: Outcome) -> bool:
+    """Whether an attempt that has reported says the same again; anything else is dropped."""
+    if outcome.reason in _TEACHES_NOTHING:
+        return True
+    ended_by_it = trial.ended_at == attempt.ended_at
+    return ended_by_it and (trial.state, trial.reason) == (_STATES[outcome.state], outcome.reason)
 
 
 def _take(
@@ -90,7 +104,7 @@ def _take(
     if trial.state in ENDED_TRIAL_STATES:
         return False
     current = trial.state == "RUNNING" and trial.attempt == attempt.attempt
-    teaches_nothing = outcome.reason in ("node_lost", "cancelled")
+    teaches_nothing = outcome.reason in _TEACHES_NOTHING
     if teaches_nothing and not current:
         return False
     was_lost = attempt.ending == "lost"
@@ -158,35 +172,22 @@ def _keep(session: Session, trial: Trial, outcome: Outcome) -> None:
     )
 
 
-def _check(outcome: Outcome, trial: Trial) -> None:
-    _refuse_impossible("the outcome", outcome)
-    if outcome.duration_s < 0:
-        raise MeasurementInvalidError(f"the outcome has duration_s={outcome.duration_s}")
-    measurement = outcome.measurement
-    if measurement is None:
-        return
-    _refuse_impossible("the measurement", measurement)
+def _check(measurement: Measurement, trial: Trial) -> None:
+    """Refuses what each figure alone, which `Measurement` has looked at, does not tell."""
     for position, iteration in enumerate(measurement.iterations):
-        _refuse_impossible(f"iteration {iteration.index}", iteration)
         if iteration.index != position:
             raise MeasurementInvalidError(
                 f"iteration {iteration.index} stands at place {position} of the measurement"
             )
-    peaks = measurement.peak_memory_bytes_by_stage
-    if len(peaks) != trial.pp:
+    if len(measurement.peak_memory_bytes_by_stage) != trial.pp:
         raise MeasurementInvalidError(
-            f"the measurement has the peak memory of {len(peaks)} stages; "
-            f"the layout has pp={trial.pp}"
+            "the measurement has the peak memory of "
+            f"{len(measurement.peak_memory_bytes_by_stage)} stages; the layout has pp={trial.pp}"
         )
-    if any(abs(peak) > _MAX_INTEGER for peak in peaks):
-        raise MeasurementInvalidError(f"the peaks {peaks} do not fit 64 bits")
-
-
-def _refuse_impossible(what: str, value: Outcome | Measurement | Iteration) -> None:
-    """Refuses numbers that a database cannot hold: NaN, infinities, more than 64 bits."""
-    for field in fields(value):
-        number = getattr(value, field.name)
-        if isinstance(number, float) and not math.isfinite(number):
-            raise MeasurementInvalidError(f"{what} has {field.name}={number}, which is not finite")
-        if isinstance(number, int) and abs(number) > _MAX_INTEGER:
-            raise MeasurementInvalidError(f"{what} has {field.name}={number}, over 64 bits")
+    tokens = measurement.tokens_per_s * measurement.step_time_s
+    if not math.isclose(tokens, measurement.tokens_per_step, rel_tol=_RATE_TOLERANCE):
+        raise MeasurementInvalidError(
+            f"the measurement has tokens_per_s={measurement.tokens_per_s}, which is not "
+            f"tokens_per_step={measurement.tokens_per_step} over "
+            f"step_time_s={measurement.step_time_s}"
+        )

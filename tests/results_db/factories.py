@@ -66,10 +66,11 @@ def make_measurement(
     layout: Layout | None = None, *, tokens_per_s: float = 1000.0, **changes: Any
 ) -> Measurement:
     layout = layout or Layout()
+    step_time_s = 512 / tokens_per_s
     values: dict[str, Any] = {
-        "step_time_s": 0.5,
-        "step_time_q25_s": 0.4,
-        "step_time_q75_s": 0.6,
+        "step_time_s": step_time_s,
+        "step_time_q25_s": 0.8 * step_time_s,
+        "step_time_q75_s": 1.2 * step_time_s,
         "tokens_per_step": 512,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_device": tokens_per_s / layout.num_devices,
@@ -87,7 +88,7 @@ def make_measurement(
             Iteration(
                 index=index,
                 kind="warmup" if index < 2 else "timed",
-                step_time_s=0.5,
+                step_time_s=step_time_s,
                 loss=6.0 - index / 10,
                 grad_norm=1.5,
             )

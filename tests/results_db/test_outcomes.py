@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,9 @@ from results_db.errors import (
 from results_db.leases import LEASE_S
 from results_db.records import TrialBeat
 from results_db.store import Store
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.layout import Layout
-from search_spaces.outcome import Iteration
+from search_spaces.outcome import Iteration, IterationKind
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -77,6 +79,28 @@ def test_posting_an_outcome_again_changes_nothing(
     assert again.accepted
     assert store.trial_detail(trial_id) == before
     assert store.campaign(campaign).node_seconds == pytest.approx(4)
+
+
+@pytest.mark.parametrize("first", ["node_lost", "cancelled", "crashed"])
+def test_an_attempt_that_says_something_else_afterwards_is_not_told_that_it_was_taken(
+    store: Store, worker_id: str, trial_id: int, first: str
+) -> None:
+    before = store.post_outcome(trial_id, 1, failed(first))
+    contradiction = store.post_outcome(trial_id, 1, completed())
+    assert (contradiction.accepted, contradiction.state) == (False, before.state)
+    assert store.trial(trial_id).measurement is None
+    assert store.post_outcome(trial_id, 1, failed(first)) == before
+
+
+def test_an_attempt_is_not_credited_with_the_measurement_of_another(
+    store: Store, clock: TurnableClock, worker_id: str, trial_id: int
+) -> None:
+    store.post_outcome(trial_id, 1, failed("node_lost"))
+    clock.forward(1)
+    lease_one(store, worker_id)
+    assert store.post_outcome(trial_id, 2, completed()).accepted
+    assert not store.post_outcome(trial_id, 1, completed()).accepted
+    assert store.post_outcome(trial_id, 2, completed()).accepted
 
 
 def test_a_late_measurement_of_a_waiting_trial_is_taken(
@@ -188,31 +212,20 @@ def test_an_attempt_that_never_was_is_refused(store: Store, trial_id: int) -> No
     assert store.trial(trial_id).state == "RUNNING"
 
 
+def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) -> Iteration:
+    return Iteration(index=index, kind=kind, step_time_s=1.0, loss=loss, grad_norm=1.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokens_per_s_per_device": math.nan}, "tokens_per_s_per_device=nan"),
-        ({"mfu": math.inf}, "mfu=inf"),
-        ({"tokens_per_step": 1 << 70}, "tokens_per_step=1180591620717411303424"),
         ({"peak_memory_bytes_by_stage": (1, 2)}, "2 stages; the layout has pp=1"),
-        ({"duration_s": math.nan}, "duration_s=nan"),
-        ({"duration_s": -1.0}, "duration_s=-1.0"),
+        ({"iterations": (iteration(index=1),)}, "iteration 1 stands at place 0"),
         (
-            {
-                "iterations": (
-                    Iteration(index=1, kind="timed", step_time_s=1.0, loss=1.0, grad_norm=1.0),
-                )
-            },
-            "iteration 1 stands at place 0",
+            {"step_time_s": 0.25},
+            r"tokens_per_s=1000\.0, which is not tokens_per_step=512 over step_time_s=0\.25",
         ),
-        (
-            {
-                "iterations": (
-                    Iteration(index=0, kind="timed", step_time_s=1.0, loss=math.nan, grad_norm=1.0),
-                )
-            },
-            "iteration 0 has loss=nan",
-        ),
+        ({"tokens_per_step": 511}, "which is not tokens_per_step=511"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
@@ -222,3 +235,28 @@ def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
         store.post_outcome(trial_id, 1, completed(**changes))
     assert store.trial(trial_id).state == "RUNNING"
     assert store.post_outcome(trial_id, 1, completed()).accepted
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tokens_per_s_per_device": math.nan}, "tokens_per_s_per_device"),
+        ({"mfu": math.inf}, "mfu"),
+        ({"model_tflops_per_device": -5.0}, "model_tflops_per_device"),
+        ({"step_time_s": 0.0}, "step_time_s"),
+        ({"tokens_per_step": 1 << 70}, "tokens_per_step"),
+        ({"peak_memory_bytes_by_stage": (1 << 70,)}, "peak_memory_bytes_by_stage.0"),
+        ({"duration_s": math.nan}, "duration_s"),
+        ({"duration_s": -1.0}, "duration_s"),
+        ({"duration_s": 1e308}, "duration_s"),
+        ({"iterations": (iteration(loss=math.nan),)}, "iterations.0.loss"),
+        ({"iterations": ()}, "iterations"),
+        ({"iterations": (iteration(kind="warmup"),)}, "iterations"),
+    ],
+)
+def test_figures_that_no_database_could_rank_never_come_as_far_as_the_store(
+    changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(OutcomeInvalidError) as refused:
+        completed(**changes)
+    assert refused.value.field == field
