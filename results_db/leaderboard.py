@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import InstrumentedAttribute, contains_eager
 
@@ -12,14 +10,7 @@ from results_db.models import MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import TrialRecord
 from results_db.rows import trial_record
-
-OBJECTIVE_COLUMNS: Final[dict[str, InstrumentedAttribute[float]]] = {
-    "tokens_per_s_per_device": MeasurementRow.tokens_per_s_per_device,
-    "tokens_per_s": MeasurementRow.tokens_per_s,
-    "model_tflops_per_device": MeasurementRow.model_tflops_per_device,
-    "hardware_tflops_per_device": MeasurementRow.hardware_tflops_per_device,
-}
-"""What trials are ranked by; more is better."""
+from search_spaces.campaign import OBJECTIVES
 
 
 class Leaderboard(StorePart):
@@ -58,8 +49,9 @@ def _ranked(campaign_id: int) -> ColumnElement[bool]:
 
 
 def _column(objective: str) -> InstrumentedAttribute[float]:
-    if objective not in OBJECTIVE_COLUMNS:
+    if objective not in OBJECTIVES:
         raise ObjectiveUnknownError(
-            f"objective {objective!r} is not one of {', '.join(OBJECTIVE_COLUMNS)}"
+            f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}"
         )
-    return OBJECTIVE_COLUMNS[objective]
+    column: InstrumentedAttribute[float] = getattr(MeasurementRow, objective)
+    return column

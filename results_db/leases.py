@@ -14,13 +14,13 @@ from results_db.models import Attempt, Campaign, Trial, Worker
 from results_db.part import StorePart
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.rows import trial_layout
-from results_db.workers import live_worker
+from results_db.workers import fits, live_worker
 
 LEASE_S: Final = 15.0
 """Seconds that a lease holds unless a heartbeat extends it."""
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
-"""Seconds between a worker's heartbeats."""
+"""Seconds between the heartbeats of a worker, and of the driver."""
 
 
 class Leases(StorePart):
@@ -127,8 +127,7 @@ def _suitable_trials(worker: Worker) -> Select[Any]:
             Trial.state == "PENDING",
             Campaign.state == "RUNNING",
             Campaign.cluster_name == worker.cluster,
-            Trial.num_nodes <= worker.num_nodes,
-            Trial.num_devices <= Trial.num_nodes * worker.devices_per_node,
+            fits(worker),
         )
         .order_by(Trial.id)
     )

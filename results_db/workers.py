@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
 from results_db.errors import WorkerNotFoundError
 from results_db.lifecycle import locked_campaign, lose_attempt, return_attempt, running_attempt
-from results_db.models import Trial, Worker
+from results_db.models import Campaign, Trial, Worker
 from results_db.part import StorePart
 from results_db.records import WorkerRecord
 from results_db.rows import worker_record
@@ -85,22 +85,40 @@ class Workers(StorePart):
         """Workers' sessions, the youngest first; by default those heard of lately."""
         query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id)
         if live:
-            query = query.where(Worker.ended_at.is_(None), Worker.seen_at > self._alive_after())
+            query = query.where(self._is_there())
         with self._db.read() as session:
             return [worker_record(row) for row in session.scalars(query)]
 
     def capacity(self, cluster_name: str) -> int:
         """How many workers of the cluster are there: seen within `WORKER_ALIVE_S`."""
-        query = select(func.count()).where(
-            Worker.cluster == cluster_name,
-            Worker.ended_at.is_(None),
-            Worker.seen_at > self._alive_after(),
+        query = select(func.count()).where(Worker.cluster == cluster_name, self._is_there())
+        with self._db.read() as session:
+            return session.scalar(query) or 0
+
+    def count_too_large(self, campaign_id: int) -> int:
+        """How many of the campaign's waiting trials fit none of the workers that are there."""
+        can_run_it = exists().where(
+            Worker.cluster == Campaign.cluster_name, self._is_there(), fits(Worker)
+        )
+        query = (
+            select(func.count())
+            .select_from(Trial)
+            .join(Campaign, Campaign.id == Trial.campaign_id)
+            .where(Trial.campaign_id == campaign_id, Trial.state == "PENDING", ~can_run_it)
         )
         with self._db.read() as session:
             return session.scalar(query) or 0
 
-    def _alive_after(self) -> datetime:
-        return self._clock() - timedelta(seconds=WORKER_ALIVE_S)
+    def _is_there(self) -> ColumnElement[bool]:
+        alive_after = self._clock() - timedelta(seconds=WORKER_ALIVE_S)
+        return Worker.ended_at.is_(None) & (Worker.seen_at > alive_after)
+
+
+def fits(worker: Worker | type[Worker]) -> ColumnElement[bool]:
+    """Whether a trial's layout fits a worker's allocation; of all workers, given the class."""
+    return (Trial.num_nodes <= worker.num_nodes) & (
+        Trial.num_devices <= Trial.num_nodes * worker.devices_per_node
+    )
 
 
 def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> Worker:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from results_db.errors import CampaignStateError, TrialDuplicateError
+from results_db.leases import HEARTBEAT_INTERVAL_S
 from results_db.records import CampaignRecord, CampaignState, TrialRecord
 from results_db.store import Store
 from search_spaces.errors import SearchSpaceError
@@ -22,11 +23,12 @@ from tuner.errors import TunerError
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
 """Between two looks when no campaign runs."""
-HEARTBEAT_INTERVAL_S: Final = 2.0
 MAX_RETRY_INTERVAL_S: Final = 10.0
 NUM_AHEAD: Final = 1
 """Trials that wait beyond those that the live workers can run: the next one is ready at once, and
 few enough that none was chosen without what the running ones are about to teach."""
+MAX_TOO_LARGE: Final = 10
+"""Trials too large for every live worker that may wait beyond those: smaller ones go on."""
 
 _log: Final = logging.getLogger("tuner.driver")
 
@@ -150,7 +152,7 @@ class Driver:
     ) -> None:
         """Keeps the workers supplied; ends the campaign when nothing is left to try."""
         left = trials_left(search.spec.budget, spent)
-        num_wanted = self._store.capacity(campaign.cluster_name) + NUM_AHEAD - num_open
+        num_wanted = self._num_missing(campaign, num_open)
         if left is not None:
             num_wanted = min(num_wanted, left)
         added = self._add_trials(campaign, search, num_wanted)
@@ -162,6 +164,15 @@ class Driver:
         else:
             ending = f"all {search.num_layouts} legal layouts were tried"
             self._complete(campaign, "exhausted", ending)
+
+    def _num_missing(self, campaign: CampaignRecord, num_open: int) -> int:
+        """How many open trials the live workers lack; 0 or less when none."""
+        num_workers = self._store.capacity(campaign.cluster_name)
+        num_missing = num_workers + NUM_AHEAD - num_open
+        if num_workers:
+            # None of the live workers will ever take these: they supply nobody.
+            num_missing += min(self._store.count_too_large(campaign.id), MAX_TOO_LARGE)
+        return num_missing
 
     def _search(self, campaign: CampaignRecord) -> CampaignSearch:
         search = self._searches.get(campaign.id)

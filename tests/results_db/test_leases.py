@@ -204,6 +204,27 @@ def test_capacity_counts_the_workers_that_were_heard_of(store: Store, clock: Tur
     assert len(store.workers(live=False)) == 3
 
 
+def test_a_waiting_trial_is_too_large_when_no_worker_that_is_there_can_run_it(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, other = make_campaign(store), make_campaign(store, "other")
+    store.add_trial(campaign, Layout(dp=8))
+    store.add_trial(campaign, Layout(num_nodes=2, dp=2))
+    store.add_trial(campaign, Layout(dp=16))
+    store.add_trial(other, Layout(num_nodes=2, dp=4))
+    assert store.count_too_large(campaign) == 3
+    small = make_worker(store, "small")
+    make_worker(store, "elsewhere", cluster="frontier", num_nodes=9, devices_per_node=99)
+    assert store.count_too_large(campaign) == 2
+    large = make_worker(store, "large", num_nodes=2, devices_per_node=16)
+    assert store.count_too_large(campaign) == 0
+    clock.forward(WORKER_ALIVE_S + 1)
+    store.lease(small.id, 1)
+    assert store.count_too_large(campaign) == 2
+    store.drain_worker(large.id)
+    assert (store.count_too_large(campaign), store.count_too_large(other)) == (2, 1)
+
+
 def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store, num_nodes=2)

@@ -1,7 +1,8 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import UniqueConstraint, select, update
 from sqlalchemy.exc import IntegrityError
 
 from results_db.errors import (
@@ -11,8 +12,10 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models import Trial
+from results_db.models import Base, Campaign, Trial
+from results_db.session import breaks_unique
 from results_db.store import Store
+from search_spaces.campaign import OBJECTIVES
 from search_spaces.layout import LAYOUT_FIELDS, Layout
 from tests.results_db.factories import (
     completed,
@@ -181,6 +184,17 @@ def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: S
     assert store.count_ranked(campaign) == 1
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    ids = {
+        value: run_trial(store, campaign, Layout(tp=tp), worker.id, **{objective: value})
+        for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0))
+    }
+    ranked = [trial.id for trial in store.leaderboard(campaign, objective)]
+    assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]
+
+
 def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
     with pytest.raises(
         ObjectiveUnknownError, match="'speed' is not one of tokens_per_s_per_device"
@@ -208,3 +222,42 @@ def test_the_schema_refuses_what_must_never_be(store: Store, impossible: dict[st
         session.execute(update(Trial).where(Trial.id == trial.id).values(**impossible))
     with store._db.read() as session:
         assert session.scalar(select(Trial.state)) == "PENDING"
+
+
+def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store) -> None:
+    campaign = make_campaign(store)
+    store.add_trial(campaign, Layout())
+    with store._db.write() as session:
+        # Damaged: the next number is taken.
+        session.execute(update(Campaign).values(last_number=0))
+    with pytest.raises(IntegrityError, match=r"trials\.number"):
+        store.add_trial(campaign, Layout(tp=2))
+    with store._db.write() as session:
+        session.execute(update(Campaign).values(last_number=1))
+    with pytest.raises(TrialDuplicateError):
+        store.add_trial(campaign, Layout())
+
+
+class FromPostgres(Exception):
+    """What psycopg raises, as far as it is looked at."""
+
+    def __init__(self, constraint_name: str | None) -> None:
+        self.diag = SimpleNamespace(constraint_name=constraint_name)
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [("campaigns", ("name",)), ("trials", ("campaign_id", "layout_key", "repeat_index"))],
+)
+def test_a_broken_constraint_is_known_by_its_name_where_the_database_tells_it(
+    table: str, columns: tuple[str, ...]
+) -> None:
+    (name,) = (
+        str(constraint.name)
+        for constraint in Base.metadata.tables[table].constraints
+        if isinstance(constraint, UniqueConstraint)
+        and tuple(column.name for column in constraint.columns) == columns
+    )
+    for told, broken in ((name, True), (f"{name}_too", False), (None, False)):
+        error = IntegrityError("INSERT", {}, FromPostgres(told))
+        assert breaks_unique(error, table, *columns) is broken
