@@ -34,20 +34,14 @@ _PROBLEM: Final[dict[str, Any]] = {
 }
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The service on a data directory.
-
-    Raises:
-        SchemaNewerError: a newer version wrote the database; nothing was changed.
-    """
-    store = Store.open(settings.data_dir)
+def create_app(settings: Settings, store: Store) -> FastAPI:
+    """The service on an open store."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
         async with sweeping(sweeper):
             yield
-        store.close()
 
     app = FastAPI(
         title="layout-tuner",

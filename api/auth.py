@@ -1,18 +1,14 @@
-"""The bearer token: made once, kept for its owner alone, asked for everywhere."""
+"""The bearer token is asked for everywhere under /v1, but for health."""
 
 from __future__ import annotations
 
 import hmac
-import os
-import secrets
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import ServiceStartError
 from api.problems import problem_response
 
 OPEN_PATHS: Final = frozenset({"/v1/health"})
@@ -24,37 +20,6 @@ bearer_scheme = HTTPBearer(
     description="The token in the service's data directory; `layout-tuner up` prints it.",
 )
 """For the OpenAPI document; `BearerGate` is what checks."""
-
-
-def load_or_make_token(path: Path) -> str:
-    """The service's token; the first start makes it, in a file that only its owner can read.
-
-    Raises:
-        ServiceStartError: the file is empty, or others can read it.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _load_token(path)
-    token = f"lt_{secrets.token_urlsafe(32)}"
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{token}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return token
-
-
-def _load_token(path: Path) -> str:
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise ServiceStartError(
-            f"the token file {path} can be read by others (mode {mode:o}): chmod 600 it, or "
-            "delete it for a new token"
-        )
-    token = path.read_text().strip()
-    if not token:
-        raise ServiceStartError(f"the token file {path} is empty: delete it for a new token")
-    return token
 
 
 class BearerGate:

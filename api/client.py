@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -12,6 +10,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from api.errors import ServiceError
+from api.local_service import LOOPBACK, find_service
 from api.schemas import (
     CampaignDetail,
     CampaignPage,
@@ -24,11 +23,11 @@ from api.schemas import (
     TrialRead,
     WorkerPage,
 )
+from api.token_file import read_token
 from results_db.data_dir import DataDir
 
 TIMEOUT_S: Final = 30.0
 PAGE: Final = 200
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -62,16 +61,16 @@ class Client:
         """The service that runs on a data directory of this machine.
 
         Raises:
-            ServiceError: none has said that it runs there.
+            ServiceError: none runs there.
+            TokenFileInvalidError: its token cannot be read.
         """
-        try:
-            url = str(json.loads(data_dir.service_file.read_text())["url"])
-        except (OSError, ValueError, KeyError) as error:
+        service = find_service(data_dir)
+        if service is None:
             raise ServiceError(
                 f"no service runs on the data directory {data_dir.path}: start one with "
                 "`layout-tuner up`, or say where it is with --url and --token-file"
-            ) from error
-        return cls(url, read_token(data_dir.token_file))
+            )
+        return cls(service.url, read_token(data_dir.token_file))
 
     def __enter__(self) -> Self:
         return self
@@ -182,21 +181,6 @@ class Client:
         if response.is_error:
             raise ServiceError(_detail(response), status=response.status_code)
         return response
-
-
-def read_token(path: Path) -> str:
-    """The token in a file.
-
-    Raises:
-        ServiceError: the file cannot be read.
-    """
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ServiceError(
-            f"the token file {path} cannot be read ({error.strerror}); "
-            "name another with --token-file"
-        ) from error
 
 
 def _detail(response: httpx.Response) -> str:

@@ -29,6 +29,10 @@ class ServiceStartError(ApiError):
     """The service cannot start; the message says what to do."""
 
 
+class TokenFileInvalidError(ApiError):
+    """A token file cannot be read, or holds no token; the message says what to do."""
+
+
 class ServiceUnstableError(ApiError):
     """A process of the service keeps ending; restarting it again would hide the fault."""
 

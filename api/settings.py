@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from threading import Event
 
-from results_db.data_dir import DataDir
 from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
 
 
@@ -13,8 +12,6 @@ from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
 class Settings:
     """How a service runs."""
 
-    data_dir: DataDir
-    """Where its database and token are."""
     token: str
     """The bearer token that every request but those for health and documentation must carry."""
     lease_s: float = LEASE_S

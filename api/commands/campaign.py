@@ -9,7 +9,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import UNITS, duration, figure, print_table
+from api.commands.display import duration, figure, print_table, unit
 from api.commands.watching import watch_campaign
 from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
@@ -92,7 +92,7 @@ def _row(campaign: CampaignRead) -> tuple[str, ...]:
         campaign.cluster,
         f"{progress.trials_ended}{planned}",
         figure(progress.best),
-        UNITS[campaign.objective],
+        unit(campaign.objective),
         "-" if campaign.ended_at else duration(progress.seconds_left),
     )
 
@@ -168,8 +168,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("used", _used(campaign)),
     ]
     if progress.best is not None:
-        unit = UNITS[campaign.objective]
-        facts.append(("best", f"{figure(progress.best)} {unit}, trial {progress.best_trial}"))
+        best = f"{figure(progress.best)} {unit(campaign.objective)}"
+        facts.append(("best", f"{best}, trial {progress.best_trial}"))
         facts.append(("", str(progress.best_layout)))
     if campaign.ended_at is None and progress.seconds_left is not None:
         facts.append(("time left", f"about {duration(progress.seconds_left)}"))

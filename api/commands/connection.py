@@ -11,8 +11,9 @@ from typing import Any, Final, TypeVar
 import click
 from pydantic import BaseModel
 
-from api.client import Client, read_token
-from api.errors import ServiceError
+from api.client import Client
+from api.errors import ApiError
+from api.token_file import read_token
 from results_db.data_dir import DataDir
 
 URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
@@ -61,10 +62,10 @@ def connect(url: str | None, token_file: Path | None, data_dir: Path | None) -> 
 
 @contextmanager
 def refusals_as_messages() -> Iterator[None]:
-    """What the service refuses ends the command with exit code 1 and the service's own sentence."""
+    """What cannot be asked, or is refused, ends the command with one sentence and exit code 1."""
     try:
         yield
-    except ServiceError as error:
+    except ApiError as error:
         raise click.ClickException(str(error)) from error
 
 

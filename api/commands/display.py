@@ -11,13 +11,10 @@ from rich.table import Table
 
 from search_spaces.layout import Layout
 
-UNITS = {
-    "tokens_per_s_per_device": "tokens/s/device",
-    "tokens_per_s": "tokens/s",
-    "model_tflops_per_device": "model TFLOP/s/device",
-    "hardware_tflops_per_device": "hardware TFLOP/s/device",
-}
-"""What each objective counts."""
+
+def unit(objective: str) -> str:
+    """What an objective counts; its name says it, as tokens_per_s_per_device."""
+    return objective.replace("_per_", "/").replace("tflops", "TFLOP/s").replace("_", " ")
 
 
 def figure(value: float | None) -> str:

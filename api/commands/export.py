@@ -59,12 +59,13 @@ def _write(bundle: ExportRead, out: Path, force: bool) -> None:
     if taken and not force:
         raise click.ClickException(f"{taken[0]} exists; choose another --out, or --force")
     for target, file in targets:
-        target.write_text(file.content)
+        target.write_text(file.content, encoding="utf-8")
         target.chmod(0o755 if file.executable else 0o644)
 
 
 def _target(out: Path, file: ExportFileRead) -> Path:
     """Where a file goes: into the folder, whatever name a service sends."""
-    if Path(file.name).name != file.name or file.name in ("", ".", ".."):
+    plain = Path(file.name).name == file.name and file.name.isprintable()
+    if not plain or file.name in ("", ".", ".."):
         raise click.ClickException(f"the service sent the file name {file.name!r}; nothing written")
     return out / file.name

@@ -6,7 +6,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import UNITS, figure, layout_extras, memory, print_table
+from api.commands.display import figure, layout_extras, memory, print_table, unit
 from api.schemas import LeaderboardPage, RankedTrial
 from search_spaces.campaign import OBJECTIVES
 
@@ -57,7 +57,7 @@ def _print_ranking(campaign: str, page: LeaderboardPage) -> None:
         ">batch",
         ">zero",
         "also",
-        f">{UNITS[page.objective]}",
+        f">{unit(page.objective)}",
         ">step",
         ">MFU",
         ">memory",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -18,13 +16,14 @@ import click
 import uvicorn
 
 from api.app import create_app
-from api.auth import load_or_make_token
-from api.errors import ServiceStartError
+from api.errors import ApiError, ServiceStartError
+from api.local_service import LOOPBACK, announced, serving
 from api.settings import Settings
+from api.token_file import load_or_make_token
 from results_db.data_dir import DataDir
 from results_db.errors import ResultsDbError
+from results_db.store import Store
 
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 SHUTDOWN_PATIENCE_S: Final = 5
 BACKLOG: Final = 1024
 
@@ -44,10 +43,15 @@ def serve(host: str, port: int, data_dir: Path | None) -> None:
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         data.create()
-        with data.lock("serve"), listening(host, port) as listener:
-            token = load_or_make_token(data.token_file)
-            _serve(data, token, host, listener)
-    except (ServiceStartError, ResultsDbError) as error:
+        # The store before the token: a directory of a newer version is refused before anything is
+        # written to it.
+        with (
+            serving(data),
+            listening(host, port) as listener,
+            closing(Store.open(data)) as store,
+        ):
+            _serve(data, store, host, listener)
+    except (ApiError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -81,9 +85,10 @@ def _why_not_bound(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror}"
 
 
-def _serve(data: DataDir, token: str, host: str, listener: socket.socket) -> None:
+def _serve(data: DataDir, store: Store, host: str, listener: socket.socket) -> None:
     stopping = Event()
-    app = create_app(Settings(data_dir=data, token=token, stopping=stopping))
+    token = load_or_make_token(data.token_file)
+    app = create_app(Settings(token=token, stopping=stopping), store)
     config = uvicorn.Config(
         app,
         log_level="info",
@@ -97,7 +102,7 @@ def _serve(data: DataDir, token: str, host: str, listener: socket.socket) -> Non
         click.echo(
             "warning: other machines can reach it, and the token travels unencrypted", err=True
         )
-    with _announced(data, url), _ended_in_order():
+    with announced(data, url), _ended_in_order():
         _Server(config, stopping).run(sockets=[listener])
 
 
@@ -121,18 +126,6 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._stopping.set()
         super().handle_exit(sig, frame)
-
-
-@contextmanager
-def _announced(data: DataDir, url: str) -> Iterator[None]:
-    """Writes down where the service is, for as long as it is there."""
-    written = data.service_file.with_suffix(".new")
-    written.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-    written.replace(data.service_file)
-    try:
-        yield
-    finally:
-        data.service_file.unlink(missing_ok=True)
 
 
 @contextmanager

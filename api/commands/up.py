@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 import httpx
 
-from api.errors import ServiceStartError, ServiceUnstableError
+from api.errors import ApiError
+from api.local_service import find_service
 from api.supervisor import Child, start_and_wait, until_signalled, watch
+from api.token_file import read_token
 from results_db.data_dir import DataDir
 from results_db.errors import ResultsDbError
 
@@ -20,7 +21,13 @@ SERVE_PATIENCE_S = 30.0
 @click.command()
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
 def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
     """Run everything on this machine: service, driver and worker."""
@@ -28,7 +35,7 @@ def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
     try:
         data.create()
         _run(data, host, port, cluster)
-    except (ServiceStartError, ServiceUnstableError, ResultsDbError) as error:
+    except (ApiError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -85,14 +92,14 @@ def _worker(data: DataDir, url: str, cluster: str) -> Child:
 def _service_url(data: DataDir, serve: Child) -> str | None:
     """The address of our own service, once it answers."""
     assert serve.process is not None
-    try:
-        service = json.loads(data.service_file.read_text())
-        if service["pid"] != serve.process.pid:
-            return None  # left behind by a service that was killed
-        httpx.get(f"{service['url']}/v1/health", timeout=2.0).raise_for_status()
-    except (OSError, ValueError, KeyError, httpx.HTTPError):
+    service = find_service(data)
+    if service is None or service.pid != serve.process.pid:
         return None
-    return str(service["url"])
+    try:
+        httpx.get(f"{service.url}/v1/health", timeout=2.0).raise_for_status()
+    except httpx.HTTPError:
+        return None
+    return service.url
 
 
 class _Readiness:
@@ -115,7 +122,7 @@ class _Readiness:
 
 def _greet(data: DataDir, url: str) -> None:
     _say(f"layout-tuner is up at {url}")
-    _say(f"  token      {data.token_file.read_text().strip()}")
+    _say(f"  token      {read_token(data.token_file)}")
     _say(f"             (kept in {data.token_file}, readable by you alone)")
     _say(f"  API        {url}/docs")
     _say(f"  logs       {data.logs}")

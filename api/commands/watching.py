@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from api.client import Client
-from api.commands.display import UNITS, duration, figure
+from api.commands.display import duration, figure, unit
 from api.errors import ServiceError
 from api.schemas import CampaignDetail
 
@@ -74,7 +74,7 @@ def progress_line(campaign: CampaignDetail) -> str:
     if progress.trials["RUNNING"]:
         parts.append(f"{progress.trials['RUNNING']} running")
     if progress.best is not None:
-        parts.append(f"best {figure(progress.best)} {UNITS[campaign.objective]}")
+        parts.append(f"best {figure(progress.best)} {unit(campaign.objective)}")
     if campaign.ended_at is not None:
         parts.append(f"ended: {campaign.message or campaign.reason}")
     elif progress.waiting_reason:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,24 @@ with warnings.catch_warnings():
 from api.app import create_app
 from api.settings import Settings
 from results_db.data_dir import DataDir
+from results_db.store import Store
 from tests.api.service import HEADERS, TOKEN, Api
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=DataDir(tmp_path / "data"), token=TOKEN, max_body_bytes=100_000, lease_poll_s=0.02
-    )
+def settings() -> Settings:
+    return Settings(token=TOKEN, max_body_bytes=100_000, lease_poll_s=0.02)
 
 
 @pytest.fixture
-def http(settings: Settings) -> Iterator[TestClient]:
+def http(settings: Settings, tmp_path: Path) -> Iterator[TestClient]:
     """Speaks to a service in this process, with its token."""
-    app = create_app(settings)
-    with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as client:
+    with (
+        closing(Store.open(DataDir(tmp_path / "data"))) as store,
+        TestClient(
+            create_app(settings, store), headers=HEADERS, raise_server_exceptions=False
+        ) as client,
+    ):
         yield client
 
 

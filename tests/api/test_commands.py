@@ -9,15 +9,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
+from api.commands.display import unit
 from api.errors import ServiceError
 from results_db.data_dir import DataDir
 from results_db.store import Store
+from search_spaces.campaign import OBJECTIVES
 from search_spaces.layout import Layout
 from tests.api.process import ServeProcess
 from tests.api.service import CAMPAIGN
@@ -245,6 +248,50 @@ def test_a_wrong_token_is_one_clear_error(service: ServeProcess, tmp_path: Path)
     done = CliRunner().invoke(main, ["campaign", "list"], env=environment)
     assert done.exit_code == 1
     assert "no valid token" in done.output
+
+
+@pytest.mark.parametrize("content", [b"", b"t\xc3\xb6k", b"\xff", b"two words", b"a\x00b"])
+def test_a_token_that_is_none_is_one_clear_error(
+    service: ServeProcess, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "token").write_bytes(content)
+    options = ["--url", service.service["url"], "--token-file", str(tmp_path / "token")]
+    done = CliRunner().invoke(main, ["campaign", "list", *options])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert f"{tmp_path / 'token'} holds no token" in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".", "", "a\x00b", "a\nb"])
+def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [
+        {"name": "good", "content": "x", "executable": False},
+        {"name": name, "content": "bad", "executable": False},
+    ]
+    answer = {"format": "f", "trial": 1, "target_version": "1", "files": files, "notes": []}
+    client = Client(
+        "http://service",
+        "token",
+        transport=httpx.MockTransport(lambda _request: httpx.Response(200, json=answer)),
+    )
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(main, ["export", "c", "--format", "f", "--out", str(out), "--force"])
+    assert done.exit_code == 1
+    assert f"the service sent the file name {name!r}; nothing written" in done.output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_every_objective_has_its_unit() -> None:
+    assert {objective: unit(objective) for objective in OBJECTIVES} == {
+        "tokens_per_s_per_device": "tokens/s/device",
+        "tokens_per_s": "tokens/s",
+        "model_tflops_per_device": "model TFLOP/s/device",
+        "hardware_tflops_per_device": "hardware TFLOP/s/device",
+    }
 
 
 def test_the_client_follows_pages(service, store, name: str) -> None:

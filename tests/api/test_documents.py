@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
 from api.settings import Settings
 from results_db.data_dir import DataDir
+from results_db.store import Store
 from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
 from tests.search_spaces.test_malformed_documents import PATHS
 
@@ -29,9 +31,10 @@ YAML = {"Content-Type": "application/yaml"}
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A service that many examples share."""
-    settings = Settings(data_dir=DataDir(tmp_path_factory.mktemp("data")), token=TOKEN)
-    with TestClient(create_app(settings), headers=HEADERS, raise_server_exceptions=False) as http:
-        yield http
+    with closing(Store.open(DataDir(tmp_path_factory.mktemp("data")))) as store:
+        app = create_app(Settings(token=TOKEN), store)
+        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
+            yield http
 
 
 @pytest.fixture(params=[yaml.SafeLoader, documents._SafeLoader], ids=["python", "installed"])

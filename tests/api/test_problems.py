@@ -121,6 +121,7 @@ def test_every_error_of_ours_has_a_status() -> None:
         "ResultsDbError",
         "ApiError",
         "ServiceStartError",
+        "TokenFileInvalidError",
         "ServiceUnstableError",
         "ServiceError",
         "SchemaNewerError",

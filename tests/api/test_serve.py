@@ -64,6 +64,17 @@ def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     assert "can be read by others (mode 644)" in refused.stderr
 
 
+@pytest.mark.parametrize("content", ["", "\n", "tök", "two words", "a\x00b"])
+def test_a_file_that_holds_no_token_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "token").write_text(content)
+    (tmp_path / "token").chmod(0o600)
+    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert "holds no token" in line
+    assert (tmp_path / "token").read_text() == content
+
+
 def test_the_service_listens_on_loopback_alone(service: ServeProcess) -> None:
     port = int(service.service["url"].rpartition(":")[2])
     with socket.socket() as other:
@@ -119,6 +130,11 @@ def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> No
     assert service.get("/health")["database"]
 
 
+def files_in(data_dir: Path) -> set[str]:
+    """What is in a data directory, lock files aside."""
+    return {file.name for file in data_dir.iterdir() if file.suffix != ".lock"}
+
+
 def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     Store.open(DataDir(tmp_path)).close()
     database = tmp_path / "results.sqlite3"
@@ -126,12 +142,13 @@ def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_pa
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     before = database.read_bytes()
+    listing = files_in(tmp_path)
     refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert "newer version of layout-tuner" in line
     assert database.read_bytes() == before
-    assert not (tmp_path / "service.json").exists()
+    assert files_in(tmp_path) == listing
 
 
 def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
@@ -154,23 +171,19 @@ def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
     store.close()
 
 
-def test_the_service_imports_nothing_heavy_and_starts_within_a_second_or_so(
-    tmp_path: Path,
-) -> None:
+def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
     program = (
-        "import sys, time; began = time.process_time()\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "import api.commands.serve\n"
         "from api.app import create_app\n"
         "from api.settings import Settings\n"
         "from results_db.data_dir import DataDir\n"
-        "create_app(Settings(data_dir=DataDir(Path(sys.argv[1])), token='x')).openapi()\n"
-        "print(time.process_time() - began)\n"
+        "from results_db.store import Store\n"
+        "create_app(Settings(token='x'), Store.open(DataDir(Path(sys.argv[1])))).openapi()\n"
         "print({'torch', 'ray', 'deephyper', 'sklearn', 'pandas', 'scipy'} & set(sys.modules))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    seconds, heavy = done.stdout.splitlines()
-    assert heavy == "set()"
-    assert float(seconds) < 3, "on a quiet machine it is about one"
+    assert done.stdout == "set()\n"

@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 import json
 import math
@@ -11,7 +12,7 @@ from fastapi.testclient import TestClient
 from api.settings import Settings
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome
-from tests.api.service import Api
+from tests.api.service import HEADERS, Api
 from tests.results_db.factories import completed, failed
 
 LAYOUT = Layout(num_microbatches=8)
@@ -102,6 +103,39 @@ def test_a_waiting_lease_is_answered_when_the_service_ends(api: Api, settings: S
     settings.stopping.set()
     thread.join(10)
     assert answers == [{"leases": []}]
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_given_nothing(api: Api, campaign_id: int) -> None:
+    worker = api.register()
+    body = json.dumps({"wait_s": 20}).encode()
+    said: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not said:
+            said.append({"type": "http.request", "body": body, "more_body": False})
+        elif len(said) == 1:
+            # Work comes at the very moment when nobody is there to take it.
+            api.store.add_trial(campaign_id, LAYOUT)
+            said.append({"type": "http.disconnect"})
+        return said[-1]
+
+    async def send(_message: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/v1/workers/{worker}/leases",
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"authorization", HEADERS["Authorization"].encode()),
+        ],
+    }
+    asyncio.run(api.http.app(scope, receive, send))
+    assert [message["type"] for message in said] == ["http.request", "http.disconnect"]
+    (trial,) = api.get("/campaigns/first/trials")["trials"]
+    assert (trial["state"], trial["attempt"]) == ("PENDING", 0)
 
 
 def test_a_wait_longer_than_twenty_seconds_is_refused(api: Api) -> None:

@@ -1,0 +1,118 @@
+"""Finding the service of this machine, and nobody else in its place."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from api.local_service import announced, find_service, serving
+from results_db.data_dir import DataDir
+from results_db.errors import DataDirLockedError
+from tests.api.process import ServeProcess, run_command
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataDir:
+    data = DataDir(tmp_path)
+    data.create()
+    return data
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_service_is_found_while_it_serves(data: DataDir) -> None:
+    assert find_service(data) is None
+    with serving(data), announced(data, URL):
+        found = find_service(data)
+        assert found is not None
+        assert (found.url, found.pid) == (URL, os.getpid())
+    assert find_service(data) is None
+    assert not data.service_file.exists()
+
+
+def test_the_token_is_not_sent_to_whoever_listens_where_a_killed_service_did(
+    tmp_path: Path,
+) -> None:
+    service = ServeProcess(tmp_path)
+    port = int(service.service["url"].rpartition(":")[2])
+    service.end(signal.SIGKILL)
+    assert (tmp_path / "service.json").exists()
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        stranger.setblocking(False)
+        asked = run_command("campaign", "list", "--data-dir", str(tmp_path))
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert asked.returncode == 1
+    (line,) = asked.stderr.splitlines()
+    assert line.startswith(f"Error: no service runs on the data directory {tmp_path}")
+
+
+def test_a_living_process_that_serves_nothing_is_no_service(data: DataDir) -> None:
+    data.service_file.write_text(json.dumps({"url": URL, "pid": os.getpid()}))
+    assert find_service(data) is None
+
+
+def test_a_service_that_starts_is_not_taken_for_the_one_before_it(data: DataDir) -> None:
+    stale = json.dumps({"url": URL, "pid": dead_pid()})
+    data.service_file.write_text(stale)
+    with data.lock("serve"):
+        assert find_service(data) is None
+    with serving(data):
+        assert not data.service_file.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"null",
+        b"\xff",
+        b"{}",
+        b"[" * 5000,
+        b'{"url": 3, "pid": 1}',
+        b'{"url": "http://127.0.0.1:9", "pid": "1"}',
+        b'{"url": "http://127.0.0.1:9", "pid": true}',
+        b'{"url": "http://127.0.0.1:9", "pid": -1}',
+        b'{"url": "http://127.0.0.1:9", "pid": 1e400}',
+        b'{"url": "http://127.0.0.1:9", "pid": 99999999999999999999999}',
+    ],
+    ids=str,
+)
+def test_a_file_that_says_nothing_names_no_service(data: DataDir, content: bytes) -> None:
+    data.service_file.write_bytes(content)
+    with data.lock("serve"):
+        assert find_service(data) is None
+
+
+def test_who_looks_for_a_service_keeps_none_from_starting(data: DataDir) -> None:
+    looking, let_go = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with data.lock("serve"):
+            looking.set()
+            let_go.wait(20)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    assert looking.wait(20)
+    threading.Timer(0.2, let_go.set).start()
+    with serving(data), pytest.raises(DataDirLockedError), data.lock("serve"):
+        pass
+    looker.join()

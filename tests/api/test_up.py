@@ -1,0 +1,78 @@
+"""`layout-tuner up`: what it refuses to start on, and that nothing outlives it."""
+
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from tests.api.process import run_command, wait_until
+from tests.e2e.conftest import Service
+
+
+def refused_line(*options: str) -> str:
+    """The one line with which `up` refuses to start."""
+    refused = run_command("up", *options)
+    assert refused.returncode == 1, refused.stderr
+    assert refused.stdout == ""
+    (line,) = refused.stderr.splitlines()
+    return line
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused_line("--port", str(port), "--data-dir", str(tmp_path))
+    assert line.startswith(f"Error: port {port} of 127.0.0.1 is in use by another program")
+    assert not (tmp_path / "service.json").exists()
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_bad_usage(tmp_path: Path, port: str) -> None:
+    refused = run_command("up", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert refused.returncode == 2
+    assert "Invalid value for '--port'" in refused.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    Store.open(DataDir(tmp_path)).close()
+    database = tmp_path / "results.sqlite3"
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    before = database.read_bytes()
+    listing = {file.name for file in tmp_path.iterdir()}
+    line = refused_line("--port", "0", "--data-dir", str(tmp_path))
+    assert "newer version of layout-tuner" in line
+    assert database.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} - listing <= {"serve.lock"}
+
+
+def test_a_data_directory_that_is_served_already_is_one_clear_error(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    data.create()
+    with data.lock("serve"):
+        line = refused_line("--port", "0", "--data-dir", str(tmp_path))
+    assert f"holds the serve lock of the data directory {tmp_path}" in line
+
+
+@pytest.mark.slow
+def test_no_process_outlives_up_when_it_is_killed(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    try:
+        wait_until("driver and worker are there", lambda: service.process("worker"))
+        wait_until("they are ready", lambda: "ready:" in service.output.read_text(), 60)
+        assert len(service.processes()) > 4
+        service.up.kill()
+        service.up.wait()
+        wait_until("every process is gone", lambda: not service.processes(), 60)
+    finally:
+        service.http.close()
+        for process in service.processes():
+            process.kill()
