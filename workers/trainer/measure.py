@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.outcome import Environment, Iteration, Measurement
 from workers.trainer.memory import LogicalPeak
+from workers.trainer.revision import GIT_REVISION
+from workers.trainer.throughput import Throughput
 from workers.trainer.training import Training
 
 
@@ -57,31 +58,28 @@ def summarise(
     memory_kind: str,
     oversubscribed: bool,
 ) -> Measurement:
-    """The measurement of a probe: medians over its timed iterations.
-
-    FLOPs are those of the model per token (arXiv:2104.04473, equation 3) times the tokens that
-    the ranks consumed.
-    """
+    """The measurement of a probe: medians over its timed iterations."""
     times_s = [iteration.step_time_s for iteration in iterations if iteration.kind == "timed"]
     q25_s, median_s, q75_s = quartiles(times_s)
-    tokens_per_s = tokens_per_step / median_s
-    tokens_per_s_per_device = tokens_per_s / layout.num_devices
-    model_tflops = tokens_per_s_per_device * model.model_flops_per_token / 1e12
-    hardware_flops = model.hardware_flops_per_token(layout.recompute)
-    hardware_tflops = tokens_per_s_per_device * hardware_flops / 1e12
+    speed = Throughput(
+        model=model,
+        layout=layout,
+        tokens_per_s=tokens_per_step / median_s,
+        peak_tflops_per_device=peak_tflops,
+    )
     return Measurement(
         step_time_s=median_s,
         step_time_q25_s=q25_s,
         step_time_q75_s=q75_s,
         tokens_per_step=tokens_per_step,
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_device=tokens_per_s_per_device,
-        model_tflops_per_device=model_tflops,
-        hardware_tflops_per_device=hardware_tflops,
+        tokens_per_s=speed.tokens_per_s,
+        tokens_per_s_per_device=speed.tokens_per_s_per_device,
+        model_tflops_per_device=speed.model_tflops_per_device,
+        hardware_tflops_per_device=speed.hardware_tflops_per_device,
         peak_tflops_per_device=peak_tflops,
         peak_source=peak_source,
-        mfu=model_tflops / peak_tflops,
-        hfu=hardware_tflops / peak_tflops,
+        mfu=speed.mfu,
+        hfu=speed.hfu,
         peak_memory_bytes=max(peak_memory_bytes_by_stage),
         peak_memory_bytes_by_stage=peak_memory_bytes_by_stage,
         memory_kind=memory_kind,
@@ -108,7 +106,7 @@ def describe_environment(device: torch.device) -> Environment:
         python_version=platform.python_version(),
         torch_version=torch.__version__,
         numpy_version=np.__version__,
-        git_revision=_git_revision(Path(__file__).resolve().parents[2]),
+        git_revision=GIT_REVISION,
     )
 
 
@@ -119,20 +117,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _git_revision(root: Path) -> str:
-    """The revision of the checkout that this package lies in; "unknown" outside one."""
-    if not (root / ".git").exists():
-        return "unknown"
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return found.stdout.strip() if found.returncode == 0 else "unknown"

@@ -25,6 +25,7 @@ from workers.trainer.mesh import refuse_wrong_world
 from workers.trainer.optimizer import OptimizerSettings
 from workers.trainer.progress import print_event
 from workers.trainer.session import SessionSettings, open_training, peak_of
+from workers.trainer.throughput import Throughput
 from workers.trainer.timing import TimedStep, timed_step
 
 __all__ = ["RankContext", "TrainJob", "main", "print_event", "run_train"]
@@ -67,7 +68,7 @@ def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) 
         "loss": step.stats.loss,
         "grad_norm": step.stats.grad_norm,
         "tokens_per_s": step.tokens_per_s,
-        "mfu": _mfu(job, step.tokens_per_s, peak_tflops),
+        "mfu": _throughput(job, step.tokens_per_s, peak_tflops).mfu,
     }
 
 
@@ -79,13 +80,13 @@ def _result(
     peak_source: str,
 ) -> dict[str, Any]:
     step_time_s = statistics.median(step.step_time_s for step in steps[job.warmup :])
-    tokens_per_s = steps[-1].stats.num_tokens / step_time_s
+    speed = _throughput(job, steps[-1].stats.num_tokens / step_time_s, peak_tflops)
     return {
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_device": tokens_per_s / job.layout.num_devices,
+        "tokens_per_s": speed.tokens_per_s,
+        "tokens_per_s_per_device": speed.tokens_per_s_per_device,
         "step_time_s": step_time_s,
         "tokens_per_step": steps[-1].stats.num_tokens,
-        "mfu": _mfu(job, tokens_per_s, peak_tflops),
+        "mfu": speed.mfu,
         "peak_tflops_per_device": peak_tflops,
         "peak_source": peak_source,
         "steps": len(steps),
@@ -98,9 +99,13 @@ def _result(
     }
 
 
-def _mfu(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> float:
-    flops_per_s = tokens_per_s * job.model.model_flops_per_token / job.layout.num_devices
-    return flops_per_s / 1e12 / peak_tflops
+def _throughput(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> Throughput:
+    return Throughput(
+        model=job.model,
+        layout=job.layout,
+        tokens_per_s=tokens_per_s,
+        peak_tflops_per_device=peak_tflops,
+    )
 
 
 def context_from_environment() -> RankContext:

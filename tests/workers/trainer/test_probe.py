@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from workers.trainer.failure import classify
 from workers.trainer.measure import quartiles
 from workers.trainer.mesh import build_mesh
 from workers.trainer.probe import RankContext, RankResult, run_probe
+from workers.trainer.revision import GIT_REVISION, git_revision
 from workers.trainer.timing import timed_step
 from workers.trainer.training import StepStats, Training
 
@@ -187,8 +189,15 @@ def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
 
 def test_a_layout_that_the_trainer_cannot_run_says_why() -> None:
     layout = make_layout(sequence_parallel=True, recompute="selective", precision="fp16", vpp=2)
-    with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: vpp=2: .*fp16"):
+    with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: vpp=2 .*selective.*fp16"):
         probe(make_request(layout=layout))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a device")
+def test_a_rank_for_a_device_that_is_not_there_says_so() -> None:
+    sentence = r"RankContextInvalidError: rank 0 is to run on cuda and torch .* sees no device here"
+    with pytest.raises(RanksFailedError, match=sentence):
+        probe(make_request(), device="cuda")
 
 
 def test_ranks_that_do_not_fit_the_layout_are_refused() -> None:
@@ -293,6 +302,42 @@ os._exit(0)
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
     )
     assert int(found.stdout) < 5
+
+
+def test_making_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Training.batch
+
+    def slow(self: Training, step: int) -> Batch:
+        time.sleep(0.2)
+        return batch(self, step)
+
+    monkeypatch.setattr(Training, "batch", slow)
+    started = time.monotonic()
+    m = measured(make_request())
+    assert time.monotonic() - started > 1.0
+    assert min(i.step_time_s for i in m.iterations) < 0.1
+
+
+def test_the_revision_is_known_before_a_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 starts no process while its peers wait for it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    result = probe(make_request())[0][0]
+    assert result is not None
+    assert result.environment.git_revision == GIT_REVISION
+
+
+def test_the_revision_is_that_of_the_checkout(tmp_path: Path) -> None:
+    assert git_revision(tmp_path) == "unknown"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert git_revision(tmp_path) == "unknown"
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    told = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
+    assert git_revision(tmp_path) == told.stdout.strip()
 
 
 def test_a_step_lasts_until_the_slowest_rank_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
