@@ -23,13 +23,13 @@ class JsonLines:
         self._pending = b""
         self._ready: list[Document] = []
 
-    def send(self, document: Document) -> None:
-        """Writes one document.
+    def send(self, *documents: Document) -> None:
+        """Writes documents, all at once.
 
         Raises:
             OSError: the other end is gone.
         """
-        self.socket.sendall(json.dumps(document).encode() + b"\n")
+        self.socket.sendall(b"".join(json.dumps(d).encode() + b"\n" for d in documents))
 
     def read(self, *, block: bool) -> list[Document] | None:
         """The documents that have arrived; None when the other end has closed.
@@ -37,17 +37,17 @@ class JsonLines:
         Args:
             block: whether to wait until at least some bytes have come.
         """
-        flags = 0 if block else socket.MSG_DONTWAIT
-        try:
-            data = self.socket.recv(_CHUNK, flags)
-        except BlockingIOError:
+        data = self._receive(block=block)
+        if data is None:
             return []
-        except ConnectionResetError:
-            return None
-        if not data:
-            return None
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return self._complete(data) if data else None
+
+    def read_rest(self) -> list[Document]:
+        """All documents that have arrived; to be asked when the other end has written its last."""
+        documents: list[Document] = []
+        while data := self._receive(block=False):
+            documents += self._complete(data)
+        return documents
 
     def receive(self) -> Document | None:
         """Waits for the next document; None when the other end has closed."""
@@ -57,6 +57,19 @@ class JsonLines:
                 return None
             self._ready = documents
         return self._ready.pop(0)
+
+    def _receive(self, *, block: bool) -> bytes | None:
+        """Some bytes, which may end within a document; none at the end; None: nothing is there."""
+        try:
+            return self.socket.recv(_CHUNK, 0 if block else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return b""
+
+    def _complete(self, data: bytes) -> list[Document]:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def close(self) -> None:
         """Closes this end; a reader blocked on it in another thread wakes up."""

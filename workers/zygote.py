@@ -33,6 +33,7 @@ from typing import Any, Final
 from workers.errors import RanksLeftError
 from workers.forked_rank import ForkedRank, RankEntry, fork_rank
 from workers.json_lines import Document, JsonLines
+from workers.paced_line import PacedLine
 from workers.processes import become_subreaper, end_descendants, reap
 from workers.rank_task import RankTask
 
@@ -49,6 +50,7 @@ class Zygote:
 
     def __init__(self, agent: JsonLines, entry: RankEntry) -> None:
         self._agent = agent
+        self._events = PacedLine(agent)
         self._entry = entry
         self._group: str | None = None
         self._ranks: list[ForkedRank] = []
@@ -61,11 +63,12 @@ class Zygote:
         """Serves the agent until it, or the warden above, is gone; then ends everything below."""
         self._on_readable(self._agent.socket.fileno(), self._take_orders)
         self._on_readable(os.pidfd_open(os.getppid()), self._stop)
-        self._agent.send({"event": "ready", "pid": os.getpid()})
+        self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._events.due_in_ms()):
                 if fd in self._handlers:  # an earlier handler of this turn may have closed it
                     self._handlers[fd]()
+            self._send_held()
         end_descendants()
 
     def _stop(self) -> None:
@@ -121,15 +124,16 @@ class Zygote:
         self._ranks, self._group = [], None
         self._send({"event": "ended", "group": group, "log_tails": tails, "left": left})
 
-    def _relay(self, rank: ForkedRank) -> bool:
-        """Passes on what a rank has reported; returns whether there was anything."""
+    def _relay(self, rank: ForkedRank) -> None:
+        """Passes on what a rank has reported."""
         documents = rank.line.read(block=False)
         if documents is None:
             self._off(rank.line.socket.fileno())
-            return False
+        self._report(rank, documents or [])
+
+    def _report(self, rank: ForkedRank, documents: list[Document]) -> None:
         for document in documents:
             self._send({**rank.name(), "event": "report", "document": document})
-        return bool(documents)
 
     def _keep_log(self, rank: ForkedRank) -> None:
         if not rank.log.keep_more():
@@ -142,8 +146,7 @@ class Zygote:
         """Reports a rank's end, after everything that it said before."""
         for rank in self._ranks:
             if rank.pid == pid:
-                while self._relay(rank):
-                    pass
+                self._report(rank, rank.line.read_rest())
                 self._off(rank.pidfd)
                 exited = {
                     "event": "exit",
@@ -159,7 +162,13 @@ class Zygote:
 
     def _send(self, event: Document) -> None:
         try:
-            self._agent.send(event)
+            self._events.send(event)
+        except OSError:
+            self._stop()
+
+    def _send_held(self) -> None:
+        try:
+            self._events.flush_if_due()
         except OSError:
             self._stop()
 

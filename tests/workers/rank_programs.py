@@ -22,6 +22,19 @@ def _succeed(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "result", "rank": task.rank, "cores": sorted(os.sched_getaffinity(0))})
 
 
+def _say_much(task: RankTask, line: JsonLines) -> None:
+    """A result of many chunks: what a probe of thousands of iterations returns."""
+    line.send({"event": "result", "pad": "x" * 150_000})
+
+
+def _iterate(task: RankTask, line: JsonLines) -> None:
+    """Two hundred iterations of 5 ms."""
+    for index in range(200):
+        time.sleep(0.005)
+        line.send({"event": "iteration", "index": index, "kind": "timed", "loss": 1.0})
+    line.send({"event": "result"})
+
+
 def _hang(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "hanging", "pid": os.getpid()})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -113,6 +126,8 @@ def _meet(task: RankTask, line: JsonLines) -> None:
 
 _PROGRAMS = {
     "succeed": _succeed,
+    "say-much": _say_much,
+    "iterate": _iterate,
     "hang": _hang,
     "iterate-then-hang": _iterate_then_hang,
     "fail": _fail,

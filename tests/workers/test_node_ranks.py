@@ -53,6 +53,32 @@ def test_more_ranks_than_devices_share_all_cores(nodes: LocalNodes) -> None:
     }
 
 
+def test_a_result_of_many_chunks_is_never_overtaken_by_the_exit(nodes: LocalNodes) -> None:
+    for _ in range(10):
+        end = run_group(nodes, "say-much")
+        assert end.failure is None
+        assert [len(end.results[rank]["pad"]) for rank in (0, 1)] == [150_000] * 2
+
+
+def test_iterations_come_in_order_and_in_lots(nodes: LocalNodes) -> None:
+    lots: list[list[int]] = []
+    poll = nodes.ranks.poll
+
+    def poll_and_count(timeout_s: float) -> list[dict[str, Any]]:
+        events = poll(timeout_s)
+        reports = [event["document"] for event in events if event["event"] == "report"]
+        if lot := [report["index"] for report in reports if report["event"] == "iteration"]:
+            lots.append(lot)
+        return events
+
+    nodes.ranks.poll = poll_and_count  # type: ignore[method-assign]
+    end = run_group(nodes, "iterate", num_ranks=1)
+    assert end.failure is None
+    assert lots[0] == [0]  # the first is news at once
+    assert [index for lot in lots for index in lot] == list(range(200))
+    assert len(lots) <= 2 + end.duration_s / 0.5
+
+
 def test_ranks_are_told_where_rank_0_listens(nodes: LocalNodes) -> None:
     end = run_group(nodes, "meet")
     where = {"address": "127.0.0.1", "port": 4321}

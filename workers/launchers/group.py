@@ -14,8 +14,9 @@ from workers.json_lines import Document
 from workers.launchers.base import Cancelled, NodeEvent, NodeSet, OnEvent
 from workers.rank_task import RankTask
 
-_TICK_S: Final = 0.1
-"""How often the deadline and a cancellation are looked at while nothing happens."""
+_TICK_S: Final = 0.5
+"""How often a cancellation is looked at while nothing happens: over Ray, each look costs the ranks
+a little of their cores."""
 
 _CAUSE_WITHIN_S: Final = 0.4
 """How long the first failure may take to show after its consequences: a rank that sees the
@@ -70,9 +71,15 @@ class _Progress:
         """Whether there is nothing more to wait for."""
         if self.failure is not None and not self.failure.transport:
             return True
-        if self.failure is not None and time.monotonic() - self.failed_at > _CAUSE_WITHIN_S:
+        if self.failure is not None and time.monotonic() >= self.failed_at + _CAUSE_WITHIN_S:
             return True
         return len(self.exited) == num_ranks
+
+    def wait_s(self) -> float:
+        """How long to wait for the next event: a failure's cause has little time to show."""
+        if self.failure is None:
+            return _TICK_S
+        return max(0.0, self.failed_at + _CAUSE_WITHIN_S - time.monotonic())
 
     def last(self) -> str:
         """How far it got, for people."""
@@ -149,7 +156,7 @@ class Group:
                 )
                 progress.note(GroupFailure(reason="timeout", message=message))
             else:
-                for event in self._nodes.poll(self._used, min(left_s, _TICK_S)):
+                for event in self._nodes.poll(self._used, min(left_s, progress.wait_s())):
                     self._take(event)
 
     def _take(self, event: NodeEvent) -> None:
