@@ -62,4 +62,4 @@ class PacedLine:
 
 
 def _can_wait(event: Document) -> bool:
-    return event["event"] == "report" and event["document"]["event"] == "iteration"
+    return bool(event["event"] == "report" and event["document"]["event"] == "iteration")

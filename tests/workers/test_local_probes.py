@@ -91,6 +91,16 @@ def test_more_ranks_than_devices_run_and_are_marked(launcher: GroupLauncher) -> 
     assert outcome.measurement.oversubscribed
 
 
+def test_a_description_of_more_devices_than_cores_is_no_way_round_the_mark() -> None:
+    cores = len(os.sched_getaffinity(0))
+    described = replace(TWO_CORES, devices_per_node=4 * cores)
+    nodes = LocalNodes(num_devices=described.devices_per_node)
+    with GroupLauncher(nodes, described, allow_sharing=True) as launcher:
+        outcome = run(launcher, make_request(layout=Layout(dp=2 * cores), iterations=1))
+    assert outcome.measurement is not None, outcome
+    assert outcome.measurement.oversubscribed
+
+
 def test_a_described_peak_is_taken_instead_of_a_measured_one(nodes: LocalNodes) -> None:
     described = replace(TWO_CORES, peak_flops_per_s={"fp32": 2e12})
     outcome = run(GroupLauncher(nodes, described, allow_sharing=True), make_request())

@@ -66,6 +66,27 @@ def test_ranks_may_share_devices_where_that_is_allowed_and_are_marked() -> None:
     assert [task.device_index for task in placed[0]] == [0, 1, 2, 3, 0, 1]
 
 
+def test_ranks_that_outnumber_the_cores_share_them_whatever_the_description_says() -> None:
+    nodes = make_nodes(1, num_devices=8, num_cores=2)
+    assert not place_probe(nodes, num_ranks=2, num_nodes=1)[0][0].oversubscribed
+    placed = place_probe(nodes, num_ranks=4, num_nodes=1, allow_sharing=True)
+    assert all(task.oversubscribed and task.cores == () for task in placed[0])
+    with pytest.raises(PlacementImpossibleError, match="has 8 devices and 2 cores"):
+        place_probe(nodes, num_ranks=4, num_nodes=1)
+
+
+def test_ranks_on_gpus_may_outnumber_the_cores() -> None:
+    placed = place(
+        make_nodes(1, num_devices=8, num_cores=2),
+        num_ranks=8,
+        num_nodes=1,
+        device="cuda",
+        job={"kind": "probe"},
+        deadline_s=10,
+    )
+    assert not placed[0][0].oversubscribed
+
+
 def test_a_rank_alarm_goes_off_after_the_deadline_of_its_group() -> None:
     placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1)
     assert placed[0][0].deadline_s > 10

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from search_spaces.outcome import Outcome, ProbeRequest
 from workers.json_lines import Document
-from workers.rank_task import RankTask
+from workers.rank_task import Device, RankTask
 
 OnEvent = Callable[[Document], None]
 """Is told what ranks report while they run, in the order of arrival."""
@@ -56,9 +56,13 @@ class Node:
     address: str
     """Address that the other nodes reach it by."""
     num_devices: int
-    """Ranks that it holds without sharing."""
+    """Devices that it is described with."""
     num_cores: int
     """Cores, which are dealt out to the devices in equal contiguous shares."""
+
+    def capacity(self, device: Device) -> int:
+        """Ranks that it holds without sharing: a device of the CPU is no more than a core."""
+        return min(self.num_devices, self.num_cores) if device == "cpu" else self.num_devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,6 +55,11 @@ class GroupLauncher(Launcher):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks that a node holds without sharing."""
+        return self._nodes.nodes[0].capacity(self._device)
+
     def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
         """Runs a probe to its end.
 
@@ -117,7 +122,7 @@ class GroupLauncher(Launcher):
         """The peak of one device in TFLOP/s and where it comes from.
 
         The cluster's own figure where it has one; else measured, once, on as many devices at once
-        as a node has, since they share its clock and its memory.
+        as a node has to itself, since they share its clock and its memory.
         """
         if precision not in self._peaks:
             described = self._cluster.peak_flops_per_s.get(precision)
@@ -135,7 +140,7 @@ class GroupLauncher(Launcher):
     def _measured_peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
         tasks = place(
             self._nodes.nodes,
-            num_ranks=self._nodes.nodes[0].num_devices,
+            num_ranks=self.devices_per_node,
             num_nodes=1,
             device=self._device,
             job={"kind": "peak", "precision": precision},

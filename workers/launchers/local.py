@@ -22,7 +22,7 @@ class LocalNodes:
     """This machine as a set of one node.
 
     Args:
-        num_devices: ranks that it holds without sharing.
+        num_devices: devices that it is described with.
         rank_entry: "module:function" that a rank runs.
     """
 

@@ -48,12 +48,12 @@ def place(
             f"the layout needs num_nodes={num_nodes}, and this allocation has {len(nodes)}"
         )
     per_node = -(-num_ranks // num_nodes)
-    num_devices = min(node.num_devices for node in nodes[:num_nodes])
-    shared = per_node > num_devices
+    smallest = min(nodes[:num_nodes], key=lambda node: node.capacity(device))
+    shared = per_node > smallest.capacity(device)
     if shared and not allow_sharing:
         raise PlacementImpossibleError(
             f"{num_ranks} ranks on num_nodes={num_nodes} are {per_node} a node, and a node of this "
-            f"allocation has {num_devices} devices"
+            f"allocation has {smallest.num_devices} devices and {smallest.num_cores} cores"
         )
     group = secrets.token_hex(6)
     placed: dict[int, list[RankTask]] = {}
