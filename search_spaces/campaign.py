@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ ESTIMATE_MARGIN: Final = 0.2
 """How much less than its estimate a layout may really need before a campaign is refused: of 454
 published runs none whose estimate was under 80 % of the memory ran out (arXiv:2411.06465), and a
 refusal must err the other way."""
+
+ROWS_AT_ONCE: Final = 1 << 14
+"""Layouts whose memory is estimated together: a column of them is 128 KiB."""
 
 _NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A name stands in URLs beside ids, so that it is neither a number nor a step up a path."""
@@ -262,12 +266,16 @@ class CampaignSpec:
             ModelTooLargeError: even the smallest estimate, less a margin, is more than a device has.
         """
         legal = legal or self.legal_set()
-        estimates = peak_memory_bytes(legal.columns, self.model)
-        position = int(estimates.argmin())
-        smallest = float(estimates[position])
         memory = self.cluster.device_memory_bytes
-        if smallest * (1 - ESTIMATE_MARGIN) <= memory:
-            return
+        smallest, position = math.inf, 0
+        for rows in _spread_rows(len(legal)):
+            estimates = peak_memory_bytes(legal.columns(rows), self.model)
+            row = int(estimates.argmin())
+            smallest, position = min(
+                (smallest, position), (float(estimates[row]), rows.start + row * rows.step)
+            )
+            if smallest * (1 - ESTIMATE_MARGIN) <= memory:
+                return
         raise ModelTooLargeError(
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
@@ -295,6 +303,15 @@ def _read_without_unit(values: dict[str, Any], name: str) -> None:
     if f"{name}_s" in values:
         raise CampaignInvalidError(f"give {name} or {name}_s, not both", field=name)
     values[f"{name}_s"] = read_duration_s(values.pop(name), field=name)
+
+
+def _spread_rows(length: int) -> Iterator[slice]:
+    """All of `length` rows in parts that fit a cache, each spread evenly over the whole.
+
+    Neighbours are alike: where some layouts fit at all, one of the first part very likely does.
+    """
+    num_parts = -(-length // ROWS_AT_ONCE)
+    return (slice(first, None, num_parts) for first in range(num_parts))
 
 
 def _read_warnings(value: object) -> tuple[str, ...]:

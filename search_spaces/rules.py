@@ -15,7 +15,7 @@ import numpy as np
 from search_spaces import trainer_support as trainer
 from search_spaces.batch import GlobalBatch
 from search_spaces.cluster import Cluster
-from search_spaces.columns import Bools, LayoutColumns
+from search_spaces.columns import Bools, LayoutColumns, codes_of
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 
@@ -173,7 +173,7 @@ def _world_sentence(layout: Layout, x: RuleContext) -> str:
 def _precision_missing(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
     if not x.cluster.peak_flops_per_s:
         return False
-    return np.isin(c.precision, list(x.cluster.peak_flops_per_s), invert=True)
+    return np.isin(c.precision, codes_of("precision", x.cluster.peak_flops_per_s), invert=True)
 
 
 def _precision_sentence(layout: Layout, x: RuleContext) -> str:
@@ -264,7 +264,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="sequence_over_tp",
         scope="model",
-        illegal=lambda c, x: c.sequence_parallel & (x.model.seq_length % c.tp != 0),
+        illegal=lambda c, x: (c.sequence_parallel == 1) & (x.model.seq_length % c.tp != 0),
         sentence=_sequence_sentence,
     ),
     Rule(
@@ -306,7 +306,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="sequence_parallel_needs_tp",
         scope="redundant",
-        illegal=lambda c, _: c.sequence_parallel & (c.tp == 1),
+        illegal=lambda c, _: (c.sequence_parallel == 1) & (c.tp == 1),
         sentence=lambda _layout, _: (
             "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
         ),
@@ -320,7 +320,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="trainer_sequence_parallel",
         scope="trainer",
-        illegal=lambda c, _: (not trainer.SEQUENCE_PARALLEL_SUPPORTED) & c.sequence_parallel,
+        illegal=lambda c, _: (not trainer.SEQUENCE_PARALLEL_SUPPORTED) & (c.sequence_parallel == 1),
         sentence=lambda _layout, _: (
             "sequence_parallel=true is not supported by the embedded trainer"
         ),
@@ -328,13 +328,17 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="trainer_recompute",
         scope="trainer",
-        illegal=lambda c, _: np.isin(c.recompute, trainer.RECOMPUTE_SUPPORTED, invert=True),
+        illegal=lambda c, _: np.isin(
+            c.recompute, codes_of("recompute", trainer.RECOMPUTE_SUPPORTED), invert=True
+        ),
         sentence=_recompute_sentence,
     ),
     Rule(
         name="trainer_precision",
         scope="trainer",
-        illegal=lambda c, _: np.isin(c.precision, trainer.PRECISIONS_SUPPORTED, invert=True),
+        illegal=lambda c, _: np.isin(
+            c.precision, codes_of("precision", trainer.PRECISIONS_SUPPORTED), invert=True
+        ),
         sentence=_trainer_precision_sentence,
     ),
 )

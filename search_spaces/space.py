@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from search_spaces.batch import GlobalBatch
 from search_spaces.cluster import Cluster
-from search_spaces.columns import Ints, LayoutColumns
+from search_spaces.columns import Ints, LayoutColumns, codes_of
 from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
 from search_spaces.knobs import WholeNumbers, read_knob
 from search_spaces.layout import LAYOUT_FIELDS, Layout
@@ -21,8 +20,11 @@ from search_spaces.model_shape import ModelShape
 from search_spaces.reading import MAX_COUNT, read_mapping, refuse_unknown, shown
 from search_spaces.rules import ALL_SCOPES, RULES, RuleContext, Scope
 
-MAX_COMBINATIONS: Final = 20_000_000
-"""Most combinations that a space may have: beyond, its enumeration would no longer be a moment's."""
+MAX_COMBINATIONS: Final = 5_000_000
+"""Most combinations that a space may have: all may be legal, and beyond, to judge the memory of each
+and to encode them for a strategy would no longer be a matter of a few seconds."""
+
+EVERY_ROW: Final = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,22 +221,26 @@ class LegalSet:
             return None
         return position
 
-    @cached_property
-    def columns(self) -> Mapping[str, NDArray[Any]]:
-        """Every legal layout as columns: one read-only array a layout field, of the set's length."""
-        chosen: dict[str, NDArray[Any]] = {}
-        rest = self.indices
-        for knob in reversed(self.space.knobs):
-            choices = np.asarray(self.space.values(knob))
-            if len(choices) == 1:
-                chosen[knob] = np.broadcast_to(choices, rest.shape)
-                continue
-            rest, place = np.divmod(rest, len(choices))
-            chosen[knob] = choices[place]
-        columns = _with_derived(chosen, self.space, self.devices_per_node)
-        for column in columns.values():
-            column.setflags(write=False)  # they are cached, and shared by all who ask
-        return {knob: columns[knob] for knob in LAYOUT_FIELDS}
+    def column(self, knob: str, rows: slice = EVERY_ROW, /) -> Ints:
+        """One layout field of the legal layouts, or of some: a whole number each (see `code_of`)."""
+        indices = self.indices[rows]
+        if knob in self.space.knobs:
+            place, length = self.space.knobs.index(knob), len(self.space.values(knob))
+            later = math.prod(self.space.shape[place + 1 :])
+            choices = codes_of(knob, self.space.values(knob))
+            if length == 1:
+                return np.broadcast_to(choices, indices.shape)
+            column: Ints = choices[indices // later % length]
+            return column
+        if knob == "dp":
+            devices = self.column("num_nodes", rows) * self.devices_per_node
+            return _filling_dp(devices, self.column("tp", rows), self.column("pp", rows))
+        dp, micro_batch_size = self.column("dp", rows), self.column("micro_batch_size", rows)
+        return _accumulation(dp, micro_batch_size, self.space)
+
+    def columns(self, rows: slice = EVERY_ROW) -> LayoutColumns:
+        """The legal layouts, or some of them, as columns."""
+        return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 
     def refuse_if_empty(self) -> None:
         """Raises where nothing is legal.
@@ -279,10 +285,10 @@ def enumerate_legal(
     )
     axes = np.ix_(*(np.arange(length) for length in space.shape))
     grid = {
-        knob: np.asarray(space.values(knob))[axis]
+        knob: codes_of(knob, space.values(knob))[axis]
         for knob, axis in zip(space.knobs, axes, strict=True)
     }
-    columns = LayoutColumns.of(_with_derived(grid, space, cluster.devices_per_node))
+    columns = LayoutColumns(**_with_derived(grid, space, cluster.devices_per_node))
     illegal = np.zeros(space.shape, dtype=np.bool_)
     exclusions = []
     for rule in RULES:
@@ -312,17 +318,30 @@ def _first_index(broken: NDArray[np.bool_], shape: tuple[int, ...]) -> int:
 
 
 def _with_derived(
-    chosen: Mapping[str, NDArray[Any]], space: SearchSpace, devices_per_node: int
-) -> dict[str, NDArray[Any]]:
+    chosen: Mapping[str, Ints], space: SearchSpace, devices_per_node: int
+) -> dict[str, Ints]:
     """The chosen columns and the derived ones, rounded down: what does not divide breaks a rule."""
     columns = dict(chosen)
     if space.dp is None:
         devices = columns["num_nodes"] * devices_per_node
-        columns["dp"] = np.clip(devices // (columns["tp"] * columns["pp"]), 1, MAX_COUNT)
+        columns["dp"] = _filling_dp(devices, columns["tp"], columns["pp"])
     if space.num_microbatches is None:
-        once = columns["dp"] * columns["micro_batch_size"]
-        columns["num_microbatches"] = np.maximum(space.global_batch.minimum // once, 1)
+        columns["num_microbatches"] = _accumulation(
+            columns["dp"], columns["micro_batch_size"], space
+        )
     return columns
+
+
+def _filling_dp(devices: Ints, tp: Ints, pp: Ints) -> Ints:
+    """As many replicas as fit on the devices."""
+    replicas: Ints = np.clip(devices // (tp * pp), 1, MAX_COUNT)
+    return replicas
+
+
+def _accumulation(dp: Ints, micro_batch_size: Ints, space: SearchSpace) -> Ints:
+    """As many micro-batches as fit into the fixed batch."""
+    times: Ints = np.maximum(space.global_batch.minimum // (dp * micro_batch_size), 1)
+    return times
 
 
 def _layout_at(space: SearchSpace, index: int, devices_per_node: int) -> Layout:

@@ -9,14 +9,13 @@ trainers, expect more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
+from search_spaces.columns import LayoutColumns, code_of
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 
@@ -26,6 +25,10 @@ _MASTER_BYTES: Final = 4.0
 _MOMENTS_BYTES: Final = 8.0
 _FP32_BYTES: Final = 4.0
 _HALF_BYTES: Final = 2.0
+
+_FP32: Final = code_of("precision", "fp32")
+_FULL: Final = code_of("recompute", "full")
+_SELECTIVE: Final = code_of("recompute", "selective")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +106,7 @@ class _Parts:
 
 
 def peak_memory_bytes(
-    layouts: Layout | LayoutColumns | Mapping[str, NDArray[Any]],
+    layouts: Layout | LayoutColumns,
     model: ModelShape,
     storage: TrainerStorage = EMBEDDED_TRAINER,
 ) -> Floats:
@@ -144,9 +147,9 @@ def _stage_parts(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> _Parts:
     parameters = _stage_parameters(columns, model, stage)
-    element = np.where(columns.precision == "fp32", _FP32_BYTES, _HALF_BYTES)
+    element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
-    states = _MOMENTS_BYTES + np.where(columns.precision == "fp32", 0.0, _MASTER_BYTES)
+    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
     shards = np.where(columns.zero_stage == 1, columns.dp, 1)
     gradients = parameters * storage.gradient_bytes
     if storage.zero_shards_gradients:
@@ -154,8 +157,8 @@ def _stage_parts(
     last = stage == columns.pp - 1
     tokens = model.seq_length * columns.micro_batch_size.astype(np.float64)
     layer = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    full = columns.recompute == "full"
-    half_logits = np.where(columns.precision == "fp32", 0.0, _HALF_BYTES)
+    full = columns.recompute == _FULL
+    half_logits = np.where(columns.precision == _FP32, 0.0, _HALF_BYTES)
     logit_bytes = half_logits + storage.fp32_logits * _FP32_BYTES
     return _Parts(
         weights=parameters * element,
@@ -200,11 +203,11 @@ def _kept_elements(
 ) -> Floats:
     """Elements a token of a micro-batch that are kept for the backward pass, all in flight."""
     h = model.hidden_size
-    input_elements = h / np.where(columns.sequence_parallel, columns.tp, 1)
+    input_elements = h / np.where(columns.sequence_parallel == 1, columns.tp, 1)
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     selective = _layer_elements(columns, model, storage, fused_attention=True)
     of_layer = np.select(
-        [columns.recompute == "full", columns.recompute == "selective"],
+        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
         [input_elements, selective],
         whole,
     )
@@ -227,7 +230,7 @@ def _layer_elements(
     without the activation). Attention that is not fused keeps its probabilities: a s.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
-    replicated = 4.0 * h / np.where(columns.sequence_parallel, columns.tp, 1)
+    replicated = 4.0 * h / np.where(columns.sequence_parallel == 1, columns.tp, 1)
     attention = h + 2.0 * model.kv_hidden_size + h
     if not fused_attention:
         attention += model.num_heads * model.seq_length

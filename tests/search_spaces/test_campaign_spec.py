@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import json
+import re
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
-from search_spaces.campaign import OBJECTIVES, CampaignSpec
+from search_spaces.campaign import ESTIMATE_MARGIN, OBJECTIVES, ROWS_AT_ONCE, CampaignSpec
+from search_spaces.cluster import GIB
 from search_spaces.errors import (
     CampaignInvalidError,
     ModelTooLargeError,
     NoLegalLayoutError,
     SearchSpaceError,
 )
+from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.outcome import Measurement
 from search_spaces.presets.clusters import CLUSTER_PRESETS
 from search_spaces.presets.models import model_preset
@@ -225,6 +230,51 @@ def test_an_estimate_just_over_the_memory_is_given_the_benefit_of_the_doubt() ->
                 spec.refuse_if_too_large()
         else:
             spec.refuse_if_too_large()
+
+
+def wide(**changes: Any) -> CampaignSpec:
+    """Half a million legal layouts: many times more than are estimated at once."""
+    space = {
+        "global_batch_size": {"max": 1 << 20},
+        "num_nodes": [8, 16, 32, 64],
+        "tp": [1, 2, 4, 8],
+        "pp": [1, 2, 4, 8],
+        "micro_batch_size": {"from": 1, "to": 32},
+        "num_microbatches": {"from": 1, "to": 64},
+        "zero_stage": [0, 1],
+        "recompute": ["none", "full"],
+        "precision": "bf16",
+    }
+    return read(space=space, cluster={"preset": "frontier", **changes})
+
+
+def test_of_many_layouts_a_single_one_that_fits_lets_the_campaign_in() -> None:
+    legal = wide().legal_set()
+    assert len(legal) > 30 * ROWS_AT_ONCE
+    estimates = peak_memory_bytes(legal.columns(), wide().model)
+    smallest = float(estimates.min())
+    just_enough = int(smallest * (1 - ESTIMATE_MARGIN)) + 1
+    assert np.count_nonzero(estimates * (1 - ESTIMATE_MARGIN) <= just_enough) < 10
+    wide(device_memory_bytes=just_enough).refuse_if_too_large(legal)
+    with pytest.raises(ModelTooLargeError) as caught:
+        wide(device_memory_bytes=just_enough - 1).refuse_if_too_large(legal)
+    assert f"smallest estimate is {smallest / GIB:.2f} GiB" in str(caught.value)
+    key = re.search(r"\((n\d\S+)\)", str(caught.value))
+    assert key is not None
+    assert key[1] in {legal.layout(int(i)).key for i in np.flatnonzero(estimates == smallest)}
+
+
+def test_judging_the_memory_of_many_layouts_takes_little_of_ones_own() -> None:
+    spec = wide(device_memory_bytes=1 << 20)
+    legal = spec.legal_set()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelTooLargeError):
+            spec.refuse_if_too_large(legal)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 << 20  # one column of all would be 4 MiB, and there are dozens
 
 
 def test_a_probe_request_carries_what_the_ranks_need() -> None:

@@ -176,7 +176,7 @@ def test_the_peak_over_columns_is_the_fullest_stage_of_each_layout() -> None:
     legal = enumerate_legal(
         space, LLAMA, CLUSTER_PRESETS["h100-sxm"], scopes=ALL_SCOPES - {"trainer"}
     )
-    peaks = peak_memory_bytes(legal.columns, LLAMA)
+    peaks = peak_memory_bytes(legal.columns(), LLAMA)
     assert len(peaks) == len(legal) > 500
     fullest = [
         max(stage.total_bytes for stage in stage_memory(legal.layout(position), LLAMA))

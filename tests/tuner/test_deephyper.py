@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from search_spaces.campaign import CampaignSpec
+from search_spaces.columns import code_of
 from search_spaces.layout import Layout
 from search_spaces.space import LegalSet
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
@@ -133,9 +136,69 @@ def test_ranks_order_words_by_the_memory_that_they_save() -> None:
     assert "num_nodes" not in ranks.names
     assert list(ranks.names) == sorted(ranks.names)
     for knob, words in (("recompute", ("none", "full")), ("precision", ("fp32", "bf16"))):
-        column = ranks.table[:, ranks.names.index(knob)]
-        expected = [words.index(word) for word in legal.columns[knob]]
+        column = ranks.rows(np.arange(len(legal)))[:, ranks.names.index(knob)]
+        layouts = [legal.layout(position) for position in range(len(legal))]
+        expected = [words.index(getattr(layout, knob)) for layout in layouts]
         assert column.tolist() == expected
+
+
+def test_ranks_are_places_among_the_values_that_occur() -> None:
+    # dp is derived, pp=5 and tp=3 are never legal, and no choices are listed in order.
+    legal = make_legal_set(tp=[8, 3, 1, 2], pp=[16, 1, 5, 4], micro_batch_size=[4, 1, 2])
+    ranks = KnobRanks(legal)
+    assert {"tp", "pp", "dp", "micro_batch_size"} <= set(ranks.names)
+    layouts = [legal.layout(position) for position in range(len(legal))]
+    rows = ranks.rows(np.arange(len(legal)))
+    for place, name in enumerate(ranks.names):
+        values = [code_of(name, getattr(layout, name)) for layout in layouts]
+        occurring = sorted(set(values))
+        assert rows[:, place].tolist() == [occurring.index(value) for value in values]
+        assert ranks.num_values[place] == len(occurring)
+    steps = np.abs(rows - rows[7]).sum(axis=1)
+    assert ranks.steps_from(7).tolist() == steps.tolist()
+
+
+def test_more_values_than_a_short_holds_have_ranks_of_their_own() -> None:
+    ranks = KnobRanks(EveryCount(40_000))
+    assert ranks.num_values == (40_000,)
+    assert ranks.rows(np.array([39_999])).tolist() == [[39_999]]
+    assert int(ranks.steps_from(39_999)[0]) == 39_999
+
+
+class EveryCount:
+    """A layout for each number of replicas."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def column(self, knob: str) -> NDArray[np.int64]:
+        return np.arange(1, self._length + 1) if knob == "dp" else np.ones(self._length, np.int64)
+
+    def layout(self, index: int) -> Layout:
+        return Layout(dp=index + 1)
+
+    def index_of(self, layout: Layout) -> int | None:
+        return layout.dp - 1
+
+
+def test_the_ranks_of_many_layouts_take_little_memory() -> None:
+    legal = make_legal_set(
+        global_batch_size={"max": 1 << 20},
+        num_nodes=[1, 2, 4, 8],
+        micro_batch_size=list(range(1, 65)),
+        num_microbatches=list(range(1, 33)),
+    )
+    assert len(legal) > 400_000
+    tracemalloc.start()
+    try:
+        KnobRanks(legal)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 80 * len(legal)  # of strings one column alone would take 20 a layout
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.columns import codes_of
+from search_spaces.layout import Layout
 from tuner.errors import LayoutUnknownError, ObservationInvalidError, StrategyUnknownError
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.registry import STRATEGIES, make_strategy
@@ -23,12 +25,12 @@ class ListedLayouts:
     def __init__(self, layouts: list[Layout]) -> None:
         self._layouts = layouts
         self._positions = {layout: i for i, layout in enumerate(layouts)}
-        self.columns = {
-            name: np.array([getattr(layout, name) for layout in layouts]) for name in LAYOUT_FIELDS
-        }
 
     def __len__(self) -> int:
         return len(self._layouts)
+
+    def column(self, knob: str) -> NDArray[np.int64]:
+        return codes_of(knob, (getattr(layout, knob) for layout in self._layouts))
 
     def layout(self, index: int) -> Layout:
         return self._layouts[index]

@@ -9,9 +9,9 @@ every strategy is rebuilt by telling it again, and then asks for what it would h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +66,8 @@ class LayoutSet(Protocol):
     `search_spaces.space.LegalSet` is one; a cell of a measurement table can be another.
     """
 
-    @property
-    def columns(self) -> Mapping[str, NDArray[Any]]:
-        """One array a layout field, each as long as the set."""
+    def column(self, knob: str, /) -> NDArray[np.int64]:
+        """One layout field as a whole number a layout (see `search_spaces.columns.code_of`)."""
         ...
 
     def __len__(self) -> int: ...

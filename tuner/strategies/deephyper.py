@@ -87,7 +87,6 @@ class DeepHyperProposer:
     ) -> int:
         """Fits once to all that was told and picks among the candidates."""
         names = self._ranks.names
-        table = self._ranks.table
         sample = self._points(candidates)
         problem = HpProblem()
         for name, num_values in zip(names, self._ranks.num_values, strict=True):
@@ -117,13 +116,13 @@ class DeepHyperProposer:
         search.tell(list(zip(self._points(told), values.tolist(), strict=True)))
         (point,) = search.ask(1)
         wanted = np.array([point[name] for name in names])
-        matches = np.flatnonzero((table[candidates] == wanted).all(axis=1))
+        matches = np.flatnonzero((self._ranks.rows(candidates) == wanted).all(axis=1))
         return int(candidates[matches[0]])
 
     def _points(self, indices: NDArray[np.int64]) -> list[dict[str, int]]:
         """Layouts as DeepHyper takes them, by the names of the knobs."""
         names = self._ranks.names
-        return [dict(zip(names, row, strict=True)) for row in self._ranks.table[indices].tolist()]
+        return [dict(zip(names, row, strict=True)) for row in self._ranks.rows(indices).tolist()]
 
 
 def _told_values(history: History) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
