@@ -144,10 +144,14 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wait_until("the child runs", lambda: "here" in (tmp_path / "log").read_text())
     parent.kill()
     parent.communicate()
-    wait_until(
-        "the child has ended with its parent",
-        lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
-    )
+    try:
+        wait_until(
+            "the child has ended with its parent",
+            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+        )
+    finally:
+        if child.is_running():
+            child.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
