@@ -28,6 +28,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.WorkerSupersededError: HTTPStatus.CONFLICT,
     db_errors.CampaignDuplicateError: HTTPStatus.CONFLICT,
     db_errors.CampaignStateError: HTTPStatus.CONFLICT,
     db_errors.TrialDuplicateError: HTTPStatus.CONFLICT,

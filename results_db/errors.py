@@ -37,6 +37,10 @@ class WorkerNotFoundError(ResultsDbError):
     """No session of a worker has this id, or it has ended: the worker registers again."""
 
 
+class WorkerSupersededError(ResultsDbError):
+    """Another worker has registered under the same name: this one must end, not register again."""
+
+
 class MeasurementInvalidError(ResultsDbError):
     """A measurement contradicts itself, or does not suit its layout."""
 

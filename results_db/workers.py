@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
-from results_db.errors import WorkerNotFoundError
+from results_db.errors import WorkerNotFoundError, WorkerSupersededError
 from results_db.lifecycle import locked_campaign, lose_attempt, return_attempt, running_attempt
 from results_db.models import Campaign, Trial, Worker
 from results_db.part import StorePart
@@ -126,15 +126,27 @@ def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> Worke
 
     Raises:
         WorkerNotFoundError: no live session has this id.
+        WorkerSupersededError: it ended because its name was registered anew.
     """
     worker = session.get(Worker, worker_id, with_for_update=lock or None)
     if worker is None:
         raise WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
     if worker.ended_at is not None:
+        if _name_is_taken(session, worker):
+            raise WorkerSupersededError(f"another worker has registered as {worker.name!r}")
         raise WorkerNotFoundError(
             f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
         )
     return worker
+
+
+def _name_is_taken(session: Session, ended: Worker) -> bool:
+    later = exists().where(
+        Worker.name == ended.name,
+        Worker.id != ended.id,
+        Worker.registered_at >= ended.ended_at,
+    )
+    return bool(session.scalar(select(later)))
 
 
 def _running_trials(session: Session, worker: Worker) -> list[Trial]:

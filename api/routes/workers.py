@@ -73,7 +73,8 @@ async def lease_trials(
 ) -> LeasesRead:
     """Lease waiting trials that fit the worker; waits for some up to `wait_s`.
 
-    404 when the session is unknown or has ended: register again.
+    404 when the session is unknown or has ended: register again. 409 when another worker has
+    registered under the same name: end.
     """
     deadline = asyncio.get_running_loop().time() + body.wait_s
     leases = await _try_lease(store, settings, worker_id, body.max_trials)
@@ -116,7 +117,8 @@ def post_heartbeat(
 ) -> HeartbeatReply:
     """Extend the leases of the trials that the worker runs; answers which ones to stop.
 
-    404 when the session is unknown or has ended: register again.
+    404 when the session is unknown or has ended: register again. 409 when another worker has
+    registered under the same name: end.
     """
     beats = [TrialBeat(**beat.model_dump()) for beat in body.trials]
     return HeartbeatReply(stop=store.heartbeat(worker_id, beats, lease_s=settings.lease_s))

@@ -154,14 +154,23 @@ def test_a_heartbeat_names_the_trials_to_stop(api: Api, campaign_id: int) -> Non
     assert api.post(f"/workers/{worker}/heartbeats", beat) == {"stop": [trial.id]}
 
 
-def test_a_session_that_has_ended_is_a_404(api: Api, http: TestClient) -> None:
+def test_a_session_that_has_ended_or_never_was_is_a_404(api: Api, http: TestClient) -> None:
     before = api.register("w1")
-    api.register("w1")
+    assert http.delete(f"/v1/workers/{before}").status_code == 204
     for worker in (before, "nobody"):
         problem = api.post(f"/workers/{worker}/heartbeats", {"trials": []}, status=404)
         assert "register again" in problem["detail"]
         api.post(f"/workers/{worker}/leases", {"wait_s": 0}, status=404)
         assert http.delete(f"/v1/workers/{worker}").status_code == 404
+
+
+def test_a_session_whose_name_was_taken_is_a_409(api: Api, http: TestClient) -> None:
+    before = api.register("w1")
+    api.register("w1")
+    problem = api.post(f"/workers/{before}/heartbeats", {"trials": []}, status=409)
+    assert problem["detail"] == "another worker has registered as 'w1'"
+    api.post(f"/workers/{before}/leases", {"wait_s": 0}, status=409)
+    assert http.delete(f"/v1/workers/{before}").status_code == 409
 
 
 def test_a_worker_that_drains_gives_its_trials_back(

@@ -18,6 +18,7 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
     WorkerNotFoundError,
+    WorkerSupersededError,
 )
 from results_db.leases import LEASE_S
 from results_db.lifecycle import MAX_LOST_ATTEMPTS
@@ -40,6 +41,7 @@ REFUSALS = (
     TrialNotFoundError,
     TrialStateError,
     WorkerNotFoundError,
+    WorkerSupersededError,
 )
 OUTCOMES: dict[str, Callable[[], Outcome]] = {
     "completed": lambda: completed(duration_s=3),

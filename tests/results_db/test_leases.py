@@ -1,6 +1,6 @@
 import pytest
 
-from results_db.errors import WorkerNotFoundError
+from results_db.errors import WorkerNotFoundError, WorkerSupersededError
 from results_db.leases import LEASE_S
 from results_db.records import TrialBeat
 from results_db.store import Store
@@ -165,7 +165,7 @@ def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) 
         lambda: store.heartbeat(before.id, []),
         lambda: store.has_work(before.id),
     ):
-        with pytest.raises(WorkerNotFoundError, match="register again"):
+        with pytest.raises(WorkerSupersededError, match="another worker has registered as 'w1'"):
             call()
 
 
