@@ -25,12 +25,20 @@ class ServiceUnreachableError(WorkerError):
     """The service did not answer, or answered that it cannot work now; worth trying again."""
 
 
+class ServiceFailedError(WorkerError):
+    """The service broke down over this request; others may fare better, and this one later."""
+
+
 class TokenRefusedError(WorkerError):
     """The service does not accept the token; trying again is useless."""
 
 
 class WorkerUnknownError(WorkerError):
     """The service does not know this worker (any more): register again."""
+
+
+class WorkerSupersededError(WorkerError):
+    """Another worker has registered under this one's name; registering again would evict it."""
 
 
 class RequestRefusedError(WorkerError):
@@ -42,7 +50,7 @@ class SpoolInUseError(WorkerError):
 
 
 class SpoolUnusableError(WorkerError):
-    """The spool directory can't be created or written."""
+    """The spool directory can't be created, read or written."""
 
 
 class UrlInvalidError(WorkerError):

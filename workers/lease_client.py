@@ -15,9 +15,11 @@ import httpx
 
 from workers.errors import (
     RequestRefusedError,
+    ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
     UrlInvalidError,
+    WorkerSupersededError,
     WorkerUnknownError,
 )
 
@@ -27,6 +29,8 @@ _CONNECT_WITHIN_S: Final = 5.0
 _ANSWER_WITHIN_S: Final = 10.0
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
+_AWAY: Final = frozenset({408, 429, 502, 503, 504})
+"""Answers of a service, or of a proxy before it, that can't work for the moment."""
 
 T = TypeVar("T")
 
@@ -97,8 +101,9 @@ class OutcomeReport:
 class LeaseClient:
     """Speaks the worker protocol with one service. Threads may share it.
 
-    Every method raises `ServiceUnreachableError` when the service is away, `TokenRefusedError` when
-    it does not accept the token, and `RequestRefusedError` when it refuses for good.
+    Every method raises `ServiceUnreachableError` when the service is away, `ServiceFailedError`
+    when it broke down over the request, `TokenRefusedError` when it does not accept the token, and
+    `RequestRefusedError` when it refuses for good.
 
     Raises:
         UrlInvalidError: at construction.
@@ -137,9 +142,11 @@ class LeaseClient:
 
         Raises:
             WorkerUnknownError: the session has ended.
+            WorkerSupersededError: another worker has taken the name over.
         """
         body = {"max_trials": 1, "wait_s": wait_s}
-        answer = self._request_of_worker(worker_id, "POST", "/leases", body, wait_s=wait_s)
+        within_s = _ANSWER_WITHIN_S + wait_s
+        answer = self._request_of_worker(worker_id, "POST", "/leases", body, within_s=within_s)
         fields = Lease.__dataclass_fields__
         leases = self._read(
             answer,
@@ -147,14 +154,17 @@ class LeaseClient:
         )
         return leases[0] if leases else None
 
-    def heartbeat(self, worker_id: str, beats: Sequence[Beat]) -> list[int]:
+    def heartbeat(
+        self, worker_id: str, beats: Sequence[Beat], *, within_s: float = _ANSWER_WITHIN_S
+    ) -> list[int]:
         """Extends the leases of the trials; returns the ids of those to stop.
 
         Raises:
             WorkerUnknownError: the session has ended.
+            WorkerSupersededError: another worker has taken the name over.
         """
         body = {"trials": [asdict(beat) for beat in beats]}
-        answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body)
+        answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body, within_s=within_s)
         return self._read(answer, lambda: [int(trial_id) for trial_id in answer["stop"]])
 
     def post_outcome(self, report: OutcomeReport) -> bool:
@@ -176,22 +186,32 @@ class LeaseClient:
         self._request_of_worker(worker_id, "DELETE", "", None)
 
     def _request_of_worker(
-        self, worker_id: str, method: str, path: str, body: Any, *, wait_s: float = 0.0
+        self,
+        worker_id: str,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        within_s: float = _ANSWER_WITHIN_S,
     ) -> Any:
         try:
-            return self._request(method, f"/v1/workers/{worker_id}{path}", body, wait_s=wait_s)
+            return self._request(method, f"/v1/workers/{worker_id}{path}", body, within_s=within_s)
         except _NotFoundError as error:
             raise WorkerUnknownError(str(error)) from error
+        except _ConflictError as error:
+            raise WorkerSupersededError(f"{error}; give this one a name with --name") from error
 
-    def _request(self, method: str, path: str, body: Any, *, wait_s: float = 0.0) -> Any:
+    def _request(
+        self, method: str, path: str, body: Any, *, within_s: float = _ANSWER_WITHIN_S
+    ) -> Any:
         content = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            timeout = httpx.Timeout(_ANSWER_WITHIN_S + wait_s, connect=_CONNECT_WITHIN_S)
+            timeout = httpx.Timeout(within_s, connect=min(within_s, _CONNECT_WITHIN_S))
             answer = self._http.request(
                 method, path, content=content, headers=headers, timeout=timeout
             )
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ServiceUnreachableError(
                 f"the service at {self.url} does not answer ({error or type(error).__name__})"
             ) from error
@@ -205,8 +225,12 @@ class LeaseClient:
             return TokenRefusedError(f"{said}; check the token file")
         if answer.status_code == 404:
             return _NotFoundError(said)
-        if answer.status_code in (408, 429) or answer.status_code >= 500:
+        if answer.status_code == 409:
+            return _ConflictError(said)
+        if answer.status_code in _AWAY:
             return ServiceUnreachableError(said)
+        if answer.is_server_error:
+            return ServiceFailedError(said)
         return RequestRefusedError(said)
 
     def _read(self, answer: Any, reading: Callable[[], T]) -> T:
@@ -223,6 +247,10 @@ class _NotFoundError(RequestRefusedError):
     """404: what it means depends on what was asked for."""
 
 
+class _ConflictError(RequestRefusedError):
+    """409, of which the same is true."""
+
+
 def pauses() -> Iterator[float]:
     """Seconds to wait between tries while the service is away: growing, up to a limit."""
     pause_s = _FIRST_PAUSE_S
@@ -234,7 +262,7 @@ def pauses() -> Iterator[float]:
 def patiently(
     call: Callable[[], T], *, patience_s: float | None, wait: Callable[[float], Any]
 ) -> T:
-    """Makes a call again and again while the service is away.
+    """Makes a call again and again while the service is away, or breaks down over it.
 
     Args:
         call: the call.
@@ -243,12 +271,13 @@ def patiently(
 
     Raises:
         ServiceUnreachableError: patience has run out.
+        ServiceFailedError: likewise.
     """
     give_up_at = None if patience_s is None else time.monotonic() + patience_s
     for pause_s in pauses():
         try:
             return call()
-        except ServiceUnreachableError as error:
+        except (ServiceUnreachableError, ServiceFailedError) as error:
             if give_up_at is not None and time.monotonic() + pause_s > give_up_at:
                 raise
             _LOG.warning("%s; trying again in %.1f s", error, pause_s)

@@ -14,6 +14,7 @@ from search_spaces.presets.clusters import resolve_cluster
 from workers.drain import Drain
 from workers.launchers.base import Launcher
 from workers.lease_client import LeaseClient, WorkerIdentity
+from workers.outbox import Outbox
 from workers.revision import software_versions
 from workers.spool import Spool
 from workers.worker import Worker
@@ -71,7 +72,7 @@ def work(
             client=client,
             identity=identity,
             start_launcher=start_launcher,
-            spool=spool,
+            outbox=Outbox(client, spool),
             drain=drain,
         )
         worker.run(patience_s=patience_s)

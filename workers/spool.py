@@ -6,6 +6,8 @@ import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
@@ -29,6 +31,7 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._unreadable: set[str] = set()
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (directory / _LOCK).open("w")
@@ -52,39 +55,95 @@ class Spool:
         self._lock.close()
 
     def keep(self, report: OutcomeReport) -> None:
-        """Writes an outcome so that it survives a crash of this process or of the machine."""
+        """Writes an outcome so that it survives a crash of this process or of the machine.
+
+        Raises:
+            SpoolUnusableError: it could not be written.
+        """
         path = self._path(report)
         unfinished = path.with_suffix(".tmp")
-        with unfinished.open("w") as file:
-            json.dump(asdict(report), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        with _usable("the outcome can't be written"):
+            with unfinished.open("w") as file:
+                json.dump(asdict(report), file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+            self._sync()
 
     def kept(self) -> list[OutcomeReport]:
-        """The outcomes that have not been posted, the oldest first."""
-        paths = sorted(self._directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        """The outcomes that have not been posted, the oldest first.
+
+        One that is no outcome is set aside; one that can't be read now is left for the next time.
+
+        Raises:
+            SpoolUnusableError: the directory can't be read.
+        """
+        with _usable("the outcomes can't be read"):
+            entries = [entry for entry in os.scandir(self._directory) if _is_outcome(entry)]
+            entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
         reports = []
-        for path in paths:
+        for entry in entries:
             try:
-                reports.append(OutcomeReport(**json.loads(path.read_text())))
-            except (ValueError, TypeError) as error:
-                self._set_aside(path, f"it can't be read ({error})")
+                reports += self._read(Path(entry))
+            except SpoolUnusableError as error:
+                if entry.name not in self._unreadable:
+                    _LOG.error("%s; it has to wait", error)
+                self._unreadable.add(entry.name)
         return reports
 
     def forget(self, report: OutcomeReport) -> None:
-        """Removes an outcome that the service has taken."""
-        self._path(report).unlink(missing_ok=True)
+        """Removes an outcome that the service has taken.
+
+        Raises:
+            SpoolUnusableError: it could not be removed.
+        """
+        with _usable("the outcome can't be removed"):
+            self._path(report).unlink(missing_ok=True)
 
     def reject(self, report: OutcomeReport, why: str) -> None:
-        """Sets an outcome aside that the service will never take."""
+        """Sets an outcome aside that the service will never take.
+
+        Raises:
+            SpoolUnusableError: it could not be moved.
+        """
         self._set_aside(self._path(report), why)
+
+    def _read(self, path: Path) -> list[OutcomeReport]:
+        with _usable("an outcome can't be read"):
+            content = path.read_bytes()
+        try:
+            return [OutcomeReport(**json.loads(content))]
+        except (ValueError, TypeError) as error:
+            self._set_aside(path, f"it is no outcome ({error})")
+            return []
 
     def _set_aside(self, path: Path, why: str) -> None:
         aside = self._directory / _REJECTED
-        aside.mkdir(exist_ok=True)
-        path.rename(aside / path.name)
+        with _usable("the outcome can't be set aside"):
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / path.name)
         _LOG.error("outcome %s is set aside in %s: %s", path.name, aside, why)
+
+    def _sync(self) -> None:
+        """A new name survives a crash of the machine once its directory is on disk too."""
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def _path(self, report: OutcomeReport) -> Path:
         return self._directory / f"trial-{report.trial_id}-attempt-{report.attempt}.json"
+
+
+def _is_outcome(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".json")
+
+
+@contextmanager
+def _usable(what: str) -> Iterator[None]:
+    """Around what the disk may refuse."""
+    try:
+        yield
+    except OSError as error:
+        raise SpoolUnusableError(f"{what} ({error})") from error

@@ -12,9 +12,9 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import Outcome, ProbeRequest
 from workers.drain import Drain, DrainRequested
 from workers.errors import (
-    RequestRefusedError,
     ServiceUnreachableError,
     WorkerError,
+    WorkerSupersededError,
     WorkerUnknownError,
 )
 from workers.launchers.base import Launcher
@@ -27,11 +27,12 @@ from workers.lease_client import (
     WorkerIdentity,
     patiently,
 )
-from workers.spool import Spool
+from workers.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)
 
 _LONG_POLL_S: Final = 5.0
+_SHORTEST_BEAT_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -51,10 +52,18 @@ class Heartbeat:
     def __init__(self, client: LeaseClient, registration: Registration) -> None:
         self._client = client
         self._registration = registration
+        # A connection that hangs must not cost the lease while the next beat would get through.
+        self._within_s = max(2 * registration.heartbeat_interval_s, _SHORTEST_BEAT_S)
         self._ended = threading.Event()
+        self.superseded: WorkerSupersededError | None = None
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.trial: _RunningTrial | None = None
         self._thread.start()
+
+    @property
+    def stops_trial(self) -> bool:
+        """Whether the probe under way shall end."""
+        return self.superseded is not None or (self.trial is not None and self.trial.stopped)
 
     def end(self) -> None:
         """Ends the heartbeats; returns when none is under way."""
@@ -66,14 +75,18 @@ class Heartbeat:
         while not self._ended.wait(self._registration.heartbeat_interval_s):
             trial = self.trial
             try:
+                beats = [] if trial is None else [_beat_of(trial)]
                 stop = self._client.heartbeat(
-                    self._registration.worker_id, [] if trial is None else [_beat_of(trial)]
+                    self._registration.worker_id, beats, within_s=self._within_s
                 )
             except ServiceUnreachableError as error:
                 if not away:
                     _LOG.warning("%s; the probe goes on", error)
                 away = True
                 continue
+            except WorkerSupersededError as error:
+                self.superseded = error
+                return
             except WorkerError as error:  # the main loop hears the same and acts on it
                 _LOG.warning("the heartbeat was refused: %s", error)
                 continue
@@ -89,7 +102,7 @@ class Worker:
         client: the service.
         identity: who this is.
         start_launcher: starts what runs the probes; the worker closes it.
-        spool: where outcomes wait until they are posted.
+        outbox: where outcomes wait until they are posted.
         drain: whether to end.
     """
 
@@ -99,13 +112,13 @@ class Worker:
         client: LeaseClient,
         identity: WorkerIdentity,
         start_launcher: Callable[[], Launcher],
-        spool: Spool,
+        outbox: Outbox,
         drain: Drain,
     ) -> None:
         self._client = client
         self._identity = identity
         self._start_launcher = start_launcher
-        self._spool = spool
+        self._outbox = outbox
         self._drain = drain
 
     def run(self, *, patience_s: float) -> None:
@@ -116,6 +129,7 @@ class Worker:
 
         Raises:
             WorkerError: it can't go on; the lease has been returned where possible.
+            WorkerSupersededError: another worker has taken its name over; so it is one of these.
         """
         try:
             self._register(patience_s)
@@ -147,18 +161,20 @@ class Worker:
     def _unregister(self) -> None:
         self._heartbeat.end()
         try:
-            self._post_kept()
+            self._outbox.post()
             self._client.unregister(self._registration.worker_id)
-        except WorkerUnknownError:
+        except (WorkerUnknownError, WorkerSupersededError):
             return
         except WorkerError as error:
             _LOG.warning("the lease could not be returned, so it runs out: %s", error)
+        finally:
+            self._outbox.close()
 
     def _serve(self, launcher: Launcher) -> None:
         _LOG.info("ready: waiting for trials on cluster %s", self._identity.cluster)
         while True:
             try:
-                self._patiently(self._post_kept)
+                self._patiently(self._outbox.post)
                 lease = self._patiently(self._lease)
             except WorkerUnknownError:
                 _LOG.warning("the service does not know this worker any more; registering again")
@@ -167,6 +183,8 @@ class Worker:
                 continue
             if lease is not None:
                 self._run(launcher, lease)
+            if self._heartbeat.superseded is not None:
+                raise self._heartbeat.superseded
 
     def _lease(self) -> Lease | None:
         with self._drain.waiting():  # if it was heard, the end of the session returns the lease
@@ -182,9 +200,10 @@ class Worker:
             self._heartbeat.trial = None
         reason = "" if outcome.reason is None else f" ({outcome.reason}: {outcome.message})"
         _LOG.info("trial %d of %s %s%s", lease.number, lease.campaign, outcome.state, reason)
-        if outcome.state == "cancelled" and self._drain.requested:
-            return  # the lease is returned with the session
-        self._keep(
+        gone = self._drain.requested or self._heartbeat.superseded is not None
+        if outcome.state == "cancelled" and gone:
+            return  # the lease is returned with the session, or another's already
+        self._outbox.keep(
             OutcomeReport(
                 trial_id=lease.trial_id,
                 attempt=lease.attempt,
@@ -192,17 +211,6 @@ class Worker:
                 outcome=outcome.to_mapping(),
             )
         )
-
-    def _keep(self, report: OutcomeReport) -> None:
-        """Puts an outcome where a crash can't reach it: on disk, else with the service at once."""
-        try:
-            self._spool.keep(report)
-        except OSError as error:
-            _LOG.error("the outcome can't be kept on disk (%s): posting it from memory", error)
-            try:
-                self._patiently(lambda: self._client.post_outcome(report))
-            except RequestRefusedError as refusal:
-                _LOG.error("the outcome of trial id %d is lost: %s", report.trial_id, refusal)
 
     def _outcome(self, launcher: Launcher, trial: _RunningTrial) -> Outcome:
         try:
@@ -218,19 +226,8 @@ class Worker:
         return launcher.run(
             request,
             on_event=on_event,
-            cancelled=lambda: trial.stopped or self._drain.requested,
+            cancelled=lambda: self._heartbeat.stops_trial or self._drain.requested,
         )
-
-    def _post_kept(self) -> None:
-        for report in self._spool.kept():
-            try:
-                accepted = self._client.post_outcome(report)
-            except RequestRefusedError as error:
-                self._spool.reject(report, str(error))
-                continue
-            self._spool.forget(report)
-            if not accepted:
-                _LOG.info("trial id %d had ended before: outcome not needed", report.trial_id)
 
     def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
         """Makes a call until the service is there, unless the worker is asked to end.

@@ -27,6 +27,14 @@ class FakeService:
         self.away = False
         """Answers 503 to everything."""
         self.refuse_outcomes = False
+        self.breaks_over: set[int] = set()
+        """Trials whose outcomes it answers with 500."""
+        self.stalls = False
+        """Leaves heartbeats without an answer."""
+        self.garbles = False
+        """Sends bytes that are not of the encoding that it names."""
+        self.superseded: dict[str, str] = {}
+        """Names by the sessions that another has taken over."""
         self.url = ""
 
     def add_trial(self, trial_id: int, request: dict[str, Any]) -> None:
@@ -49,7 +57,13 @@ class FakeService:
             self.changed.notify_all()
 
     def _has_news(self) -> bool:
-        return bool(self.trials) or self.away or self.live_worker is None
+        return bool(self.trials or self.away or self.live_worker is None or self.superseded)
+
+    def gone(self, worker_id: str) -> tuple[int, Any]:
+        if worker_id in self.superseded:
+            name = self.superseded[worker_id]
+            return 409, problem(f"another worker has registered as {name}")
+        return 404, problem(f"there is no worker {worker_id}")
 
     def answer(self, method: str, path: list[str], body: Any) -> tuple[int, Any]:
         with self.changed:
@@ -58,6 +72,8 @@ class FakeService:
                 return 503, problem("down for a moment")
             match method, path:
                 case "POST", ["v1", "workers"]:
+                    if self.live_worker is not None:
+                        self.superseded[self.live_worker] = body["name"]
                     self.registrations.append(body)
                     self.live_worker = f"session-{len(self.registrations)}"
                     created = {"worker_id": self.live_worker, "lease_s": 15.0}
@@ -65,18 +81,21 @@ class FakeService:
                 case "POST", ["v1", "trials", trial_id, "outcome"]:
                     if self.refuse_outcomes:
                         return 422, problem("a number is not finite")
+                    if int(trial_id) in self.breaks_over:
+                        return 500, problem("Internal Server Error")
                     self.outcomes.append({**body, "trial_id": int(trial_id)})
                     return 200, {"accepted": True, "state": "COMPLETED"}
                 case _, ["v1", "workers", worker_id, *_] if worker_id != self.live_worker:
-                    return 404, problem(f"there is no worker {worker_id}")
+                    return self.gone(worker_id)
                 case "POST", ["v1", "workers", _, "leases"]:
                     self.changed.wait_for(self._has_news, body["wait_s"])
                     if self.live_worker != path[2]:
-                        return 404, problem(f"there is no worker {path[2]}")
+                        return self.gone(path[2])
                     leases, self.trials = self.trials[:1], self.trials[1:]
                     return 200, {"leases": leases}
                 case "POST", ["v1", "workers", _, "heartbeats"]:
                     self.heartbeats.append(body)
+                    self.changed.wait_for(lambda: not self.stalls, 30)
                     return 200, {"stop": self.stop}
                 case "DELETE", ["v1", "workers", worker_id]:
                     self.unregistered.append(worker_id)
@@ -106,6 +125,8 @@ def serve(service: FakeService, port: int = 0) -> Iterator[FakeService]:
                 status, answer = service.answer(self.command, path, body)
             content = b"" if answer is None else json.dumps(answer).encode()
             self.send_response(status)
+            if service.garbles:
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

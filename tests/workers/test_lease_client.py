@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.fake_service import TOKEN, FakeService, problem, serve
 from workers.errors import (
     RequestRefusedError,
+    ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
     UrlInvalidError,
+    WorkerSupersededError,
     WorkerUnknownError,
 )
 from workers.lease_client import (
@@ -87,6 +89,52 @@ def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> Non
 def test_a_service_in_trouble_counts_as_away(client: LeaseClient, service: FakeService) -> None:
     service.away = True
     with pytest.raises(ServiceUnreachableError, match="503: down for a moment"):
+        client.register(IDENTITY)
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_what_passes_by_itself_counts_as_away(
+    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(service, "answer", lambda *_: (status, None))
+    with pytest.raises(ServiceUnreachableError, match=f"answered {status}"):
+        client.post_outcome(REPORT)
+
+
+@pytest.mark.parametrize("status", [500, 501])
+def test_a_service_that_breaks_down_over_a_request_is_not_away(
+    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(service, "answer", lambda *_: (status, None))
+    with pytest.raises(ServiceFailedError, match=f"answered {status}"):
+        client.post_outcome(REPORT)
+
+
+def test_a_session_that_another_has_taken_over_is_no_unknown_one(
+    client: LeaseClient, service: FakeService
+) -> None:
+    session = client.register(IDENTITY)
+    client.register(IDENTITY)
+    sentence = "another worker has registered as w; give this one a name with --name"
+    with pytest.raises(WorkerSupersededError, match=sentence):
+        client.heartbeat(session.worker_id, [])
+    with pytest.raises(WorkerSupersededError, match=sentence):
+        client.lease(session.worker_id, wait_s=0)
+
+
+def test_an_outcome_of_an_attempt_that_never_was_is_refused_for_good(
+    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "answer", lambda *_: (409, problem("trial 7 has no attempt 1")))
+    with pytest.raises(RequestRefusedError, match="409: trial 7 has no attempt 1"):
+        client.post_outcome(REPORT)
+
+
+def test_an_answer_that_can_not_be_decoded_is_an_error_of_ours(
+    client: LeaseClient, service: FakeService
+) -> None:
+    service.garbles = True
+    with pytest.raises(ServiceUnreachableError, match="does not answer"):
         client.register(IDENTITY)
 
 

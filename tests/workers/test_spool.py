@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,40 @@ def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) ->
     (tmp_path / "trial-1-attempt-1.tmp").write_text('{"trial_id": 1,')
     with Spool(tmp_path) as spool:
         assert spool.kept() == []
+
+
+def test_what_can_not_be_read_now_keeps_nothing_else_from_being_read(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        (tmp_path / "trial-1-attempt-1.json").mkdir()
+        spool.keep(make_report(9))
+        assert spool.kept() == [make_report(9)]
+        assert (tmp_path / "trial-1-attempt-1.json").exists()
+
+
+def test_a_directory_that_has_gone_is_an_error_of_ours(tmp_path: Path) -> None:
+    with Spool(tmp_path / "spool") as spool:
+        spool.keep(make_report())
+        (tmp_path / "spool").rename(tmp_path / "elsewhere")
+        with pytest.raises(SpoolUnusableError, match="the outcomes can't be read"):
+            spool.kept()
+        with pytest.raises(SpoolUnusableError, match="the outcome can't be written"):
+            spool.keep(make_report())
+        with pytest.raises(SpoolUnusableError, match="the outcome can't be set aside"):
+            spool.reject(make_report(), "no reason")
+
+
+def test_the_name_of_an_outcome_is_on_disk_before_it_counts_as_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bool, bool]] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+        synced.append((is_directory, (tmp_path / "trial-7-attempt-2.json").exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with Spool(tmp_path) as spool:
+        spool.keep(make_report())
+    assert synced == [(False, False), (True, True)]

@@ -21,9 +21,15 @@ from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
 from workers.drain import Drain
-from workers.errors import RanksLeftError, ServiceUnreachableError, TokenRefusedError
+from workers.errors import (
+    RanksLeftError,
+    ServiceUnreachableError,
+    TokenRefusedError,
+    WorkerSupersededError,
+)
 from workers.launchers.base import Cancelled, OnEvent, TrainingEnd
 from workers.lease_client import LeaseClient, OutcomeReport
+from workers.outbox import Outbox
 from workers.spool import Spool
 from workers.worker import Worker
 
@@ -110,7 +116,7 @@ def work(
             client=client,
             identity=IDENTITY,
             start_launcher=lambda: launcher,
-            spool=spool,
+            outbox=Outbox(client, spool),
             drain=drain,
         )
         with end_when(until):
@@ -235,6 +241,92 @@ def test_a_refused_outcome_is_set_aside_and_work_goes_on(
     service.add_trial(7, REQUEST)
     aside = tmp_path / "rejected" / "trial-7-attempt-1.json"
     work(service, tmp_path, fail, until=aside.exists)
+    assert service.unregistered == ["session-1"]
+
+
+def test_an_outcome_that_breaks_the_service_holds_up_neither_others_nor_work(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.breaks_over = {1}
+    service.add_trial(1, REQUEST)
+    service.add_trial(2, REQUEST)
+    work(service, tmp_path, fail, until=lambda: service.outcomes)
+    assert [outcome["trial_id"] for outcome in service.outcomes] == [2]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["trial-1-attempt-1.json"]
+    assert service.unregistered == ["session-1"]
+
+
+def test_an_outcome_that_broke_the_service_is_posted_again_later(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.breaks_over = {1}
+    service.add_trial(1, REQUEST)
+    service.add_trial(2, REQUEST)
+
+    def repair_once() -> bool:
+        if service.outcomes:
+            service.breaks_over = set()
+        return len(service.outcomes) == 2
+
+    work(service, tmp_path, fail, until=repair_once)
+    assert [outcome["trial_id"] for outcome in service.outcomes] == [2, 1]
+
+
+def test_a_worker_whose_name_is_taken_over_ends_its_probe_and_says_so(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def be_superseded(on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+        with LeaseClient(service.url, TOKEN) as other:
+            other.register(IDENTITY)
+        return run_until_cancelled(on_event, cancelled)
+
+    service.add_trial(7, REQUEST)
+    with pytest.raises(WorkerSupersededError, match="another worker has registered as w; give"):
+        work(service, tmp_path, be_superseded, until=lambda: False)
+    assert len(service.registrations) == 2
+    assert service.outcomes == []
+    assert service.live_worker == "session-2"
+
+
+def test_a_worker_whose_name_is_taken_over_while_it_waits_says_so(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def supersede() -> None:
+        wait_until("the worker waits", lambda: service.heartbeats)
+        with LeaseClient(service.url, TOKEN) as other:
+            other.register(IDENTITY)
+
+    other = threading.Thread(target=supersede)
+    other.start()
+    with pytest.raises(WorkerSupersededError):
+        work(service, tmp_path, fail, until=lambda: False)
+    other.join()
+    assert len(service.registrations) == 2
+
+
+def test_a_heartbeat_that_hangs_gives_way_to_the_next(service: FakeService, tmp_path: Path) -> None:
+    service.stalls = True
+    started = time.monotonic()
+    work(service, tmp_path, fail, until=lambda: len(service.heartbeats) > 1)
+    service.stalls = False
+    assert time.monotonic() - started < 6
+
+
+def test_heartbeats_go_on_after_an_answer_that_can_not_be_decoded(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.garbles = False
+    told: list[int] = []
+
+    def garble_once() -> bool:
+        if not told and service.heartbeats:
+            told.append(len(service.heartbeats))
+            service.garbles = True
+        if told and len(service.heartbeats) > told[0] + 1:
+            service.garbles = False
+        return bool(told) and len(service.heartbeats) > told[0] + 4
+
+    work(service, tmp_path, fail, until=garble_once)
     assert service.unregistered == ["session-1"]
 
 
