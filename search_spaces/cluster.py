@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final, Self
 
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.layout import PRECISIONS
-from search_spaces.machine import usable_cores, usable_memory_bytes
+from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
 from search_spaces.reading import (
     MAX_COUNT,
     MAX_NAME_LENGTH,
@@ -166,7 +167,7 @@ _BY_RANKS: Final = ("intra_node_bandwidth_bytes_per_s",)
 _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def detect_local_cpu(devices_per_node: int | None = None) -> Cluster:
+def detect_local_cpu(devices_per_node: int | None = None, *, root: Path = ROOT) -> Cluster:
     """This machine as a cluster of one node: one device a core, and an equal share of the memory.
 
     The share is of three quarters of the memory: the service, Ray and the operating system live in
@@ -174,11 +175,12 @@ def detect_local_cpu(devices_per_node: int | None = None) -> Cluster:
 
     Args:
         devices_per_node: cores to use; None: every core that this process may use.
+        root: where the kernel's files are.
 
     Raises:
         ClusterInvalidError: more devices than there are cores.
     """
-    cores = usable_cores()
+    cores = usable_cores(root)
     devices = cores if devices_per_node is None else devices_per_node
     problem = whole_number_problem(devices)
     if problem:
@@ -193,7 +195,7 @@ def detect_local_cpu(devices_per_node: int | None = None) -> Cluster:
         device="CPU core",
         num_nodes=1,
         devices_per_node=devices,
-        device_memory_bytes=max(usable_memory_bytes() * 3 // 4 // devices, 1),
+        device_memory_bytes=max(usable_memory_bytes(root) * 3 // 4 // devices, 1),
         memory_bandwidth_bytes_per_s=10e9,
         intra_node_bandwidth_bytes_per_s={2: 2e9, 4: 1e9, 8: 0.5e9},
         inter_node_bandwidth_bytes_per_s=1e9,

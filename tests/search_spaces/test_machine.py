@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.cluster import GIB
+from search_spaces.cluster import GIB, detect_local_cpu
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.machine import usable_cores, usable_memory_bytes
 
@@ -92,6 +92,12 @@ def test_a_quota_of_more_cores_than_there_are_adds_none(tmp_path: Path) -> None:
     files = in_group("user.slice__job__", cpu_max=f"{(CORES + 3) * 100000} 100000\n")
     root = make_machine(tmp_path, cgroup=V2, **files)
     assert usable_cores(root) == CORES
+
+
+def test_the_local_cluster_is_what_the_container_may_use(tmp_path: Path) -> None:
+    files = in_group("user.slice__job__", memory_max=f"{4 * GIB}\n", cpu_max="100000 100000\n")
+    cluster = detect_local_cpu(root=make_machine(tmp_path, cgroup=V2, **files))
+    assert (cluster.devices_per_node, cluster.device_memory_bytes) == (1, 3 * GIB)
 
 
 def test_a_machine_that_does_not_say_its_memory_is_an_error(tmp_path: Path) -> None:

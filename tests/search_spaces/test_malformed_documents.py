@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +22,18 @@ from search_spaces.presets.models import resolve_model
 from search_spaces.presets.spaces import resolve_space
 from search_spaces.space import SearchSpace
 
+BAD_FAITH: list[Any] = [
+    *(1 << 20, 1 << 63, -(1 << 70), 10**400),
+    *(1e308, 5e-324, math.inf, math.nan),
+    *("\ud800", "half \udfff a pair", "one\ntwo", "bell\x07", "9" * 5000),
+]
 SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-3, 40)
-    | st.sampled_from([1 << 20, 1 << 63, -(1 << 70), 10**400, 1e308])
+    | st.sampled_from(BAD_FAITH)
     | st.floats(allow_nan=True, allow_infinity=True)
     | st.sampled_from(["", "tiny", "local-cpu", "frontier", "10m", "full", "bf16", "gpt", "random"])
-    | st.sampled_from(["\ud800", "one\ntwo", "bell\x07", "half \udfff a pair"])
     | st.text(max_size=6)
 )
 KEYS = st.sampled_from(["from", "to", "step", "times", "min", "max", "preset", "name"]) | st.text(
@@ -133,23 +138,34 @@ def test_a_campaign_is_read_or_refused(document: Any) -> None:
     is_read_or_refused(CampaignSpec.from_mapping, document)
 
 
-@settings(max_examples=300, deadline=None)
-@given(path=st.sampled_from(PATHS), value=JSON)
-def test_a_campaign_with_one_field_changed_is_judged_or_refused(
-    path: tuple[str, ...], value: Any
-) -> None:
+def campaign_with(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     document: dict[str, Any] = dict(CAMPAIGN)
     if len(path) == 2:
         document[path[0]] = {**document[path[0]], path[1]: value}
     else:
         document[path[0]] = value
+    return document
 
-    def judge(document: Any) -> None:
-        spec = CampaignSpec.from_mapping(document)
-        assert CampaignSpec.from_mapping(json.loads(storable(spec.to_mapping()))) == spec
-        spec.refuse_if_too_large()
 
-    is_read_or_refused(judge, document)
+def judge(document: Any) -> None:
+    spec = CampaignSpec.from_mapping(document)
+    assert CampaignSpec.from_mapping(json.loads(storable(spec.to_mapping()))) == spec
+    spec.refuse_if_too_large()
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(PATHS), value=JSON)
+def test_a_campaign_with_one_field_changed_is_judged_or_refused(
+    path: tuple[str, ...], value: Any
+) -> None:
+    is_read_or_refused(judge, campaign_with(path, value))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
+def test_values_of_bad_faith_are_judged_or_refused_in_every_field(path: tuple[str, ...]) -> None:
+    for value in BAD_FAITH:
+        for document in (value, [value], [value] * 17, {"from": value}, {"2": value}):
+            is_read_or_refused(judge, campaign_with(path, document))
 
 
 @settings(max_examples=150, deadline=None)
