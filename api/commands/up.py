@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def _serve(data: DataDir, host: str, port: int) -> Child:
 
 
 def _child(data: DataDir, command: str, *options: str) -> Child:
-    argv = [sys.executable, "-m", "api.cli", command, *options]
+    # -P: files of the directory that the user stands in are no modules of ours.
+    argv = [sys.executable, "-P", "-m", "api.cli", command, *options]
     return Child(name=command, argv=argv, log=data.logs / f"{command}.log")
 
 
@@ -86,6 +88,8 @@ def _worker(data: DataDir, url: str, cluster: str) -> Child:
         cluster,
         "--spool-dir",
         str(data.path / "spool"),
+        "--name",
+        f"{socket.gethostname()}-up",  # a worker that is started by hand has the host's name
     )
 
 

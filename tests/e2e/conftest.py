@@ -48,6 +48,12 @@ def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 60.0
     return answer
 
 
+def _module_and_command(process: psutil.Process) -> list[str]:
+    """What stands behind python's -m."""
+    words = process.cmdline()
+    return words[words.index("-m") + 1 :][:2] if "-m" in words else []
+
+
 class Service:
     """A service on a data directory; can be killed and started again."""
 
@@ -114,7 +120,7 @@ class Service:
         return [
             process
             for process in self.processes()
-            if process.cmdline()[1:4] == ["-m", "api.cli", command]
+            if ["api.cli", command] == _module_and_command(process)
         ]
 
     def process(self, command: str) -> psutil.Process:
@@ -124,7 +130,7 @@ class Service:
 
     def ranks(self) -> list[psutil.Process]:
         """The living ranks: children of the zygotes."""
-        zygotes = [p for p in self.processes() if p.cmdline()[1:3] == ["-m", "workers.zygote"]]
+        zygotes = [p for p in self.processes() if _module_and_command(p)[:1] == ["workers.zygote"]]
         return [
             rank
             for zygote in zygotes
