@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,6 +18,9 @@ from workers.warden import python_module, start_under_warden
 START_WITHIN_S: Final = 90.0
 _END_WITHIN_S: Final = 20.0
 _CLOSE_WITHIN_S: Final = 10.0
+_LOSS_WITHIN_S: Final = 3.0
+_LAST_WORDS: Final = 5
+_LOG_TAIL_BYTES: Final = 8 << 10
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -36,11 +40,14 @@ class NodeRanks:
     ) -> None:
         ours, theirs = socket.socketpair()
         flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._warden = start_under_warden(
             [*python_module("workers.zygote"), *flags],
             env=_zygote_environment(),
             pass_fds=[theirs.fileno()],
             other_guardians=other_guardians,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
         )
         theirs.close()
         self._line = JsonLines(ours)
@@ -49,7 +56,7 @@ class NodeRanks:
         self._events: list[Document] = []
         self._ended: dict[str, Document] = {}
         self._zygote_pid: int | None = None
-        self._lost = False
+        self._loss = ""  # how the zygote ended, once it has
         self._reader = threading.Thread(target=self._read, name="zygote-reader", daemon=True)
         self._reader.start()
 
@@ -65,12 +72,11 @@ class NodeRanks:
             NodeLostError: it ended, or did not get there in time.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._zygote_pid or self._lost, within_s)
-            if self._zygote_pid is None:
-                raise NodeLostError(
-                    f"the zygote on {socket.gethostname()} did not get ready within {within_s} s; "
-                    "see the worker's standard error for what went wrong while torch was imported"
-                )
+            self._changed.wait_for(lambda: self._zygote_pid or self._loss, within_s)
+            if self._zygote_pid is not None:
+                return
+            why = f": {self._loss}" if self._loss else f" within {within_s:g} s{self._last_words()}"
+            raise NodeLostError(f"the zygote on {socket.gethostname()} did not get ready{why}")
 
     def start(self, tasks: Sequence[RankTask]) -> None:
         """Forks the ranks of one group.
@@ -91,12 +97,13 @@ class NodeRanks:
     def poll(self, timeout_s: float) -> list[Document]:
         """The events since the last call; waits for one up to the timeout.
 
-        Once the zygote is gone, the last event of every answer is {"event": "lost"}.
+        Once the zygote is gone, the last event of every answer is {"event": "lost", "message": ...}.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._lost, timeout_s)
+            self._changed.wait_for(lambda: self._events or self._loss, timeout_s)
             events, self._events = self._events, []
-            return [*events, {"event": "lost"}] if self._lost else events
+            lost = {"event": "lost", "message": self._gone()}
+            return [*events, lost] if self._loss else events
 
     def end(self, group: str) -> dict[int, str]:
         """Ends what is left of a group; returns when nothing is, with the ranks' log tails.
@@ -107,11 +114,11 @@ class NodeRanks:
         """
         self._order({"order": "end", "group": group})
         with self._changed:
-            self._changed.wait_for(lambda: group in self._ended or self._lost, _END_WITHIN_S)
+            self._changed.wait_for(lambda: group in self._ended or self._loss, _END_WITHIN_S)
             ended = self._ended.pop(group, None)
-            lost = self._lost
+            lost = bool(self._loss)
         if ended is None and lost:
-            raise NodeLostError(_GONE)
+            raise NodeLostError(self._gone())
         if ended is None:
             raise RanksLeftError(f"the zygote did not end group {group} in {_END_WITHIN_S} s")
         if ended["left"]:
@@ -127,13 +134,16 @@ class NodeRanks:
             self._warden.terminate()  # the warden kills what does not end by itself
             self._warden.wait(_CLOSE_WITHIN_S)
         self._reader.join(_CLOSE_WITHIN_S)
+        self._log.close()
 
     def _order(self, order: Document) -> None:
         try:
             with self._sending:
                 self._line.send(order)
         except OSError as error:
-            raise NodeLostError(_GONE) from error
+            with self._changed:
+                self._changed.wait_for(lambda: self._loss, _LOSS_WITHIN_S)
+                raise NodeLostError(self._gone()) from error
 
     def _read(self) -> None:
         while True:
@@ -141,9 +151,9 @@ class NodeRanks:
                 documents = self._line.read(block=True)
             except OSError:  # closed under us
                 documents = None
+            loss = self._describe_loss() if documents is None else ""
             with self._changed:
-                if documents is None:
-                    self._lost = True
+                self._loss = loss
                 for document in documents or ():
                     self._take(document)
                 self._changed.notify_all()
@@ -159,8 +169,23 @@ class NodeRanks:
             case _:
                 self._events.append(document)
 
+    def _gone(self) -> str:
+        return f"the zygote is gone: {self._loss}"
 
-_GONE: Final = "the zygote is gone; look for its end in the worker's standard error"
+    def _describe_loss(self) -> str:
+        """How the zygote ended, as its warden tells it; to be asked when its line has closed."""
+        try:
+            code = self._warden.wait(_LOSS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            return f"its warden is still at work{self._last_words()}"
+        return f"its warden ended with exit code {code}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        """What warden and zygote printed last. They share the file's offset: it is left alone."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        lines = tail.decode(errors="replace").splitlines()
+        return f"; its last words: {' / '.join(lines[-_LAST_WORDS:])}" if lines else ""
 
 
 def _zygote_environment() -> dict[str, str]:

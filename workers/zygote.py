@@ -9,7 +9,8 @@ warden, takes orders from its node's agent over one socket, and relays what the 
 
     {"event": "ready", "pid": ..., "loaded": [...]}
     {"event": "report", "group": ..., "rank": ..., "document": {...}}
-    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...}
+    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...,
+     "memory_available_bytes": ...}                          of the node, when the group started
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
 
 One group runs at a time. It is ended in every case by "end": then every process below the zygote
@@ -30,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from search_spaces.machine import usable_memory_bytes
 from workers.errors import RanksLeftError
 from workers.forked_rank import ForkedRank, RankEntry, fork_rank
 from workers.json_lines import Document, JsonLines
@@ -54,7 +56,8 @@ class Zygote:
         self._entry = entry
         self._group: str | None = None
         self._ranks: list[ForkedRank] = []
-        self._oom_kills_before = 0
+        self._oom_kills_before: int | None = None
+        self._memory_available_bytes = 0
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._open = True
@@ -93,6 +96,7 @@ class Zygote:
         end_descendants(deadline_s=_END_WITHIN_S)
         self._group = tasks[0].group
         self._oom_kills_before = _oom_kills()
+        self._memory_available_bytes = _memory_available_bytes()
         for task in tasks:
             rank = fork_rank(task, self._entry, close_in_rank=self._handlers)
             self._ranks.append(rank)
@@ -151,9 +155,14 @@ class Zygote:
                 exited = {
                     "event": "exit",
                     "code": os.waitstatus_to_exitcode(status),
-                    "oom_kills": _oom_kills() - self._oom_kills_before,
+                    "oom_kills": self._oom_kills(),
+                    "memory_available_bytes": self._memory_available_bytes,
                 }
                 self._send({**rank.name(), **exited})
+
+    def _oom_kills(self) -> int | None:
+        before, now = self._oom_kills_before, _oom_kills()
+        return None if before is None or now is None else now - before
 
     def _forget(self, rank: ForkedRank) -> None:
         for fd in rank.fds():
@@ -181,12 +190,23 @@ class Zygote:
             self._poll.unregister(fd)
 
 
-def _oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck on this machine."""
+def _oom_kills() -> int | None:
+    """How often the kernel's out-of-memory killer has struck on this machine, in any cgroup.
+
+    None: kernels before 4.13 don't count.
+    """
     for line in Path("/proc/vmstat").read_text().splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
-    return 0  # kernels before 4.13 don't count
+    return None
+
+
+def _memory_available_bytes() -> int:
+    """Memory that new processes can have here, a container's limit included."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) * 1024, usable_memory_bytes())
+    return usable_memory_bytes()
 
 
 def load_entry(name: str) -> RankEntry:

@@ -73,6 +73,7 @@ def run_group(
     deadline_s: float = 20.0,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
+    memory_limit_bytes: int | None = None,
 ) -> GroupEnd:
     """Runs a group of test ranks: all do `kind`, but those in `by_rank` something else."""
     tasks = place(
@@ -85,5 +86,12 @@ def run_group(
         rendezvous=kind == "meet",
         allow_sharing=True,
     )
-    group = Group(nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled)
+    group = Group(
+        nodes,
+        tasks,
+        deadline_s=deadline_s,
+        on_event=on_event,
+        cancelled=cancelled,
+        memory_limit_bytes=memory_limit_bytes,
+    )
     return group.run()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from workers.json_lines import JsonLines
 from workers.rank_task import RankTask
@@ -20,6 +21,18 @@ def run(task: RankTask, line: JsonLines) -> None:
 
 def _succeed(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "result", "rank": task.rank, "cores": sorted(os.sched_getaffinity(0))})
+
+
+def _measure_peak(task: RankTask, line: JsonLines) -> None:
+    """The peak that a launcher asks for before a probe: it fails, and how depends on what it is."""
+    if task.job["precision"] == "bf16":
+        _run_out_of_memory(task, line)
+    _fail(task, line)
+
+
+def _tell_oom_score(task: RankTask, line: JsonLines) -> None:
+    score = Path("/proc/self/oom_score_adj").read_text()
+    line.send({"event": "result", "oom_score_adj": int(score)})
 
 
 def _say_much(task: RankTask, line: JsonLines) -> None:
@@ -126,6 +139,8 @@ def _meet(task: RankTask, line: JsonLines) -> None:
 
 _PROGRAMS = {
     "succeed": _succeed,
+    "peak": _measure_peak,
+    "tell-oom-score": _tell_oom_score,
     "say-much": _say_much,
     "iterate": _iterate,
     "hang": _hang,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from tests.workers.process_checks import RANK_PROGRAMS, is_alive, run_group
+from workers.launchers.base import Node, NodeEvent
 from workers.launchers.group import GroupFailure
 from workers.launchers.local import LocalNodes
+from workers.rank_task import RankTask
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,70 @@ def test_out_of_memory_is_told_apart(nodes: LocalNodes) -> None:
 def test_a_rank_that_is_killed_is_named_with_the_signal(nodes: LocalNodes) -> None:
     failure = failure_of(nodes, "hang", by_rank={"1": "kill-itself"})
     assert failure.reason == "crashed"
-    assert failure.message.startswith("rank 1 was killed by signal 9 (SIGKILL); whether")
+    assert failure.message == (
+        "rank 1 was killed by signal 9 (SIGKILL); the kernel's out-of-memory killer did not strike "
+        "on the node meanwhile"
+    )
+
+
+class OneDeath:
+    """A node whose only news is that rank 0 was killed."""
+
+    def __init__(self, oom_kills: int | None) -> None:
+        cores = {"num_devices": 2, "num_cores": 2}
+        self.nodes = (Node(name="n", address="127.0.0.1", **cores),)
+        self.died = {"event": "exit", "rank": 0, "code": -signal.SIGKILL, "oom_kills": oom_kills}
+
+    def wait_until_ready(self) -> None:
+        pass
+
+    def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
+        self.died["group"] = tasks[0][0].group
+        self.died["memory_available_bytes"] = 1000
+
+    def tell(self, nodes: Sequence[int], group: str, document: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def poll(self, nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
+        return [NodeEvent(node=0, document=self.died)]
+
+    def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
+        return {}
+
+    def recover(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("oom_kills", "limit_bytes", "reason", "sentence"),
+    [
+        (1, 500, "out_of_memory", "1000 bytes free for 2 ranks of 500 bytes"),
+        (1, 501, "node_lost", "1000 bytes free at the start, too few for 2 ranks of 501 bytes"),
+        (2, None, "out_of_memory", "killer struck 2 times on the node meanwhile, which had 1000"),
+        (0, 500, "crashed", "killer did not strike on the node meanwhile"),
+        (None, 500, "crashed", "can't be known: the kernel keeps no count"),
+    ],
+)
+def test_the_out_of_memory_killer_is_the_layouts_fault_where_the_node_kept_its_promise(
+    oom_kills: int | None, limit_bytes: int | None, reason: str, sentence: str
+) -> None:
+    nodes = OneDeath(oom_kills)
+    failure = run_group(nodes, "any", memory_limit_bytes=limit_bytes).failure
+    assert failure is not None
+    assert failure.reason == reason
+    assert failure.message.startswith("rank 0 was killed by signal 9 (SIGKILL); ")
+    assert sentence in failure.message
+
+
+def test_the_clock_of_a_group_starts_when_its_zygote_is_ready() -> None:
+    nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.slow_rank_programs:run")
+    end = run_group(nodes, "succeed", deadline_s=1.0)
+    nodes.close()
+    assert end.failure is None
+    assert end.duration_s < 1.0
 
 
 def test_a_rank_that_leaves_without_a_result_has_failed(nodes: LocalNodes) -> None:

@@ -79,6 +79,11 @@ def test_iterations_come_in_order_and_in_lots(nodes: LocalNodes) -> None:
     assert len(lots) <= 2 + end.duration_s / 0.5
 
 
+def test_ranks_go_before_everything_else_when_memory_gets_short(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "tell-oom-score")
+    assert [end.results[rank]["oom_score_adj"] for rank in (0, 1)] == [500, 500]
+
+
 def test_ranks_are_told_where_rank_0_listens(nodes: LocalNodes) -> None:
     end = run_group(nodes, "meet")
     where = {"address": "127.0.0.1", "port": 4321}
@@ -125,6 +130,8 @@ def test_sigkill_of_zygote_or_warden_leaves_no_rank_and_the_node_recovers(
     end = run_group(nodes, "hang", on_event=kill_when_all_hang)
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
+    code = {"zygote": 128 + signal.SIGKILL, "warden": -signal.SIGKILL}[victim]
+    assert end.failure.message == f"the zygote is gone: its warden ended with exit code {code}"
     wait_until_gone([*hanging, *pids.values()])
     nodes.recover()
     assert run_group(nodes, "succeed").failure is None
@@ -140,12 +147,24 @@ def test_a_rank_with_nobody_left_to_end_it_ends_by_its_own_alarm(nodes: LocalNod
 def test_an_order_to_a_lost_node_says_so(nodes: LocalNodes) -> None:
     os.kill(nodes.ranks.pids["zygote"], signal.SIGKILL)
     wait_until("the loss is known", lambda: nodes.ranks.poll(0.1))
-    with pytest.raises(NodeLostError, match="the zygote is gone"):
+    with pytest.raises(
+        NodeLostError, match="the zygote is gone: its warden ended with exit code 1"
+    ):
         nodes.ranks.end("any")
 
 
 def test_a_zygote_that_cannot_load_its_program_is_reported_at_once() -> None:
     nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.no_such_module:run")
-    with pytest.raises(NodeLostError, match="did not get ready"):
+    with pytest.raises(NodeLostError, match="did not get ready") as lost:
         nodes.ranks.wait_until_ready(10)
+    nodes.close()
+    assert "its warden ended with exit code 1; its last words: " in str(lost.value)
+    assert "No module named 'tests.workers.no_such_module'" in str(lost.value)
+    assert "within" not in str(lost.value)
+
+
+def test_a_zygote_that_takes_too_long_is_reported_with_the_seconds() -> None:
+    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.slow_rank_programs:run")
+    with pytest.raises(NodeLostError, match=r"did not get ready within 0\.3 s$"):
+        nodes.ranks.wait_until_ready(0.3)
     nodes.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from workers.errors import PlacementImpossibleError
@@ -23,7 +25,12 @@ def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[
 
 
 def place_probe(
-    nodes: list[Node], num_ranks: int, num_nodes: int, *, allow_sharing: bool = False
+    nodes: list[Node],
+    num_ranks: int,
+    num_nodes: int,
+    *,
+    allow_sharing: bool = False,
+    deadline_s: float = 10.0,
 ) -> dict[int, list[RankTask]]:
     return place(
         nodes,
@@ -31,7 +38,7 @@ def place_probe(
         num_nodes=num_nodes,
         device="cpu",
         job={"kind": "probe"},
-        deadline_s=10,
+        deadline_s=deadline_s,
         allow_sharing=allow_sharing,
     )
 
@@ -90,3 +97,9 @@ def test_ranks_on_gpus_may_outnumber_the_cores() -> None:
 def test_a_rank_alarm_goes_off_after_the_deadline_of_its_group() -> None:
     placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1)
     assert placed[0][0].deadline_s > 10
+
+
+def test_a_deadline_of_ages_is_still_an_alarm_that_the_kernel_takes() -> None:
+    placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1, deadline_s=1e300)
+    signal.setitimer(signal.ITIMER_REAL, placed[0][0].deadline_s)
+    signal.setitimer(signal.ITIMER_REAL, 0)

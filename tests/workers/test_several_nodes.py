@@ -33,6 +33,10 @@ class TwoNodes:
             for index, part in enumerate(self.parts)
         ]
 
+    def wait_until_ready(self) -> None:
+        for part in self.parts:
+            part.wait_until_ready()
+
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         for node, on_node in tasks.items():
             self.parts[node].start({0: on_node})

@@ -83,6 +83,14 @@ class NodeSet(Protocol):
         """The nodes, in order."""
         ...
 
+    def wait_until_ready(self) -> None:
+        """Waits until ranks can be forked at once.
+
+        Raises:
+            NodeLostError: a node does not get there.
+        """
+        ...
+
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks ranks on some nodes.
 

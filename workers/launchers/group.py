@@ -97,6 +97,7 @@ class Group:
         deadline_s: seconds from the start after which it is ended.
         on_event: is told what the ranks report.
         cancelled: is asked now and then whether to end.
+        memory_limit_bytes: what each rank was promised; None: nothing.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Group:
         deadline_s: float,
         on_event: OnEvent,
         cancelled: Cancelled,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         self._nodes = nodes
         self._tasks = tasks
@@ -118,6 +120,7 @@ class Group:
         self._deadline_s = deadline_s
         self._on_event = on_event
         self._cancelled = cancelled
+        self._memory_limit_bytes = memory_limit_bytes
         self._progress = _Progress(met=not first.rendezvous)
 
     def run(self) -> GroupEnd:
@@ -128,6 +131,10 @@ class Group:
         """
         started = time.monotonic()
         try:
+            self._nodes.wait_until_ready()
+            started = (
+                time.monotonic()
+            )  # a zygote that still imports torch is none of the ranks' time
             self._nodes.start(self._tasks)
             self._follow(started + self._deadline_s)
         except NodeLostError as error:
@@ -201,36 +208,47 @@ class Group:
             return
         if code > 0 and rank in self._progress.complained:
             return
-        reason: FailureReason = "timeout" if code == -signal.SIGALRM else "crashed"
-        self._progress.note(
-            GroupFailure(
-                reason=reason,
-                message=f"rank {rank} {_how_it_ended(code, document['oom_kills'])}",
-                node=node,
-                rank=rank,
-            )
-        )
+        reason, how = self._how_it_ended(node, document)
+        failure = GroupFailure(reason=reason, message=f"rank {rank} {how}", node=node, rank=rank)
+        self._progress.note(failure)
 
+    def _how_it_ended(self, node: int, document: Document) -> tuple[FailureReason, str]:
+        code, oom_kills = document["code"], document["oom_kills"]
+        if code == 0:
+            return "crashed", "ended without a result"
+        if code > 0:
+            return "crashed", f"ended with exit code {code} without saying why"
+        if code == -signal.SIGALRM:
+            return "timeout", "was ended by its own alarm after the deadline"
+        killed = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        if code != -signal.SIGKILL:
+            return "crashed", killed
+        if oom_kills is None:
+            why = "whether the out-of-memory killer did that can't be known: the kernel keeps no count"
+            return "crashed", f"{killed}; {why}"
+        if not oom_kills:
+            why = "the kernel's out-of-memory killer did not strike on the node meanwhile"
+            return "crashed", f"{killed}; {why}"
+        reason, why = self._blame(node, document["memory_available_bytes"])
+        struck = f"the kernel's out-of-memory killer struck {oom_kills} times on the node meanwhile"
+        return reason, f"{killed}; {struck}, {why}"
 
-def _how_it_ended(code: int, oom_kills: int) -> str:
-    if code == 0:
-        return "ended without a result"
-    if code > 0:
-        return f"ended with exit code {code} without saying why"
-    if code == -signal.SIGALRM:
-        return "was ended by its own alarm after the deadline"
-    killed = f"was killed by signal {-code} ({signal.Signals(-code).name})"
-    if code != -signal.SIGKILL:
-        return killed
-    if oom_kills:
+    def _blame(self, node: int, available_bytes: int) -> tuple[FailureReason, str]:
+        """Whether it is the layout's fault that a node ran out of memory.
+
+        It is where the node could have kept its promise to every rank, or promised nothing. Else
+        others had its memory, and that says nothing about the layout.
+        """
+        ranks, limit_bytes = len(self._tasks[node]), self._memory_limit_bytes
+        if limit_bytes is None:
+            return "out_of_memory", f"which had {available_bytes} bytes free at the start"
+        promised = f"{ranks} ranks of {limit_bytes} bytes"
+        if ranks * limit_bytes <= available_bytes:
+            return "out_of_memory", f"which had {available_bytes} bytes free for {promised}"
         return (
-            f"{killed}; the kernel's out-of-memory killer struck {oom_kills} times on the node "
-            "meanwhile: it is the likely cause"
+            "node_lost",
+            f"which had {available_bytes} bytes free at the start, too few for {promised}",
         )
-    return (
-        f"{killed}; whether a memory limit of its cgroup or somebody else did that can't be known "
-        "from here"
-    )
 
 
 def _log_tail(tails: Mapping[int, str], rank: int | None) -> str:

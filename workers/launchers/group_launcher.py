@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final, Self
 
@@ -19,7 +20,7 @@ from search_spaces.outcome import (
 )
 from workers.errors import PlacementImpossibleError, WorkerError
 from workers.launchers.base import Cancelled, Launcher, NodeSet, OnEvent, TrainingEnd
-from workers.launchers.group import Group, GroupEnd
+from workers.launchers.group import Group, GroupEnd, GroupFailure
 from workers.launchers.placement import place
 from workers.rank_task import Device
 
@@ -79,6 +80,7 @@ class GroupLauncher(Launcher):
                     "peak_source": source,
                 },
                 deadline_s=request.deadline_s,
+                memory_limit_bytes=request.memory_limit_bytes,
                 on_event=on_event,
                 cancelled=cancelled,
             )
@@ -155,7 +157,7 @@ class GroupLauncher(Launcher):
             cancelled=cancelled,
         ).run()
         if end.failure is not None:
-            raise _PeakFailedError(end)
+            raise _PeakFailedError(_of_the_peak(end, end.failure))
         results = end.results.values()
         return median(result["tflops"] for result in results), end.results[0]["source"]
 
@@ -167,6 +169,7 @@ class GroupLauncher(Launcher):
         deadline_s: float,
         on_event: OnEvent,
         cancelled: Cancelled,
+        memory_limit_bytes: int | None = None,
     ) -> GroupEnd:
         tasks = place(
             self._nodes.nodes,
@@ -178,7 +181,12 @@ class GroupLauncher(Launcher):
             allow_sharing=self._allow_sharing,
         )
         group = Group(
-            self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
+            self._nodes,
+            tasks,
+            deadline_s=deadline_s,
+            on_event=on_event,
+            cancelled=cancelled,
+            memory_limit_bytes=memory_limit_bytes,
         )
         return group.run()
 
@@ -215,6 +223,16 @@ class _PeakFailedError(WorkerError):
     def __init__(self, end: GroupEnd) -> None:
         super().__init__(f"the matmul peak could not be measured: {end.failure}")
         self.end = end
+
+
+def _of_the_peak(end: GroupEnd, failure: GroupFailure) -> GroupEnd:
+    """The failed measurement of the peak as the end of a probe that it kept from running.
+
+    A matmul that finds no memory says nothing about the layout, so it is no infeasible one.
+    """
+    reason = "crashed" if failure.reason == "out_of_memory" else failure.reason
+    message = f"while the matmul peak was measured: {failure.message}"
+    return replace(end, failure=replace(failure, reason=reason, message=message))
 
 
 _STATES: Final[Mapping[FailureReason, OutcomeState]] = {

@@ -42,9 +42,12 @@ class LocalNodes:
         """The one node."""
         return self._nodes
 
-    def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks; waits for the zygote where it has just been started."""
+    def wait_until_ready(self) -> None:
+        """Waits for the zygote where it has just been started."""
         self.ranks.wait_until_ready()
+
+    def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
+        """Forks ranks."""
         self.ranks.start(tasks[0])
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:

@@ -10,6 +10,9 @@ from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
 from workers.rank_task import Device, RankTask
 
+_LONGEST_ALARM_S: Final = 10 * 365 * 86400.0
+"""The kernel's timers take no more than some centuries, and nobody waits for this one either."""
+
 _RANK_ALARM_GRACE_S: Final = 5.0
 """A rank's own alarm goes off this long after the group's deadline, which should have ended it."""
 
@@ -71,7 +74,7 @@ def place(
             address=node.address,
             rendezvous=rendezvous,
             oversubscribed=shared,
-            deadline_s=deadline_s + _RANK_ALARM_GRACE_S,
+            deadline_s=min(deadline_s + _RANK_ALARM_GRACE_S, _LONGEST_ALARM_S),
             job=job,
         )
         placed.setdefault(index, []).append(task)

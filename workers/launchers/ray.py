@@ -57,6 +57,9 @@ class RayNodes:
         """Pids of agent, warden and zygote, by node."""
         return self._pids
 
+    def wait_until_ready(self) -> None:
+        """They are: each agent has waited for its zygote before it described its node."""
+
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks ranks on some nodes, on all at once."""
         calls = {
