@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -17,10 +16,27 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 
 if TYPE_CHECKING:
+    from search_spaces.cluster import Cluster
+    from search_spaces.model_shape import ModelShape
     from workers.trainer.job import TrainJob
 
 _GIB: Final = 1 << 30
+_MOST_GB: Final = 1 << 20
+_LONGEST_DEADLINE_S: Final = 366 * 86400
 _REFUSED: Final = 2
+
+
+class PositiveNumber(click.FloatRange):
+    """A number over 0 and up to a limit: click's own range lets nan through."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
 
 
 @click.command()
@@ -89,8 +105,19 @@ def worker(
 @click.option("--steps", default=10, show_default=True, help="Timed iterations.")
 @click.option("--warmup", default=2, show_default=True, help="Iterations before the timed ones.")
 @click.option("--seed", default=0, show_default=True, help="Weights and tokens follow from it.")
-@click.option("--memory-limit-gb", type=float, help="Memory of a device, of 2^30 bytes each.")
-@click.option("--deadline", default=300.0, show_default=True, help="Seconds for all of it.")
+@click.option(
+    "--memory-limit-gb",
+    type=PositiveNumber(_MOST_GB),
+    help="Memory of a device, of 2^30 bytes each.",
+)
+@click.option(
+    "--deadline",
+    type=PositiveNumber(_LONGEST_DEADLINE_S),
+    default=300.0,
+    show_default=True,
+    help="Seconds for the ranks, from their start to their end; importing torch and measuring the "
+    "peak of a matmul come before.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def probe(
     model: str,
@@ -108,15 +135,13 @@ def probe(
     More ranks than devices are allowed; the measurement is then marked as oversubscribed.
     """
     from search_spaces.outcome import ProbeRequest
-    from search_spaces.presets.clusters import resolve_cluster
     from search_spaces.presets.models import resolve_model
-    from search_spaces.rules import PROBE_SCOPES, violations
     from workers import probe_report
     from workers.errors import WorkerError
     from workers.launchers.local import local_launcher
 
+    machine = _machine(cluster)
     try:
-        machine, warning = resolve_cluster(_described(cluster))
         request = ProbeRequest(
             model=resolve_model(_described(model)),
             layout=Layout(**knobs),
@@ -128,10 +153,7 @@ def probe(
         )
     except SearchSpaceError as error:
         _refuse(str(error))
-    if warning is not None:
-        click.echo(f"warning: {warning}", err=True)
-    if broken := violations(request.layout, request.model, machine, scopes=PROBE_SCOPES):
-        _refuse(*broken)
+    _refuse_illegal(request.layout, request.model, machine)
     try:
         with local_launcher(machine) as launcher:
             outcome = launcher.run(request, on_event=_ignore, cancelled=_never)
@@ -149,50 +171,68 @@ def probe(
     "--config", required=True, type=click.Path(path_type=Path), help="The exported job (job.json)."
 )
 @click.option("--steps", type=int, help="Steps, instead of the job's own.")
+@click.option("--warmup", type=int, help="First steps that do not count, instead of the job's.")
 @click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr."
 )
-def train(config: Path, steps: int | None, cluster: str, as_json: bool) -> None:
+def train(config: Path, steps: int | None, warmup: int | None, cluster: str, as_json: bool) -> None:
     """Run an exported training job on this machine, or as one rank under torchrun."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        from workers.trainer.train import main
-
-        changed = [] if steps is None else ["--steps", str(steps)]
-        status = main(["--config", str(config), *changed])
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # tearing a gloo group down can hang once the job is done
+        _train_as_rank(config, steps, warmup, as_json=as_json)
     from workers.errors import WorkerError
+    from workers.trainer.errors import TrainerError
+    from workers.trainer.job import read_job
+    from workers.trainer.progress import print_event
 
-    job = _read_job(config, steps)
     try:
-        result = _train_here(job, cluster, lambda event: _print_step(event, aside=as_json))
-    except (WorkerError, SearchSpaceError) as error:
+        job = read_job(config, steps=steps, warmup=warmup)
+    except TrainerError as error:
+        _refuse(str(error))
+    machine = _machine(cluster)
+    _refuse_illegal(job.layout, job.model, machine)
+    try:
+        result = _train_here(job, machine, as_json=as_json)
+    except WorkerError as error:
         _fail(str(error))
     if as_json:
         click.echo(json.dumps(result))
     else:
-        timed = result["steps"] - job.warmup
-        click.echo(f"tokens/s: {result['tokens_per_s']:,.0f} (median of {timed} steps)")
+        print_event(result, stream=sys.stdout)
 
 
-def _train_here(job: TrainJob, cluster: str, on_event: Callable[[dict[str, Any]], None]) -> Any:
+def _train_as_rank(
+    config: Path, steps: int | None, warmup: int | None, *, as_json: bool
+) -> NoReturn:
+    """One rank of those that torchrun has started: the trainer's own command."""
+    from workers.trainer.train import main
+
+    given = {"--steps": steps, "--warmup": warmup}
+    flags = [f"{name}={value}" for name, value in given.items() if value is not None]
+    status = main([f"--config={config}", *flags, *(["--json"] if as_json else [])])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # tearing a gloo group down can hang once the job is done
+
+
+def _train_here(job: TrainJob, machine: Cluster, *, as_json: bool) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
-    from search_spaces.presets.clusters import resolve_cluster
     from workers.launchers.local import local_launcher
+    from workers.trainer.progress import print_event
 
-    machine, warning = resolve_cluster(_described(cluster))
-    if warning is not None:
-        click.echo(f"warning: {warning}", err=True)
-    if job.layout.num_devices > machine.devices_per_node:
-        click.echo(
-            f"warning: {job.layout.num_devices} ranks share {machine.devices_per_node} devices; "
-            "expect fewer tokens/s than were measured",
-            err=True,
-        )
+    stream = sys.stderr if as_json else sys.stdout
     with local_launcher(machine) as launcher:
-        end = launcher.train(job.to_mapping(), on_event=on_event, cancelled=_never)
+        if job.layout.num_devices > launcher.devices_per_node:
+            click.echo(
+                f"warning: {job.layout.num_devices} ranks share {launcher.devices_per_node} "
+                "devices; expect fewer tokens/s than were measured",
+                err=True,
+            )
+        end = launcher.train(
+            job.to_mapping(),
+            on_event=lambda event: print_event(event, stream=stream),
+            cancelled=_never,
+        )
     if end.result is None:
         if end.log_tail:
             click.echo(end.log_tail, err=True)
@@ -200,21 +240,24 @@ def _train_here(job: TrainJob, cluster: str, on_event: Callable[[dict[str, Any]]
     return end.result
 
 
-def _read_job(config: Path, steps: int | None) -> TrainJob:
-    from workers.trainer.errors import TrainerError
-    from workers.trainer.job import TrainJob
+def _machine(cluster: str) -> Cluster:
+    """The described cluster; warns where its numbers are guesses."""
+    from search_spaces.presets.clusters import resolve_cluster
 
     try:
-        mapping = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
-        _refuse(f"{config} is not a readable JSON file: {error}")
-    if not isinstance(mapping, dict):
-        _refuse(f"{config} holds {type(mapping).__name__} where the job's fields should be")
-    try:
-        job = TrainJob.from_mapping(mapping)
-        return job if steps is None else replace(job, steps=steps)
-    except (TrainerError, SearchSpaceError) as error:
-        _refuse(f"{config}: {error}")
+        machine, warning = resolve_cluster(_described(cluster))
+    except SearchSpaceError as error:
+        _refuse(str(error))
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
+    return machine
+
+
+def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:
+    from search_spaces.rules import PROBE_SCOPES, violations
+
+    if broken := violations(layout, model, machine, scopes=PROBE_SCOPES):
+        _refuse(*broken)
 
 
 def _read_token(path: Path) -> str:
@@ -242,15 +285,6 @@ def _described(name: str) -> Any:
 
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * _GIB)
-
-
-def _print_step(event: dict[str, Any], *, aside: bool) -> None:
-    """One line a step; aside: to stderr, since something else is to be read from stdout."""
-    click.echo(
-        f"step {event['index']:>4}  loss {event['loss']:.4f}  "
-        f"{event['tokens_per_s']:>10,.0f} tokens/s  mfu {event['mfu']:.1%}",
-        err=aside,
-    )
 
 
 def _ignore(_: dict[str, Any]) -> None:

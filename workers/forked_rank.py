@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -129,15 +129,17 @@ def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
         os.sched_setaffinity(0, {allowed[position] for position in task.cores})
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
-        _show_only(task.device_index)
+        os.environ.update(visible_device(task.device_index, os.environ))
 
 
-def _show_only(device_index: int) -> None:
-    """Lets the rank see its own device alone, as number 0.
+def visible_device(device_index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that let a rank see its own device alone, as number 0.
 
     The zygote may see a subset of the node's already, given by a batch system; then the index
     counts in it. ROCR_VISIBLE_DEVICES, which filters below HIP_VISIBLE_DEVICES, is left as it is.
     """
+    shown = {}
     for name in _VISIBLE_DEVICES:
-        seen = [part for part in os.environ.get(name, "").split(",") if part]
-        os.environ[name] = seen[device_index] if seen else str(device_index)
+        seen = [part for part in environment.get(name, "").split(",") if part]
+        shown[name] = seen[device_index] if seen else str(device_index)
+    return shown

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 NODE_ADDRESS: Final = "127.0.1.11"
 """Ray rewrites 127.0.0.1 to the host's own address; another loopback address it leaves alone."""
+
+RAY: Final = tuple(python_module("ray.scripts.scripts"))
 
 _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
@@ -46,10 +49,17 @@ class LocalRay:
 
     However this process ends, the warden ends every process of the cluster. There can be one in a
     process at a time. It is reached with a token of its own, over loopback alone.
+
+    Args:
+        command: what `ray` is on a command line.
+
+    Raises:
+        RayClusterFailedError: it could not be started or joined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = RAY) -> None:
         prepare_environment()
+        self._command = command
         # Paths of unix sockets end at 107 bytes, so Ray's directory must be a short one.
         self._directory = Path(tempfile.mkdtemp(prefix="lt-ray-", dir=_short_temporary_directory()))
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the cluster)
@@ -83,7 +93,6 @@ class LocalRay:
         self._log.close()
 
     def _start_head(self) -> subprocess.Popen[bytes]:
-        command = [*python_module("ray.scripts.scripts"), "start", "--head", "--block"]
         options = {
             "port": "0",
             "node-ip-address": NODE_ADDRESS,
@@ -97,7 +106,7 @@ class LocalRay:
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
         return start_under_warden(
-            [*command, *flags, "--disable-usage-stats"],
+            [*self._command, "start", "--head", "--block", *flags, "--disable-usage-stats"],
             env=dict(os.environ),
             remove=self._directory,
             stdout=self._log.fileno(),

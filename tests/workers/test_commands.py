@@ -106,6 +106,11 @@ def test_a_failed_probe_exits_1_and_says_why() -> None:
         (["--model", "tiny", "--steps", "0"], "0 is not a whole number of at least 1"),
         (["--model", "tinny"], "did you mean 'tiny'?"),
         (["--model", "nowhere.yaml"], "nowhere.yaml is not a readable JSON or YAML file"),
+        (["--model", "tiny", "--memory-limit-gb", "nan"], "nan is no number"),
+        (["--model", "tiny", "--memory-limit-gb", "inf"], "inf is not in the range"),
+        (["--model", "tiny", "--memory-limit-gb", "0"], "is not in the range"),
+        (["--model", "tiny", "--deadline", "nan"], "nan is no number"),
+        (["--model", "tiny", "--deadline", "1e11"], "is not in the range"),
     ],
 )
 def test_an_impossible_probe_exits_2_with_a_sentence(arguments: list[str], sentence: str) -> None:
@@ -152,6 +157,44 @@ def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) ->
     assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
 
 
+def test_a_job_of_few_steps_can_be_had(tmp_path: Path) -> None:
+    ended = run("train", "--config", str(make_job(tmp_path)), "--steps=1", "--warmup=0", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["steps"] == 1
+
+
+def test_ranks_that_share_devices_are_told_before_and_after(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"{{preset: local-cpu, name: here, devices_per_node: {cores}}}")
+    layout = Layout(dp=2 * cores).to_mapping()
+    config = str(make_job(tmp_path, layout=layout))
+    ended = run("train", "--config", config, "--cluster", str(path), "--steps=2", "--warmup=1")
+    assert ended.returncode == 0, ended.stderr
+    assert f"warning: {2 * cores} ranks share {cores} devices" in ended.stderr
+    assert ended.stdout.splitlines()[-1].endswith("(median of 1 steps; ranks shared devices)")
+
+
+def test_train_under_torchrun_prints_json_alone_where_asked_to(tmp_path: Path) -> None:
+    program = "from workers.commands import train; train()"
+    config = str(make_job(tmp_path, layout=Layout().to_mapping()))
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    flags = ["--config", config, "--steps", "2", "--warmup", "1", "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *flags],
+        cwd=ROOT,
+        env={**os.environ, **alone},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert (result["steps"], result["warmup"]) == (2, 1)
+    assert "step    1  loss" in ended.stderr
+
+
 def test_train_is_a_rank_under_torchrun(tmp_path: Path) -> None:
     program = "from workers.commands import train; train()"
     config = str(make_job(tmp_path, layout=Layout().to_mapping()))
@@ -174,6 +217,9 @@ def test_train_is_a_rank_under_torchrun(tmp_path: Path) -> None:
         ({"version": 2}, "version=2 is not 'layout-tuner/trainer' version 1"),
         ({"colour": "green"}, "unknown job field 'colour'"),
         ({"steps": 0}, "steps=0 is not a whole number of at least 1"),
+        ({"layout": Layout(tp=3).to_mapping()}, "num_heads=4 is not divisible by tp=3"),
+        ({"layout": Layout(pp=3).to_mapping()}, "num_layers=4 is not divisible by pp*vpp=3*1=3"),
+        ({"seed": -1}, "seed=-1 is not a whole number of at least 0"),
     ],
 )
 def test_a_malformed_job_exits_2_with_a_sentence(

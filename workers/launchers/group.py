@@ -132,9 +132,7 @@ class Group:
         started = time.monotonic()
         try:
             self._nodes.wait_until_ready()
-            started = (
-                time.monotonic()
-            )  # a zygote that still imports torch is none of the ranks' time
+            started = time.monotonic()  # importing torch is none of the ranks' time
             self._nodes.start(self._tasks)
             self._follow(started + self._deadline_s)
         except NodeLostError as error:
