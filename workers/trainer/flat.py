@@ -98,6 +98,16 @@ class FlatBuffers:
             self.slots.append(slot)
         _replace_parameters(model, made)
 
+    def expect_gradients(self) -> None:
+        """Begins a step: the first gradient of each parameter takes the place of the last step's."""
+        for slot in self.slots:
+            slot.parameter.main_grad_is_stale = True
+
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether the passes of this step have reached every parameter."""
+        return not any(slot.parameter.main_grad_is_stale for slot in self.slots)
+
     def _place(self, declared: ModelParameter, start: int) -> Slot:
         end = start + declared.numel()
         parameter = ModelParameter(self.weights[start:end].view(declared.shape))

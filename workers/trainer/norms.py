@@ -38,8 +38,8 @@ class LayerNormFunction(Function):
         grad_x_TH, grad_weight_H, grad_bias_H = torch.ops.aten.native_layer_norm_backward(
             grad_TH, x_TH, weight_H.shape, mean_T1, rstd_T1, weight_H, bias_H, [True, True, True]
         )
-        weight_H.main_grad.add_(grad_weight_H)
-        bias_H.main_grad.add_(grad_bias_H)
+        weight_H.add_gradient(grad_weight_H)
+        bias_H.add_gradient(grad_bias_H)
         return grad_x_TH, None, None
 
 
@@ -60,7 +60,7 @@ class RMSNormFunction(Function):
         x_TH, rstd_T1 = ctx.saved_tensors
         normal_TH = x_TH * rstd_T1
         product_TH = normal_TH * grad_TH
-        ctx.weight_H.main_grad.add_(product_TH.sum(0))
+        ctx.weight_H.add_gradient(product_TH.sum(0))
         weight_H = ctx.weight_H.float()
         mean_T = (product_TH @ weight_H).div_(x_TH.shape[-1])
         grad_x_TH = torch.mul(grad_TH, weight_H, out=product_TH)

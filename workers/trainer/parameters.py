@@ -2,7 +2,11 @@
 
 A fused weight (query, key and value; gate and up) is made of logical parts that are named, seeded
 and sliced one by one, so that every layout holds slices of the same logical model.
+
+Shapes: T tokens of a micro-batch, O and I local output and input features, H hidden.
 """
+
+# ruff: noqa: N803 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from torch import Tensor, nn
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises: a rank draws only the blocks that its slice touches."""
+
+_CONVERTED_ELEMENTS: Final = 1 << 16
+"""Elements of a gradient that are converted to fp32 at once: a quarter of a core's cache or less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +47,7 @@ class Part:
 
 
 class ModelParameter(nn.Parameter):
-    """A weight whose gradient is added straight to `main_grad`, a view of the flat fp32 buffer.
+    """A weight whose gradient goes straight to `main_grad`, a view of the flat fp32 buffer.
 
     It is declared on the meta device; `workers.trainer.flat.FlatBuffers` gives it memory.
     """
@@ -49,11 +56,41 @@ class ModelParameter(nn.Parameter):
     main_grad: Tensor
     counted: bool
     """Whether this copy counts for the norm of the gradient (a tied embedding has two copies)."""
+    main_grad_is_stale: bool = False
+    """Whether `main_grad` is of an earlier step: then the next gradient is written over it, which
+    saves the pass that would clear it."""
 
     @property
     def replicated(self) -> bool:
         """Whether every tp rank holds all of it, and computes the same gradient."""
         return self.parts[0].shard_dim is None
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Adds a gradient of any precision to `main_grad`."""
+        if self.main_grad_is_stale:
+            self.main_grad.copy_(gradient)
+            self.main_grad_is_stale = False
+        elif gradient.dtype == self.main_grad.dtype or gradient.is_cuda:
+            self.main_grad.add_(gradient)
+        else:
+            # On the CPU torch converts the whole operand first; a few rows of it stay in the cache.
+            rows = max(_CONVERTED_ELEMENTS // gradient[0].numel(), 1)
+            torch._foreach_add_(torch.split(self.main_grad, rows), torch.split(gradient, rows))
+
+    def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
+        """Adds a matrix product to `main_grad`; without a temporary where it is fp32."""
+        if left_OT.dtype != self.main_grad.dtype:
+            self.add_gradient(left_OT @ right_TI)
+            return
+        self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
+        self.main_grad_is_stale = False
+
+    def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
+        """Adds each row of a gradient to the row of `main_grad` that `rows_T` names."""
+        if self.main_grad_is_stale:
+            self.main_grad.zero_()
+            self.main_grad_is_stale = False
+        self.main_grad.index_add_(0, rows_T, gradient_TH)
 
 
 def declare(*parts: Part, tp: int, counted: bool = True) -> ModelParameter:

@@ -1,8 +1,8 @@
 """Linear layers that are cut over the tp axis (arXiv:1909.08053).
 
 Shapes: T tokens of a micro-batch, I and O local input and output features.
-Every function here adds its weight gradient straight to `weight.main_grad` and returns none to
-autograd, so that accumulation over micro-batches costs no extra pass.
+Every function here adds its weight gradient straight to the weight's `main_grad` and returns none
+to autograd, so that accumulation over micro-batches costs no extra pass.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -45,9 +45,9 @@ class ColumnLinear(Function):
         (x_TI,) = ctx.saved_tensors
         grad_TI = grad_TO @ ctx.weight_OI
         reduction = start_all_reduce(grad_TI, ctx.group)
-        add_weight_gradient(ctx.weight_OI, grad_TO, x_TI)
+        ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         if ctx.bias_O is not None:
-            ctx.bias_O.main_grad.add_(grad_TO.sum(0))
+            ctx.bias_O.add_gradient(grad_TO.sum(0))
         finish(reduction)
         return grad_TI, None, None, None
 
@@ -80,19 +80,10 @@ class RowLinear(Function):
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
         grad_TI = grad_TO @ ctx.weight_OI
-        add_weight_gradient(ctx.weight_OI, grad_TO, x_TI)
+        ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         if ctx.bias_O is not None:
-            ctx.bias_O.main_grad.add_(grad_TO.sum(0))
+            ctx.bias_O.add_gradient(grad_TO.sum(0))
         return grad_TI, grad_TO, None, None, None
-
-
-def add_weight_gradient(weight_OI: ModelParameter, grad_TO: Tensor, x_TI: Tensor) -> None:
-    """Adds grad^T x to the weight's fp32 gradient; without a temporary where x is fp32 too."""
-    gradient_OI = weight_OI.main_grad
-    if gradient_OI.dtype == x_TI.dtype:
-        gradient_OI.addmm_(grad_TO.t(), x_TI)
-    else:
-        gradient_OI.add_(grad_TO.t() @ x_TI)
 
 
 _column_linear: Callable[..., Tensor] = ColumnLinear.apply

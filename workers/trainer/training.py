@@ -74,8 +74,9 @@ class Training:
         Communicates over tp and pp as the passes do, over the embedding group the gradient of a
         tied embedding, over dp gradients and weights, and one sum of three numbers over all ranks.
         """
-        self.flat.gradients.zero_()
+        self.flat.expect_gradients()
         loss, num_tokens = self.pipeline.run(batch)
+        assert self.flat.has_all_gradients, "a parameter took no part in the step"
         tied = self.stage.tied_weight
         if tied is not None:
             all_reduce(tied.main_grad, self.mesh.embedding_group)

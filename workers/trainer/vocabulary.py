@@ -1,7 +1,7 @@
 """The ends of the model, cut over tp by rows of the vocabulary: embedding and cross-entropy.
 
 Shapes: T tokens of a micro-batch, B sequences, S positions, H hidden, V local rows of the
-vocabulary.
+vocabulary, C some of the tokens.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -9,7 +9,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch.nn import functional as F
 
 from workers.trainer.collectives import all_reduce, all_reduce_max
 from workers.trainer.parameters import ModelParameter
+
+_CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
+"""Logits that are worked on together: 1 MiB on a CPU, whose cache holds it; on a GPU few kernels."""
 
 
 class VocabEmbedding(Function):
@@ -52,7 +55,7 @@ class VocabEmbedding(Function):
         grad_TH = grad_TH.float()
         if elsewhere_T is not None:
             grad_TH = grad_TH.masked_fill(elsewhere_T[:, None], 0.0)
-        ctx.weight_VH.main_grad.index_add_(0, rows_T, grad_TH)
+        ctx.weight_VH.add_rows(rows_T, grad_TH)
         return None, None, None, None
 
 
@@ -69,7 +72,7 @@ class AddPositions(Function):
     @staticmethod
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
         positions_SH = ctx.positions_SH
-        positions_SH.main_grad.add_(grad_TH.view(-1, *positions_SH.shape).sum(0))
+        positions_SH.add_gradient(grad_TH.view(-1, *positions_SH.shape).sum(0))
         return grad_TH, None
 
 
@@ -78,6 +81,7 @@ class VocabCrossEntropy(Function):
 
     Forward: two all-reduces over tp, the largest logit (so that no exponential overflows), then
     the sum of exponentials together with the target's logit. Backward: no communication.
+    Both go a few rows at a time, which stay in the cache from the first operator to the last.
     """
 
     @staticmethod
@@ -85,25 +89,57 @@ class VocabCrossEntropy(Function):
         ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, group: ProcessGroup | None
     ) -> Tensor:
         ctx.dtype = logits_TV.dtype
-        exp_TV = logits_TV.float()
-        largest_T = exp_TV.amax(-1)
+        rows_T, elsewhere_T = _local_rows(targets_T, first_row, logits_TV.shape[1])
+        exp_TV, largest_T, sums_2T = _exponentials(logits_TV, rows_T)
+        # Exponentials are relative to this rank's largest logit; sums are brought to everybody's.
+        offset_T = -largest_T
         all_reduce_max(largest_T, group)
-        exp_TV.sub_(largest_T[:, None])
-        rows_T, elsewhere_T = _local_rows(targets_T, first_row, exp_TV.shape[1])
-        target_T = exp_TV.gather(1, rows_T[:, None]).squeeze(1).masked_fill_(elsewhere_T, 0.0)
-        sums_2T = torch.stack((exp_TV.exp_().sum(-1), target_T))
+        offset_T = offset_T.add_(largest_T).neg_()
+        sums_2T[0].mul_(offset_T.exp())
+        sums_2T[1].add_(offset_T).masked_fill_(elsewhere_T, 0.0)
         all_reduce(sums_2T, group)
-        ctx.save_for_backward(exp_TV, sums_2T[0], rows_T, elsewhere_T)
+        scale_T = offset_T.exp_().div_(sums_2T[0] * rows_T.numel())
+        ctx.save_for_backward(exp_TV, scale_T, rows_T, elsewhere_T)
         return (sums_2T[0].log() - sums_2T[1]).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        exp_TV, sum_T, rows_T, elsewhere_T = ctx.saved_tensors
-        scale = grad / rows_T.numel()
-        grad_TV = exp_TV.mul_((scale / sum_T)[:, None])
-        minus_T = torch.where(elsewhere_T, torch.zeros_like(scale), -scale)
-        grad_TV.scatter_add_(1, rows_T[:, None], minus_T[:, None])
-        return grad_TV.to(ctx.dtype), None, None, None
+        exp_TV, scale_T, rows_T, elsewhere_T = ctx.saved_tensors
+        scale_T1 = (grad * scale_T)[:, None]
+        minus_T1 = (elsewhere_T.logical_not() * (-grad / rows_T.numel()))[:, None]
+        grad_TV = exp_TV if exp_TV.dtype == ctx.dtype else torch.empty_like(exp_TV, dtype=ctx.dtype)
+        for some in _slices(exp_TV):
+            grad_CV = exp_TV[some].mul_(scale_T1[some])
+            grad_CV.scatter_add_(1, rows_T[some, None], minus_T1[some])
+            if grad_TV is not exp_TV:
+                grad_TV[some].copy_(grad_CV)
+        return grad_TV, None, None, None
+
+
+def _exponentials(logits_TV: Tensor, rows_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """fp32 exponentials relative to each token's largest local logit, in place of fp32 logits.
+
+    Also that logit, and two numbers a token: the sum of the exponentials, and the logit of the
+    local row that `rows_T` names, relative to the largest.
+    """
+    is_fp32 = logits_TV.dtype == torch.float32
+    exp_TV = logits_TV if is_fp32 else torch.empty_like(logits_TV, dtype=torch.float32)
+    sums_2T = torch.empty(2, len(logits_TV), device=logits_TV.device)
+    largest_T = torch.empty_like(sums_2T[0])
+    for some in _slices(logits_TV):
+        exp_CV = exp_TV[some] if is_fp32 else exp_TV[some].copy_(logits_TV[some])
+        largest_C = torch.amax(exp_CV, -1, out=largest_T[some])
+        exp_CV.sub_(largest_C[:, None])
+        sums_2T[1, some].copy_(exp_CV.gather(1, rows_T[some, None]).squeeze(1))
+        torch.sum(exp_CV.exp_(), -1, out=sums_2T[0, some])
+    return exp_TV, largest_T, sums_2T
+
+
+def _slices(logits_TV: Tensor) -> list[slice]:
+    """Consecutive tokens whose logits are worked on together."""
+    num_tokens, num_rows = logits_TV.shape
+    size = max(_CHUNK_ELEMENTS[logits_TV.device.type] // num_rows, 1)
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
 def _local_rows(ids_T: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:

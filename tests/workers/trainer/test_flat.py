@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -140,3 +141,34 @@ def test_seeds_and_names_give_different_weights() -> None:
     assert not torch.equal(zero["head.weight"], one["head.weight"])
     gate, up = "layers.0.feed_forward.gate.weight", "layers.0.feed_forward.up.weight"
     assert not torch.equal(zero[gate], zero[up])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_step_takes_nothing_from_the_gradients_of_the_last(
+    family: str, tied: bool, precision: str
+) -> None:
+    """They are written over, not cleared: not even one that is no number may be left."""
+    shape, layout = make_shape(family, tied_embeddings=tied), make_layout(precision=precision)
+    poisoned, clean = make_training(shape, layout), make_training(shape, layout)
+    for step in range(2):
+        for slot in poisoned.flat.slots:
+            slot.parameter.main_grad.fill_(math.nan)
+        clean.flat.gradients.zero_()
+        assert poisoned.step(poisoned.batch(step)) == clean.step(clean.batch(step))
+    assert torch.equal(poisoned.flat.weights, clean.flat.weights)
+    assert torch.equal(poisoned.flat.gradients, clean.flat.gradients)
+
+
+def test_a_parameter_without_a_gradient_is_a_bug_that_is_told() -> None:
+    training = make_training(make_shape())
+    training.flat.expect_gradients()
+    assert not training.flat.has_all_gradients
+    for slot in training.flat.slots[1:]:
+        slot.parameter.add_gradient(torch.zeros_like(slot.parameter))
+    assert not training.flat.has_all_gradients
+    training.flat.slots[0].parameter.add_gradient(
+        torch.zeros_like(training.flat.slots[0].parameter)
+    )
+    assert training.flat.has_all_gradients

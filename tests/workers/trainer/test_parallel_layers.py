@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer import vocabulary
 from workers.trainer.activations import rotary_tables, rotate, swiglu
 from workers.trainer.mesh import build_mesh
 from workers.trainer.norms import LayerNorm, RMSNorm
@@ -135,6 +136,47 @@ def test_a_vocabulary_cross_entropy_equals_the_dense_one() -> None:
     for result in results:
         torch.testing.assert_close(result[0], loss.detach())
     torch.testing.assert_close(torch.cat([r[1] for r in results], 1), dense.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens_at_once", [1, 4, 5])
+def test_a_cross_entropy_is_the_same_however_few_tokens_are_worked_on_at_once(
+    tokens_at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = (drawn(10, 12, seed=0) * 30).to(dtype)
+    targets = torch.arange(10)
+
+    def both() -> tuple[Tensor, Tensor]:
+        x = logits.clone().requires_grad_()
+        loss = vocab_cross_entropy(x.clone(), targets, 0, None)
+        loss.backward(torch.tensor(0.5))
+        assert x.grad is not None
+        assert x.grad.dtype == dtype
+        return loss.detach(), x.grad
+
+    at_once = both()
+    monkeypatch.setitem(vocabulary._CHUNK_ELEMENTS, "cpu", 12 * tokens_at_once + 3)
+    for value, expected in zip(both(), at_once, strict=True):
+        assert torch.equal(value, expected)
+    dense = logits.float().requires_grad_()
+    F.cross_entropy(dense, targets).backward(torch.tensor(0.5))
+    assert dense.grad is not None
+    torch.testing.assert_close(at_once[1], dense.grad.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (300, 700), (1, 1 << 17)], ids=str)
+def test_a_gradient_is_added_and_a_stale_one_is_written_over(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    parameter = weight(torch.zeros(shape))
+    first, second = drawn(*shape, seed=0).to(dtype), drawn(*shape, seed=1).to(dtype)
+    parameter.add_gradient(first)
+    assert torch.equal(parameter.main_grad, 0.25 + first.float())
+    parameter.main_grad_is_stale = True
+    parameter.add_gradient(first)
+    parameter.add_gradient(second)
+    assert torch.equal(parameter.main_grad, first.float() + second.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
