@@ -21,6 +21,12 @@ _CLOSE_WITHIN_S: Final = 10.0
 _LOSS_WITHIN_S: Final = 3.0
 _LAST_WORDS: Final = 5
 _LOG_TAIL_BYTES: Final = 8 << 10
+_MEMORY_IS_KEPT: Final = {
+    "MALLOC_MMAP_THRESHOLD_": "4000000000",
+    "MALLOC_TRIM_THRESHOLD_": "8000000000",
+}
+"""Freed tensors stay with the process (decision 0009)."""
+
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -200,4 +206,4 @@ def _zygote_environment() -> dict[str, str]:
         if not name.startswith(("RAY_", "LAYOUT_TUNER_TOKEN"))
         and not (name.endswith("VISIBLE_DEVICES") and not value)
     }
-    return {**kept, **dict.fromkeys(_ONE_THREAD, "1")}
+    return {**_MEMORY_IS_KEPT, **kept, **dict.fromkeys(_ONE_THREAD, "1")}

@@ -117,6 +117,16 @@ def test_a_layout_beyond_the_memory_limit_is_infeasible(launcher: GroupLauncher)
     assert outcome.node
 
 
+def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
+    layout = Layout(micro_batch_size=8, num_microbatches=2, precision="bf16")
+    measured = run(launcher, make_request(layout=layout)).measurement
+    assert measured is not None
+    limit_bytes = measured.peak_memory_bytes
+    assert run(launcher, make_request(layout=layout, memory_limit_bytes=limit_bytes)).measurement
+    beyond = run(launcher, make_request(layout=layout, memory_limit_bytes=limit_bytes - 1))
+    assert beyond.reason == "out_of_memory"
+
+
 def test_a_rank_that_is_killed_fails_the_probe_and_the_next_one_runs(
     launcher: GroupLauncher, nodes: LocalNodes
 ) -> None:

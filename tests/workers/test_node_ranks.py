@@ -79,6 +79,19 @@ def test_iterations_come_in_order_and_in_lots(nodes: LocalNodes) -> None:
     assert len(lots) <= 2 + end.duration_s / 0.5
 
 
+def test_freed_memory_stays_with_the_ranks_unless_the_user_has_another_wish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "12345678")
+    nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
+    nodes.ranks.wait_until_ready()
+    environment = psutil.Process(nodes.ranks.pids["zygote"]).environ()
+    nodes.close()
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "4000000000"
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == "12345678"
+
+
 def test_ranks_go_before_everything_else_when_memory_gets_short(nodes: LocalNodes) -> None:
     end = run_group(nodes, "tell-oom-score")
     assert [end.results[rank]["oom_score_adj"] for rank in (0, 1)] == [500, 500]
