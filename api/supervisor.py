@@ -46,7 +46,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_end_with(os.getpid()),  # safe: one thread here
+                preexec_fn=end_with(os.getpid()),  # safe: one thread here
             )
 
     def returncode(self) -> int | None:
@@ -73,7 +73,8 @@ class Child:
             self.process.wait()
 
 
-def _end_with(parent: int) -> Callable[[], None]:
+def end_with(parent: int) -> Callable[[], None]:
+    """What a child does first so that it is told to end when its parent dies, even by SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def bind() -> None:

@@ -17,6 +17,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from api.supervisor import end_with
+
 HERE = Path(__file__).resolve().parent
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
 STEPS = 20
@@ -72,6 +74,7 @@ def start_service(environment: dict[str, str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C reaches this script, which then ends it in order
+        preexec_fn=end_with(os.getpid()),  # and kill -9 of this script ends it too
     )
     assert service.stdout is not None
     for line in service.stdout:
@@ -98,7 +101,11 @@ def ask(environment: dict[str, str], *arguments: str) -> Any:
     """Shows a command, and runs it for its JSON; what it says beside that is seen."""
     print(f"\n$ layout-tuner {' '.join(arguments)}", flush=True)
     done = subprocess.run(
-        [COMMAND, *arguments], env=environment, check=False, stdout=subprocess.PIPE
+        [COMMAND, *arguments],
+        env=environment,
+        check=False,
+        stdout=subprocess.PIPE,
+        preexec_fn=end_with(os.getpid()),
     )
     if done.returncode:
         raise DemoError(f"layout-tuner {arguments[0]} ended with exit code {done.returncode}")
@@ -108,7 +115,9 @@ def ask(environment: dict[str, str], *arguments: str) -> Any:
 def run(environment: dict[str, str], *arguments: str) -> None:
     """Shows a command and what it prints."""
     print(f"\n$ layout-tuner {' '.join(arguments)}", flush=True)
-    done = subprocess.run([COMMAND, *arguments], env=environment, check=False)
+    done = subprocess.run(
+        [COMMAND, *arguments], env=environment, check=False, preexec_fn=end_with(os.getpid())
+    )
     if done.returncode:
         raise DemoError(f"layout-tuner {arguments[0]} ended with exit code {done.returncode}")
 
