@@ -221,11 +221,6 @@ def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
     )
 
 
-def _recompute_sentence(layout: Layout, _: RuleContext) -> str:
-    modes = ", ".join(trainer.RECOMPUTE_SUPPORTED)
-    return f"recompute={layout.recompute} is not supported by the embedded trainer ({modes})"
-
-
 def _trainer_precision_sentence(layout: Layout, _: RuleContext) -> str:
     precisions = ", ".join(trainer.PRECISIONS_SUPPORTED)
     return f"precision={layout.precision} is not supported by the embedded trainer ({precisions})"
@@ -316,22 +311,6 @@ RULES: Final[tuple[Rule, ...]] = (
         scope="trainer",
         illegal=lambda c, _: (not trainer.INTERLEAVING_SUPPORTED) & (c.vpp > 1),
         sentence=lambda layout, _: f"vpp={layout.vpp} is not supported by the embedded trainer (1)",
-    ),
-    Rule(
-        name="trainer_sequence_parallel",
-        scope="trainer",
-        illegal=lambda c, _: (not trainer.SEQUENCE_PARALLEL_SUPPORTED) & (c.sequence_parallel == 1),
-        sentence=lambda _layout, _: (
-            "sequence_parallel=true is not supported by the embedded trainer"
-        ),
-    ),
-    Rule(
-        name="trainer_recompute",
-        scope="trainer",
-        illegal=lambda c, _: np.isin(
-            c.recompute, codes_of("recompute", trainer.RECOMPUTE_SUPPORTED), invert=True
-        ),
-        sentence=_recompute_sentence,
     ),
     Rule(
         name="trainer_precision",

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.layout import Precision, Recompute
+from search_spaces.layout import Precision
 
 INTERLEAVING_SUPPORTED: Final[bool] = False
 """Whether vpp may be more than 1."""
-
-SEQUENCE_PARALLEL_SUPPORTED: Final[bool] = False
-"""Whether sequence_parallel may be on."""
-
-RECOMPUTE_SUPPORTED: Final[tuple[Recompute, ...]] = ("none", "full")
-"""Recompute modes that it knows."""
 
 PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 """Precisions that it trains in; fp16 needs a loss scaler, which it lacks."""

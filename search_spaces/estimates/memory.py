@@ -36,8 +36,8 @@ class TrainerStorage:
     """What a trainer stores, and how.
 
     The defaults are the embedded trainer's: a flat fp32 gradient buffer that every replica holds in
-    full, fused attention, and a cross-entropy that turns the fp32 logits into their gradient in
-    place.
+    full, fused attention, gathered inputs that are kept, and a cross-entropy that turns the fp32
+    logits into their gradient in place.
     """
 
     gradient_bytes: float = 4.0
@@ -48,6 +48,9 @@ class TrainerStorage:
     """Whether the attention probabilities are never stored."""
     fused_swiglu: bool = True
     """Whether the activation of SwiGLU's gate is made again in the backward pass."""
+    keeps_gathered_inputs: bool = True
+    """Whether sequence parallelism keeps the inputs of column-parallel matrices as they were gathered;
+    Megatron-LM keeps a rank's share, and gathers it again in the backward pass."""
     fp32_logits: int = 1
     """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
 
@@ -202,8 +205,7 @@ def _kept_elements(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> Floats:
     """Elements a token of a micro-batch that are kept for the backward pass, all in flight."""
-    h = model.hidden_size
-    input_elements = h / np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    input_elements, column_input = _input_elements(columns, model, storage)
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     selective = _layer_elements(columns, model, storage, fused_attention=True)
     of_layer = np.select(
@@ -212,8 +214,8 @@ def _kept_elements(
         whole,
     )
     layers = model.num_layers / columns.pp
-    # The last stage keeps the final norm's input and output too.
-    final = np.where(stage == columns.pp - 1, 2 * input_elements, 0.0)
+    # The last stage keeps the inputs of the final norm and of the head too.
+    final = np.where(stage == columns.pp - 1, input_elements + column_input, 0.0)
     return np.asarray(_in_flight(columns, stage) * layers * of_layer + final, dtype=np.float64)
 
 
@@ -224,13 +226,15 @@ def _layer_elements(
 
     Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
     at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
-    column-parallel matrices are replicated over tp (4 h, shared under sequence parallelism); query,
-    key, value and the attention's output are shared over tp, as is the feed-forward's inside (2 f for
-    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation). Attention that is not fused keeps its probabilities: a s.
+    column-parallel matrices are replicated over tp (4 h; sequence parallelism shares the norms', and
+    the matrices' too where they are gathered again); query, key, value and the attention's output
+    are shared over tp, as is the feed-forward's inside (2 f for GELU's input and output; 4 f for
+    SwiGLU's gate, its activation, up, and their product, or 3 f without the activation). Attention
+    that is not fused keeps its probabilities: a s.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
-    replicated = 4.0 * h / np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    norm_input, column_input = _input_elements(columns, model, storage)
+    replicated = 2.0 * (norm_input + column_input)
     attention = h + 2.0 * model.kv_hidden_size + h
     if not fused_attention:
         attention += model.num_heads * model.seq_length
@@ -239,6 +243,15 @@ def _layer_elements(
         parts = 3.0 if storage.fused_swiglu else 4.0
     feed_forward = parts * f
     return np.asarray(replicated + (attention + feed_forward) / columns.tp, dtype=np.float64)
+
+
+def _input_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> tuple[Floats, Floats]:
+    """Elements a token that are kept of a norm's input, and of a column-parallel matrix's."""
+    whole = np.full(columns.tp.shape, float(model.hidden_size))
+    share = whole / np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    return share, whole if storage.keeps_gathered_inputs else share
 
 
 def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:

@@ -18,7 +18,9 @@ GPT = model_preset("gpt-175b")
 LLAMA = model_preset("llama-8b")
 
 # As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
-MEGATRON = TrainerStorage(gradient_bytes=2, zero_shards_gradients=True, fp32_logits=2)
+MEGATRON = TrainerStorage(
+    gradient_bytes=2, zero_shards_gradients=True, keeps_gathered_inputs=False, fp32_logits=2
+)
 RAN_ON_FRONTIER = Layout(
     num_nodes=16,
     tp=4,
@@ -118,6 +120,16 @@ def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
     assert kept / layers == pytest.approx(unmasked)
     fused = stage_memory(layout, model)[0].activations_bytes - final
     assert fused / layers == pytest.approx(s * b * h * (8 + 24 / t))
+
+
+def test_cut_tokens_are_shared_by_norms_and_by_matrices_only_if_gathered_again() -> None:
+    # arXiv:2205.05198, equation 4: sequence parallelism divides the ten of equation 2 by t as well.
+    h, s, t, layers = GPT.hidden_size, GPT.seq_length, 8, GPT.num_layers
+    layout = Layout(tp=t, precision="bf16", sequence_parallel=True)
+    kept = stage_memory(layout, GPT)[0].activations_bytes
+    assert kept == pytest.approx(layers * s * h * (4 / t + 4 + 24 / t) + s * h * (2 / t + 2))
+    again = stage_memory(layout, GPT, TrainerStorage(keeps_gathered_inputs=False))[0]
+    assert again.activations_bytes == pytest.approx((layers * (8 + 24) + 4) * s * h / t)
 
 
 def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:

@@ -183,14 +183,6 @@ TRAINER_CASES: list[tuple[dict[str, Any], str]] = [
         "vpp=2 is not supported by the embedded trainer (1)",
     ),
     (
-        {"tp": 2, "sequence_parallel": True},
-        "sequence_parallel=true is not supported by the embedded trainer",
-    ),
-    (
-        {"recompute": "selective"},
-        "recompute=selective is not supported by the embedded trainer (none, full)",
-    ),
-    (
         {"precision": "fp16"},
         "precision=fp16 is not supported by the embedded trainer (fp32, bf16)",
     ),

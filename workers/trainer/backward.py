@@ -13,8 +13,7 @@ def run_backward(output: Tensor | GradientEdge, gradient: Tensor) -> None:
     Straight to the engine: torch's wrapper checks shapes symbolically, and for that imports sympy,
     which costs every rank 0.3 s in its first step.
     """
-    engine = Variable._execution_engine
-    engine.run_backward(
+    Variable._execution_engine.run_backward(
         (output,),
         (gradient,),
         False,  # keep the graph
@@ -22,4 +21,19 @@ def run_backward(output: Tensor | GradientEdge, gradient: Tensor) -> None:
         (),
         allow_unreachable=True,
         accumulate_grad=True,
+    )
+
+
+def gradients_of(
+    output: Tensor, gradient: Tensor, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """What `torch.autograd.grad` returns for one output whose gradient is known."""
+    return Variable._execution_engine.run_backward(
+        (output,),
+        (gradient,),
+        False,  # keep the graph
+        False,  # make a graph of the gradients
+        inputs,
+        allow_unreachable=False,
+        accumulate_grad=False,
     )

@@ -42,6 +42,32 @@ def start_all_gather(whole: Tensor, own: Tensor, group: ProcessGroup) -> Work | 
     return work
 
 
+def start_scatter_rows(whole: Tensor, group: ProcessGroup) -> tuple[Tensor, Work | None]:
+    """Starts summing `whole` over the group, and cutting it; returns this rank's rows of the sum."""
+    own = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
+    return own, start_reduce_scatter(own, whole, group)
+
+
+def start_gather_rows(own: Tensor, group: ProcessGroup) -> tuple[Tensor, Work | None]:
+    """Starts gathering every rank's rows; returns all of them."""
+    whole = own.new_empty(own.shape[0] * dist.get_world_size(group), *own.shape[1:])
+    return whole, start_all_gather(whole, own.contiguous(), group)
+
+
+def scatter_rows(whole: Tensor, group: ProcessGroup) -> Tensor:
+    """This rank's rows of the sum of `whole` over the group."""
+    own, work = start_scatter_rows(whole, group)
+    finish(work)
+    return own
+
+
+def gather_rows(own: Tensor, group: ProcessGroup) -> Tensor:
+    """The rows of every rank, in the order of the ranks."""
+    whole, work = start_gather_rows(own, group)
+    finish(work)
+    return whole
+
+
 def finish(work: Work | None) -> None:
     """Waits for what a `start_` function started."""
     if work is not None:

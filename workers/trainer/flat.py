@@ -12,7 +12,9 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
+from workers.trainer.collectives import all_reduce
 from workers.trainer.mesh import Mesh
 from workers.trainer.parameters import (
     ModelParameter,
@@ -107,6 +109,16 @@ class FlatBuffers:
     def has_all_gradients(self) -> bool:
         """Whether the passes of this step have reached every parameter."""
         return not any(slot.parameter.main_grad_is_stale for slot in self.slots)
+
+    def sum_replicated(self, group: ProcessGroup | None) -> None:
+        """Sums over tp the gradients of what every tp rank holds; one all-reduce for all of them."""
+        slots = [slot for slot in self.slots if slot.parameter.replicated]
+        if group is None or not slots:
+            return
+        views = [self.gradients[slot.start : slot.end] for slot in slots]
+        sums = torch.cat(views)
+        all_reduce(sums, group)
+        torch._foreach_copy_(views, torch.split(sums, [len(view) for view in views]))
 
     def _place(self, declared: ModelParameter, start: int) -> Slot:
         end = start + declared.numel()

@@ -51,6 +51,11 @@ class Mesh:
     """First and last stage of this rank's pipeline, when they share a tied embedding."""
 
     @property
+    def cuts_tokens(self) -> bool:
+        """Whether a rank holds 1/tp of a micro-batch's tokens between the parallel layers."""
+        return self.layout.sequence_parallel and self.layout.tp > 1
+
+    @property
     def is_first_stage(self) -> bool:
         return self.place.pp_rank == 0
 

@@ -2,7 +2,8 @@
 
 It reads as single-device code; the linear layers and the ends of the vocabulary know their tp
 group. Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local
-query and key heads, D head size.
+query and key heads, D head size, L tokens between the linear layers: T / tp of them under sequence
+parallelism, else all.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from search_spaces.layout import Recompute
 from search_spaces.model_shape import ModelShape
 from workers.trainer.activations import rotary_tables, rotate, swiglu
+from workers.trainer.attention import causal_attention, recomputed_attention
 from workers.trainer.mesh import Mesh
 from workers.trainer.norms import LayerNorm, RMSNorm
 from workers.trainer.parameters import ModelParameter, Part, declare
@@ -54,14 +56,14 @@ class StageBuilder:
             bias = self.declare(
                 *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
             )
-        return ColumnParallel(weight, bias, self.mesh.tp_group)
+        return ColumnParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
 
     def row(self, prefix: str, inputs: int) -> RowParallel:
         """A projection back to the residual stream; its initial weights shrink with the depth."""
         outputs, std = self.shape.hidden_size, 0.02 / (2 * self.shape.num_layers) ** 0.5
         weight = self.declare(_normal(f"{prefix}.weight", outputs, inputs, dim=1, std=std))
         bias = self.declare(_zeros(f"{prefix}.bias", outputs)) if self.has_biases else None
-        return RowParallel(weight, bias, self.mesh.tp_group)
+        return RowParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
 
     def norm(self, prefix: str) -> LayerNorm | RMSNorm:
         size = (self.shape.hidden_size,)
@@ -83,6 +85,7 @@ class StageBuilder:
             positions,
             tp_rank=self.mesh.place.tp_rank,
             group=self.mesh.tp_group,
+            cuts_tokens=self.mesh.cuts_tokens,
         )
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
@@ -109,19 +112,19 @@ class Attention(nn.Module):
         self.out = build.row(f"{prefix}.out", shape.hidden_size)
         self.seq_length, self.head_size = shape.seq_length, shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
+        self.recompute_core = build.mesh.layout.recompute == "selective"
         self.rotary: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
-        qkv_TM = self.qkv(x_TH)
+    def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
+        qkv_TM = self.qkv(x_LH)
         if self.rotary is not None:
             qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv_BSMD = qkv_TM.view(-1, self.seq_length, sum(heads), self.head_size)
         q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in qkv_BSMD.split(heads, dim=2))
-        y_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=heads[0] != heads[1]
-        )
-        return self.out(y_BNSD.transpose(1, 2).reshape(x_TH.shape[0], -1), residual_TH)  # type: ignore[no-any-return]
+        attend = recomputed_attention if self.recompute_core else causal_attention
+        y_BNSD = attend(q_BNSD, k_BKSD, v_BKSD)
+        return self.out(y_BNSD.transpose(1, 2).reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -135,14 +138,18 @@ class FeedForward(nn.Module):
         self.up = build.column(prefix, dict.fromkeys(names, size))
         self.down = build.row(f"{prefix}.down", size)
 
-    def forward(self, x_TH: Tensor, residual_TH: Tensor) -> Tensor:
-        up = self.up(x_TH)
+    def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
+        up = self.up(x_LH)
         activated = swiglu(up) if self.is_gated else F.gelu(up, approximate="tanh")
-        return self.down(activated, residual_TH)  # type: ignore[no-any-return]
+        return self.down(activated, residual_LH)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """One transformer layer: at most four all-reduces over tp, forward and backward together."""
+    """One transformer layer.
+
+    Over tp, forward and backward together: four all-reduces, or under sequence parallelism four
+    pairs of all-gather and reduce-scatter.
+    """
 
     def __init__(self, build: StageBuilder, prefix: str) -> None:
         super().__init__()
@@ -151,9 +158,9 @@ class Block(nn.Module):
         self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
         self.feed_forward = FeedForward(build, f"{prefix}.feed_forward")
 
-    def forward(self, x_TH: Tensor) -> Tensor:
-        x_TH = self.attention(self.attention_norm(x_TH), x_TH)
-        return self.feed_forward(self.feed_forward_norm(x_TH), x_TH)  # type: ignore[no-any-return]
+    def forward(self, x_LH: Tensor) -> Tensor:
+        x_LH = self.attention(self.attention_norm(x_LH), x_LH)
+        return self.feed_forward(self.feed_forward_norm(x_LH), x_LH)  # type: ignore[no-any-return]
 
 
 class Stage(nn.Module):
@@ -180,7 +187,8 @@ class Stage(nn.Module):
             weight = self.embedding.weight
         else:
             weight = build.vocabulary("embedding.weight", counted=False)
-        return ColumnParallel(weight, None, build.mesh.tp_group)
+        mesh = build.mesh
+        return ColumnParallel(weight, None, mesh.tp_group, cuts_tokens=mesh.cuts_tokens)
 
     @property
     def tied_weight(self) -> ModelParameter | None:
@@ -207,11 +215,11 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
         """From tokens or the previous stage's output to this stage's output, or the mean loss."""
-        x_TH = x if self.embedding is None else self.embedding(x)
+        x_LH = x if self.embedding is None else self.embedding(x)
         for block in self.blocks:
-            x_TH = recomputed(x_TH, block) if self.recompute == "full" else block(x_TH)
+            x_LH = recomputed(x_LH, block) if self.recompute == "full" else block(x_LH)
         if self.head is None or self.final_norm is None:
-            return x_TH
-        logits_TV = self.head(self.final_norm(x_TH))
+            return x_LH
+        logits_TV = self.head(self.final_norm(x_LH))
         first_row = self.head.weight.shape[0] * self.tp_rank
         return vocab_cross_entropy(logits_TV, targets_T, first_row, self.head.group)

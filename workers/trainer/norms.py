@@ -1,6 +1,6 @@
-"""Normalisation over the hidden dim; every tp rank does all of it, without communication.
+"""Normalisation over the hidden dim, of every token that the rank holds, without communication.
 
-Shapes: T tokens of a micro-batch, H hidden. Weight gradients go straight to `main_grad`.
+Shapes: T tokens, H hidden. Weight gradients go straight to `main_grad`.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)

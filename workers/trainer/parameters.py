@@ -62,7 +62,10 @@ class ModelParameter(nn.Parameter):
 
     @property
     def replicated(self) -> bool:
-        """Whether every tp rank holds all of it, and computes the same gradient."""
+        """Whether every tp rank holds all of it.
+
+        Each computes the same gradient of it; under sequence parallelism, its tokens' part of that.
+        """
         return self.parts[0].shard_dim is None
 
     def add_gradient(self, gradient: Tensor) -> None:

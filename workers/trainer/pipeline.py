@@ -1,6 +1,7 @@
 """Runs a stage's schedule: passes over micro-batches, and transfers between stages.
 
-Shapes: M micro-batches, T tokens of one, H hidden.
+Shapes: M micro-batches, T tokens of one, L tokens that a rank sends (T / tp under sequence
+parallelism, else T), H hidden.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)
@@ -53,6 +54,7 @@ class Pipeline:
         self.schedule = one_forward_one_backward(
             mesh.place.pp_rank, layout.pp, layout.num_microbatches
         )
+        self.token_shares = layout.tp if mesh.cuts_tokens else 1
         self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
 
     def run(self, batch: Batch) -> tuple[Tensor, int]:
@@ -92,30 +94,30 @@ class Pipeline:
     def _backward(self, index: int, flight: _InFlight) -> None:
         run_backward(flight.edges.pop(index), flight.gradients.pop(index))
         if not self.mesh.is_first_stage:
-            gradient_TH = flight.inputs.pop(index).grad
-            assert gradient_TH is not None
-            flight.outbox[index] = gradient_TH.contiguous()
+            gradient_LH = flight.inputs.pop(index).grad
+            assert gradient_LH is not None
+            flight.outbox[index] = gradient_LH.contiguous()
 
     def _transfer(self, action: Transfer, batch: Batch, flight: _InFlight) -> None:
         """Starts all of it, and waits for what is received; what is sent, until the next time."""
         _await_sends(flight)
-        shape = (batch.ids_MT.shape[1], self.hidden_size)
+        shape = (batch.ids_MT.shape[1] // self.token_shares, self.hidden_size)
         place, operations, received = self.mesh.place.pp_rank, [], []
         for index, peer, tag in (
             (action.receive_activation, place - 1, _ACTIVATION_TAG),
             (action.receive_gradient, place + 1, _GRADIENT_TAG),
         ):
             if index is not None:
-                x_TH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
-                operations.append(self._operation(dist.irecv, x_TH, peer, tag))
-                received.append((index, tag, x_TH))
+                x_LH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
+                operations.append(self._operation(dist.irecv, x_LH, peer, tag))
+                received.append((index, tag, x_LH))
         for index, peer, tag in (
             (action.send_activation, place + 1, _ACTIVATION_TAG),
             (action.send_gradient, place - 1, _GRADIENT_TAG),
         ):
             if index is not None:
-                sent_TH = flight.outbox.pop(index)
-                operations.append(self._operation(dist.isend, sent_TH, peer, tag))
+                sent_LH = flight.outbox.pop(index)
+                operations.append(self._operation(dist.isend, sent_LH, peer, tag))
         works = dist.batch_isend_irecv(operations)
         if len(works) < len(operations):  # NCCL coalesces the batch into one work
             _wait_all(works)
@@ -123,15 +125,15 @@ class Pipeline:
             _wait_all(works[: len(received)])
             sends = zip(works, operations, strict=True)
             flight.sending = [(w, op.tensor) for w, op in list(sends)[len(received) :]]
-        for index, tag, x_TH in received:
+        for index, tag, x_LH in received:
             if tag == _ACTIVATION_TAG:
-                flight.inputs[index] = x_TH.requires_grad_()
+                flight.inputs[index] = x_LH.requires_grad_()
             else:
-                flight.gradients[index] = x_TH
+                flight.gradients[index] = x_LH
 
-    def _operation(self, kind: object, x_TH: Tensor, pp_rank: int, tag: int) -> P2POp:
+    def _operation(self, kind: object, x_LH: Tensor, pp_rank: int, tag: int) -> P2POp:
         peer = self.mesh.stage_rank(pp_rank)
-        return P2POp(kind, x_TH, peer, self.mesh.pp_group, tag)  # type: ignore[arg-type]
+        return P2POp(kind, x_LH, peer, self.mesh.pp_group, tag)  # type: ignore[arg-type]
 
 
 def _await_sends(flight: _InFlight) -> None:

@@ -1,6 +1,6 @@
 """Full recomputation: a block's activations are made again in the backward pass.
 
-Shapes: T tokens of a micro-batch, H hidden.
+Shapes: T tokens that the rank holds of a micro-batch, H hidden.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)

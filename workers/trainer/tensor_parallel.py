@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from workers.trainer.collectives import all_reduce, finish, start_all_reduce
 from workers.trainer.parameters import ModelParameter
+from workers.trainer.sequence_parallel import sequence_column_linear, sequence_row_linear
 
 
 class ColumnLinear(Function):
@@ -91,19 +92,25 @@ _row_linear: Callable[..., Tensor] = RowLinear.apply
 
 
 class ColumnParallel(nn.Module):
-    """A linear layer whose outputs are cut over tp."""
+    """A linear layer whose outputs are cut over tp; where tokens are cut too, it gathers them."""
 
     bias: ModelParameter | None
 
     def __init__(
-        self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
+        self,
+        weight: ModelParameter,
+        bias: ModelParameter | None,
+        group: ProcessGroup | None,
+        *,
+        cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
         self.weight, self.group = weight, group
+        self.linear = sequence_column_linear if cuts_tokens else _column_linear
         self.register_parameter("bias", bias)
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        return _column_linear(x_TI, self.weight, self.bias, self.group)
+        return self.linear(x_TI, self.weight, self.bias, self.group)
 
 
 class RowParallel(nn.Module):
@@ -112,11 +119,17 @@ class RowParallel(nn.Module):
     bias: ModelParameter | None
 
     def __init__(
-        self, weight: ModelParameter, bias: ModelParameter | None, group: ProcessGroup | None
+        self,
+        weight: ModelParameter,
+        bias: ModelParameter | None,
+        group: ProcessGroup | None,
+        *,
+        cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
         self.weight, self.group = weight, group
+        self.linear = sequence_row_linear if cuts_tokens else _row_linear
         self.register_parameter("bias", bias)
 
     def forward(self, x_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        return _row_linear(x_TI, residual_TO, self.weight, self.bias, self.group)
+        return self.linear(x_TI, residual_TO, self.weight, self.bias, self.group)

@@ -71,12 +71,15 @@ class Training:
     def step(self, batch: Batch, *, learning_rate: float | None = None) -> StepStats:
         """One optimizer step over the global batch.
 
-        Communicates over tp and pp as the passes do, over the embedding group the gradient of a
-        tied embedding, over dp gradients and weights, and one sum of three numbers over all ranks.
+        Communicates over tp and pp as the passes do, over tp the replicated gradients where tokens
+        are cut, over the embedding group the gradient of a tied embedding, over dp gradients and
+        weights, and one sum of three numbers over all ranks.
         """
         self.flat.expect_gradients()
         loss, num_tokens = self.pipeline.run(batch)
         assert self.flat.has_all_gradients, "a parameter took no part in the step"
+        if self.mesh.cuts_tokens:
+            self.flat.sum_replicated(self.mesh.tp_group)
         tied = self.stage.tied_weight
         if tied is not None:
             all_reduce(tied.main_grad, self.mesh.embedding_group)

@@ -1,7 +1,7 @@
 """The ends of the model, cut over tp by rows of the vocabulary: embedding and cross-entropy.
 
 Shapes: T tokens of a micro-batch, B sequences, S positions, H hidden, V local rows of the
-vocabulary, C some of the tokens.
+vocabulary, C some of the tokens, L tokens of this rank where they are cut over tp.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from workers.trainer.collectives import all_reduce, all_reduce_max
+from workers.trainer.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
 from workers.trainer.parameters import ModelParameter
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
@@ -28,7 +28,7 @@ class VocabEmbedding(Function):
     """Looks up the rows that this rank holds.
 
     Forward: all-reduce over tp of rows that are zero on all ranks but one. Backward: no
-    communication.
+    communication. Where tokens are cut: reduce-scatter, and all-gather of the gradient.
     """
 
     @staticmethod
@@ -38,25 +38,31 @@ class VocabEmbedding(Function):
         weight_VH: ModelParameter,
         first_row: int,
         group: ProcessGroup | None,
+        cuts_tokens: bool,
     ) -> Tensor:
         ctx.weight_VH = weight_VH
+        ctx.token_group = group if cuts_tokens else None
         if group is None:
             ctx.save_for_backward(ids_T, None)
             return F.embedding(ids_T, weight_VH)
         rows_T, elsewhere_T = _local_rows(ids_T, first_row, weight_VH.shape[0])
         ctx.save_for_backward(rows_T, elsewhere_T)
         x_TH = F.embedding(rows_T, weight_VH).masked_fill_(elsewhere_T[:, None], 0.0)
+        if cuts_tokens:
+            return scatter_rows(x_TH, group)
         all_reduce(x_TH, group)
         return x_TH
 
     @staticmethod
-    def backward(ctx: Any, grad_TH: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[None, None, None, None, None]:
         rows_T, elsewhere_T = ctx.saved_tensors
+        if ctx.token_group is not None:
+            grad_TH = gather_rows(grad_TH, ctx.token_group)
         grad_TH = grad_TH.float()
         if elsewhere_T is not None:
             grad_TH = grad_TH.masked_fill(elsewhere_T[:, None], 0.0)
         ctx.weight_VH.add_rows(rows_T, grad_TH)
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 class AddPositions(Function):
@@ -149,13 +155,36 @@ def _local_rows(ids_T: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, T
     return rows_T.masked_fill_(elsewhere_T, 0), elsewhere_T
 
 
+class AddSomePositions(Function):
+    """Adds the learned positions to a stretch of tokens that need not be whole sequences, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x_LH: Tensor, positions_SH: ModelParameter, first_token: int) -> Tensor:
+        last_token, seq_length = first_token + x_LH.shape[0], positions_SH.shape[0]
+        rows_L = torch.arange(first_token, last_token, device=x_LH.device) % seq_length
+        ctx.save_for_backward(rows_L)
+        ctx.positions_SH = positions_SH
+        ctx.mark_dirty(x_LH)
+        return x_LH.add_(F.embedding(rows_L, positions_SH))
+
+    @staticmethod
+    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, None, None]:
+        (rows_L,) = ctx.saved_tensors
+        ctx.positions_SH.add_rows(rows_L, grad_LH.float())
+        return grad_LH, None, None
+
+
 _embed: Callable[..., Tensor] = VocabEmbedding.apply
 _add_positions: Callable[..., Tensor] = AddPositions.apply
+_add_some_positions: Callable[..., Tensor] = AddSomePositions.apply
 vocab_cross_entropy: Callable[..., Tensor] = VocabCrossEntropy.apply
 
 
 class Embedding(nn.Module):
-    """Tokens to the residual stream, with learned positions where the family has them."""
+    """Tokens to the residual stream, with learned positions where the family has them.
+
+    Where tokens are cut over tp, to this rank's stretch of them.
+    """
 
     positions: ModelParameter | None
 
@@ -166,14 +195,18 @@ class Embedding(nn.Module):
         *,
         tp_rank: int,
         group: ProcessGroup | None,
+        cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
         self.weight, self.group = weight, group
+        self.tp_rank, self.cuts_tokens = tp_rank, cuts_tokens
         self.register_parameter("positions", positions)
         self.first_row = tp_rank * weight.shape[0]
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        x_TH = _embed(ids_T, self.weight, self.first_row, self.group)
+        x_TH = _embed(ids_T, self.weight, self.first_row, self.group, self.cuts_tokens)
         if self.positions is None:
             return x_TH
+        if self.cuts_tokens:
+            return _add_some_positions(x_TH, self.positions, self.tp_rank * x_TH.shape[0])
         return _add_positions(x_TH, self.positions)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from search_spaces.layout import Layout
@@ -59,7 +61,7 @@ def profiled_peak(training: Training) -> int:
     return peak
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_counted_peak_is_the_profilers(recompute: str, precision: str) -> None:
     """Within what operators allocate for themselves, which only the profiler sees."""
@@ -97,6 +99,28 @@ def test_full_recomputation_and_smaller_microbatches_lower_the_peak() -> None:
 
     assert peak(recompute="full") < peak()
     assert peak(micro_batch_size=2, num_microbatches=4) < peak()
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(family: str) -> None:
+    """Fused attention keeps a number a head and token beside them; unfused, the probabilities."""
+    shape = make_shape(
+        family, num_layers=4, hidden_size=128, ffn_hidden_size=256, seq_length=128, vocab_size=512
+    )
+    tokens_and_heads = 8 * shape.seq_length * shape.num_heads * shape.num_layers
+
+    def saving(backend: SDPBackend) -> float:
+        layout = Layout(micro_batch_size=8, num_microbatches=1)
+        with sdpa_kernel(backend):
+            none, selective = (
+                rehearse(make_training(shape, replace(layout, recompute=mode)), limit_bytes=None)
+                for mode in ("none", "selective")
+            )
+        return (none - selective) / (4 * tokens_and_heads)
+
+    assert saving(SDPBackend.FLASH_ATTENTION) == 1
+    # Not all of them: while a layer is made again, its own are there.
+    assert saving(SDPBackend.MATH) > shape.seq_length / 2
 
 
 def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:

@@ -9,43 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from tests.workers.trainer.parallel_layers import (
+    TP,
+    CountingCollectives,
+    drawn,
+    gradient,
+    on_tp_ranks,
+    weight,
+)
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer import vocabulary
 from workers.trainer.activations import rotary_tables, rotate, swiglu
 from workers.trainer.mesh import build_mesh
 from workers.trainer.norms import LayerNorm, RMSNorm
-from workers.trainer.parameters import ModelParameter
 from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.vocabulary import Embedding, vocab_cross_entropy
-
-TP = 2
-
-
-def weight(value: Tensor) -> ModelParameter:
-    parameter = ModelParameter(value.clone())
-    parameter.main_grad = torch.full(value.shape, 0.25)  # gradients add to what is there
-    return parameter
-
-
-def gradient(parameter: ModelParameter) -> Tensor:
-    return parameter.main_grad - 0.25
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def on_tp_ranks(work: Any) -> list[Any]:
-    """Runs `work(tp_rank, group)` on two tensor-parallel ranks."""
-
-    def run(rank: int) -> Any:
-        mesh = build_mesh(rank, make_layout(tp=TP), tied_embeddings=False)
-        return [value.detach().numpy() for value in work(rank, mesh.tp_group)]
-
-    return [[torch.from_numpy(a) for a in result] for result in run_ranks(TP, run)]
 
 
 def test_a_column_layer_computes_slices_of_the_dense_layer() -> None:
@@ -226,23 +206,6 @@ def test_rotation_keeps_lengths_leaves_values_alone_and_is_undone_by_its_backwar
     torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
     turned.backward(turned.detach().clone())
     torch.testing.assert_close(x.grad, qkv)
-
-
-class CountingCollectives(TorchDispatchMode):
-    """Counts what goes over the wire, in passes forward and backward alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler in every rank
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            self.counts[func.name()] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])

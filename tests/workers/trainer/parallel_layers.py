@@ -1,0 +1,58 @@
+"""Layers with weights of their own on two tensor-parallel ranks, and a count of what they send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.workers.trainer.cases import make_layout
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.mesh import build_mesh
+from workers.trainer.parameters import ModelParameter
+
+TP = 2
+
+
+def weight(value: Tensor) -> ModelParameter:
+    parameter = ModelParameter(value.clone())
+    parameter.main_grad = torch.full(value.shape, 0.25)  # gradients add to what is there
+    return parameter
+
+
+def gradient(parameter: ModelParameter) -> Tensor:
+    return parameter.main_grad - 0.25
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def on_tp_ranks(work: Any) -> list[Any]:
+    """Runs `work(tp_rank, group)` on two tensor-parallel ranks."""
+
+    def run(rank: int) -> Any:
+        mesh = build_mesh(rank, make_layout(tp=TP), tied_embeddings=False)
+        return [value.detach().numpy() for value in work(rank, mesh.tp_group)]
+
+    return [[torch.from_numpy(a) for a in result] for result in run_ranks(TP, run)]
+
+
+class CountingCollectives(TorchDispatchMode):
+    """Counts what goes over the wire, in passes forward and backward alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler in every rank
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func.name()] += 1
+        return func(*args, **(kwargs or {}))
