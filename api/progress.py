@@ -14,7 +14,7 @@ DRIVER_ALIVE_S: Final = 15.0
 """A driver that was at work within this many seconds counts as there."""
 
 TRIALS_LOOKED_AT: Final = 100
-"""Waiting trials that are compared with the workers when nothing moves."""
+"""Waiting trials among which the smallest is looked for when none fits a worker."""
 
 
 def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
@@ -89,18 +89,10 @@ def waiting_reason(
             f"no worker of cluster {campaign.cluster_name} is there; start one with "
             f"`layout-tuner worker --cluster {campaign.cluster_name}`"
         )
-    waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
-    if waiting and not any(_fits(trial, worker) for trial in waiting for worker in workers):
-        return _too_small(waiting, workers)
+    if counts["PENDING"] and store.count_too_large(campaign.id) >= counts["PENDING"]:
+        waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
+        return _too_small(waiting, workers) if waiting else None
     return None
-
-
-def _fits(trial: TrialRecord, worker: WorkerRecord) -> bool:
-    layout = trial.layout
-    return (
-        layout.num_nodes <= worker.num_nodes
-        and layout.num_devices <= layout.num_nodes * worker.devices_per_node
-    )
 
 
 def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:

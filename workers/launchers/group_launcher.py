@@ -12,7 +12,6 @@ from search_spaces.layout import Layout, Precision
 from search_spaces.outcome import (
     Environment,
     FailureReason,
-    Iteration,
     Measurement,
     Outcome,
     OutcomeState,
@@ -197,8 +196,8 @@ class GroupLauncher(Launcher):
             return Outcome(
                 state="completed",
                 duration_s=end.duration_s,
-                measurement=_measurement(result["measurement"]),
-                environment=Environment(**result["environment"]),
+                measurement=Measurement.from_mapping(result["measurement"]),
+                environment=Environment.from_mapping(result["environment"]),
             )
         self._lost = self._lost or failure.reason == "node_lost"
         node = "" if failure.node is None else self._nodes.nodes[failure.node].name
@@ -239,13 +238,3 @@ _STATES: Final[Mapping[FailureReason, OutcomeState]] = {
     "out_of_memory": "infeasible",
     "cancelled": "cancelled",
 }
-
-
-def _measurement(mapping: Mapping[str, Any]) -> Measurement:
-    return Measurement(
-        **{
-            **mapping,
-            "iterations": tuple(Iteration(**iteration) for iteration in mapping["iterations"]),
-            "peak_memory_bytes_by_stage": tuple(mapping["peak_memory_bytes_by_stage"]),
-        }
-    )

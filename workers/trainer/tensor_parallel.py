@@ -91,9 +91,13 @@ _column_linear: Callable[..., Tensor] = ColumnLinear.apply
 _row_linear: Callable[..., Tensor] = RowLinear.apply
 
 
-class ColumnParallel(nn.Module):
-    """A linear layer whose outputs are cut over tp; where tokens are cut too, it gathers them."""
+class _ParallelLinear(nn.Module):
+    """What the two have in common: the function that computes them is chosen by their kind."""
 
+    whole: Callable[..., Tensor]
+    """Computes the layer where every rank holds all tokens."""
+    cut: Callable[..., Tensor]
+    """Computes it where tokens are cut over tp."""
     bias: ModelParameter | None
 
     def __init__(
@@ -106,30 +110,23 @@ class ColumnParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.weight, self.group = weight, group
-        self.linear = sequence_column_linear if cuts_tokens else _column_linear
+        self.linear = type(self).cut if cuts_tokens else type(self).whole
         self.register_parameter("bias", bias)
+
+
+class ColumnParallel(_ParallelLinear):
+    """A linear layer whose outputs are cut over tp; where tokens are cut too, it gathers them."""
+
+    whole, cut = _column_linear, sequence_column_linear
 
     def forward(self, x_TI: Tensor) -> Tensor:
         return self.linear(x_TI, self.weight, self.bias, self.group)
 
 
-class RowParallel(nn.Module):
+class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are cut over tp; it adds its output to the residual stream."""
 
-    bias: ModelParameter | None
-
-    def __init__(
-        self,
-        weight: ModelParameter,
-        bias: ModelParameter | None,
-        group: ProcessGroup | None,
-        *,
-        cuts_tokens: bool = False,
-    ) -> None:
-        super().__init__()
-        self.weight, self.group = weight, group
-        self.linear = sequence_row_linear if cuts_tokens else _row_linear
-        self.register_parameter("bias", bias)
+    whole, cut = _row_linear, sequence_row_linear
 
     def forward(self, x_TI: Tensor, residual_TO: Tensor) -> Tensor:
         return self.linear(x_TI, residual_TO, self.weight, self.bias, self.group)
