@@ -145,8 +145,12 @@ def _context(task: RankTask, store: Store) -> RankContext:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says."""
-    lines = str(error).strip().splitlines()
+    """The error's kind and the first line of what it says, as text that a document can hold.
+
+    An error may quote a file name that is no UTF-8, whose surrogates no outcome takes.
+    """
+    said = str(error).encode(errors="backslashreplace").decode()
+    lines = said.strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
