@@ -1,4 +1,7 @@
-"""Collectives over one axis of the mesh; a group of None is an axis of one rank: nothing to do."""
+"""Collectives over one axis of the mesh; a group of None is an axis of one rank: nothing to do.
+
+Their time is tensor parallel's inside a pass, and elsewhere that of the part that is being taken.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,46 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
+from workers.trainer.stopwatch import communication
+
 
 def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> None:
     """Sums the tensor over the group, in place."""
     if group is not None:
-        dist.all_reduce(tensor, group=group)
+        with communication:
+            dist.all_reduce(tensor, group=group)
 
 
 def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> None:
     """Takes the largest of each element over the group, in place."""
     if group is not None:
-        dist.all_reduce(tensor, op=ReduceOp.MAX, group=group)
+        with communication:
+            dist.all_reduce(tensor, op=ReduceOp.MAX, group=group)
 
 
 def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work | None:
     """Starts summing the tensor over the group, in place; `finish` before reading it."""
-    return None if group is None else dist.all_reduce(tensor, group=group, async_op=True)
+    if group is None:
+        return None
+    with communication:
+        work: Work | None = dist.all_reduce(tensor, group=group, async_op=True)
+    return work
 
 
 def start_reduce_scatter(own: Tensor, whole: Tensor, group: ProcessGroup) -> Work | None:
     """Starts summing `whole` over the group; each rank's share lands in its `own`."""
     # Newer torch deprecates the old name, older torch does not know the new one.
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: Work | None = reduce_scatter(own, whole, group=group, async_op=True)
+    with communication:
+        work: Work | None = reduce_scatter(own, whole, group=group, async_op=True)
     return work
 
 
 def start_all_gather(whole: Tensor, own: Tensor, group: ProcessGroup) -> Work | None:
     """Starts filling `whole` with every rank's `own`, in the order of the ranks."""
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: Work | None = all_gather(whole, own, group=group, async_op=True)
+    with communication:
+        work: Work | None = all_gather(whole, own, group=group, async_op=True)
     return work
 
 
@@ -71,7 +84,8 @@ def gather_rows(own: Tensor, group: ProcessGroup) -> Tensor:
 def finish(work: Work | None) -> None:
     """Waits for what a `start_` function started."""
     if work is not None:
-        work.wait()
+        with communication:
+            work.wait()
 
 
 def barrier(device: torch.device) -> None:

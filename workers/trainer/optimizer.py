@@ -20,6 +20,7 @@ from workers.trainer.collectives import (
 )
 from workers.trainer.flat import FlatBuffers
 from workers.trainer.mesh import Mesh
+from workers.trainer.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +120,8 @@ class FlatOptimizer:
             self._update(learning_rate)
             if self.is_mixed:
                 _copy_all(self.weights, self.masters)
-            self._gather_weights()
+            with part("dp"):
+                self._gather_weights()
 
     def _update(self, learning_rate: float) -> None:
         settings = self.settings

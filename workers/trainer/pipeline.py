@@ -22,6 +22,7 @@ from workers.trainer.data import Batch
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
 from workers.trainer.schedule import Backward, Forward, Transfer, one_forward_one_backward
+from workers.trainer.stopwatch import part
 
 _ACTIVATION_TAG: Final = 1
 _GRADIENT_TAG: Final = 2
@@ -68,14 +69,18 @@ class Pipeline:
         for action in self.schedule:
             match action:
                 case Forward(microbatch=index):
-                    loss = self._forward(index, batch, flight)
+                    with part("compute"):
+                        loss = self._forward(index, batch, flight)
                     losses += [] if loss is None else [loss]
                     num_tokens += batch.ids_MT[index].numel() if self.mesh.is_first_stage else 0
                 case Backward(microbatch=index):
-                    self._backward(index, flight)
+                    with part("compute"):
+                        self._backward(index, flight)
                 case Transfer():
-                    self._transfer(action, batch, flight)
-        _await_sends(flight)
+                    with part("pp"):  # waiting for a neighbour is the pipeline's bubble
+                        self._transfer(action, batch, flight)
+        with part("pp"):
+            _await_sends(flight)
         device = batch.ids_MT.device
         total = torch.stack(losses).double().sum() if losses else torch.zeros((), device=device)
         return total * self.loss_scale, num_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,16 +13,20 @@ from torch.distributed import ReduceOp
 
 from workers.trainer.collectives import barrier
 from workers.trainer.errors import LossDivergedError
+from workers.trainer.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
-    """One step, and how long it took; the same on every rank."""
+    """One step, and how long it took."""
 
     step_time_s: float
-    """Seconds from barrier to barrier, of the slowest rank."""
+    """Seconds from barrier to barrier, of the slowest rank; the same on every rank."""
+    parts_s: Mapping[Part, float]
+    """Seconds of each part of this rank's step; together they are its own time."""
     stats: StepStats
+    """The same on every rank."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -37,8 +42,10 @@ def timed_step(training: Training, index: int) -> TimedStep:
     batch = training.batch(index)
     barrier(training.device)
     started = time.perf_counter()
-    stats = training.step(batch)
-    barrier(training.device)
+    with training.stopwatch.running():
+        stats = training.step(batch)
+        with part("idle"):
+            barrier(training.device)
     elapsed = torch.tensor(
         time.perf_counter() - started, dtype=torch.float64, device=training.device
     )
@@ -46,4 +53,4 @@ def timed_step(training: Training, index: int) -> TimedStep:
     for name, value in (("loss", stats.loss), ("gradient norm", stats.grad_norm)):
         if not math.isfinite(value):
             raise LossDivergedError(f"{name} is {value} at iteration {index}")
-    return TimedStep(step_time_s=elapsed.item(), stats=stats)
+    return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)

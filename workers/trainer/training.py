@@ -19,6 +19,7 @@ from workers.trainer.model import Stage
 from workers.trainer.optimizer import FlatOptimizer, OptimizerSettings
 from workers.trainer.pipeline import Pipeline
 from workers.trainer.precision import COMPUTE_DTYPES, keeps_master_weights
+from workers.trainer.stopwatch import Stopwatch, part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class Training:
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
         self.pipeline = Pipeline(self.stage, mesh, hidden_size=shape.hidden_size, dtype=dtype)
+        self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
         """This replica's tokens of a step."""
@@ -79,15 +81,21 @@ class Training:
         loss, num_tokens = self.pipeline.run(batch)
         assert self.flat.has_all_gradients, "a parameter took no part in the step"
         if self.mesh.cuts_tokens:
-            self.flat.sum_replicated(self.mesh.tp_group)
+            with part("tp"):
+                self.flat.sum_replicated(self.mesh.tp_group)
         tied = self.stage.tied_weight
         if tied is not None:
-            all_reduce(tied.main_grad, self.mesh.embedding_group)
-        self.optimizer.reduce_gradients()
-        sums = self._start_sums(loss, num_tokens)
-        if self.settings.clip_grad_norm is not None:
-            self.optimizer.clip(sums.stats().grad_norm)
-        self.optimizer.step(self.settings.learning_rate if learning_rate is None else learning_rate)
+            with part("pp"):
+                all_reduce(tied.main_grad, self.mesh.embedding_group)
+        with part("dp"):
+            self.optimizer.reduce_gradients()
+        with part("optimizer"):
+            sums = self._start_sums(loss, num_tokens)
+            if self.settings.clip_grad_norm is not None:
+                self.optimizer.clip(sums.stats().grad_norm)
+            self.optimizer.step(
+                self.settings.learning_rate if learning_rate is None else learning_rate
+            )
         return sums.stats()
 
     def _start_sums(self, loss: Tensor, num_tokens: int) -> _Sums:
@@ -114,7 +122,8 @@ class _Sums:
 
     def stats(self) -> StepStats:
         """Waits for the sums, the first time, and reads them."""
-        finish(self._work)
+        with part("idle"):
+            finish(self._work)
         self._work = None
         loss, num_tokens, squared_norm = self._sums.tolist()
         return StepStats(loss=loss, grad_norm=math.sqrt(squared_norm), num_tokens=round(num_tokens))
