@@ -161,6 +161,7 @@ class Trial(Base):
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]
+    zero_replicas: Mapped[int] = mapped_column(server_default="1")
     recompute: Mapped[str] = mapped_column(String(16))
     sequence_parallel: Mapped[bool]
     precision: Mapped[str] = mapped_column(String(8))

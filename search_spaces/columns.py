@@ -51,6 +51,7 @@ class LayoutColumns:
     micro_batch_size: Ints
     num_microbatches: Ints
     zero_stage: Ints
+    zero_replicas: Ints
     recompute: Codes
     sequence_parallel: Codes
     precision: Codes
@@ -67,6 +68,11 @@ class LayoutColumns:
     def num_devices(self) -> Ints:
         """Ranks of the job: tp * pp * dp."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def zero_group_size(self) -> Ints:
+        """Ranks that share one copy of the optimizer states: dp / zero_replicas, 1 without ZeRO."""
+        return np.where(self.zero_stage == 1, np.maximum(self.dp // self.zero_replicas, 1), 1)
 
     @property
     def global_batch_size(self) -> Ints:

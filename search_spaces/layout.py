@@ -45,6 +45,9 @@ class Layout:
     """Micro-batches that each replica accumulates before a step (the Frontier paper's GAS)."""
     zero_stage: int = 0
     """0: every replica holds the optimizer states; 1: they are sharded over dp."""
+    zero_replicas: int = 1
+    """Copies of the sharded optimizer states: a shard group is dp / zero_replicas neighbouring
+    data-parallel ranks, and the groups hold the same. 1: one group of all dp."""
     recompute: Recompute = "none"
     """Activations that are recomputed in the backward pass."""
     sequence_parallel: bool = False
@@ -78,6 +81,11 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     @property
+    def zero_group_size(self) -> int:
+        """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
+        return max(self.dp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences a step, over all replicas: dp * micro_batch_size * num_microbatches."""
         return self.dp * self.micro_batch_size * self.num_microbatches
@@ -85,9 +93,10 @@ class Layout:
     @property
     def key(self) -> str:
         """The canonical name of the layout: equal layouts, and only those, have equal keys."""
+        copies = f"x{self.zero_replicas}" if self.zero_replicas > 1 else ""
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}"
-            f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}"
+            f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}"
         )
 
@@ -115,6 +124,7 @@ COUNT_KNOBS: Final = (
     "vpp",
     "micro_batch_size",
     "num_microbatches",
+    "zero_replicas",
 )
 """Layout fields that are whole numbers of at least 1."""
 

@@ -293,10 +293,36 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_batch_sentence,
     ),
     Rule(
+        name="zero_groups_over_dp",
+        scope="model",
+        illegal=lambda c, _: c.dp % c.zero_replicas != 0,
+        sentence=lambda layout, _: (
+            f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}"
+        ),
+    ),
+    Rule(
+        name="zero_groups_need_zero",
+        scope="model",
+        illegal=lambda c, _: (c.zero_replicas > 1) & (c.zero_stage == 0),
+        sentence=lambda layout, _: (
+            f"zero_replicas={layout.zero_replicas} has no sharded optimizer states to copy: "
+            "zero_stage=0"
+        ),
+    ),
+    Rule(
         name="zero_needs_replicas",
         scope="redundant",
         illegal=lambda c, _: (c.zero_stage == 1) & (c.dp == 1),
         sentence=lambda _layout, _: "zero_stage=1 with dp=1 is the same job as zero_stage=0",
+    ),
+    Rule(
+        name="zero_needs_groups",
+        scope="redundant",
+        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp > 1) & (c.zero_replicas == c.dp),
+        sentence=lambda layout, _: (
+            f"zero_stage=1 with zero_replicas={layout.zero_replicas} of dp={layout.dp} is the same "
+            "job as zero_stage=0: every rank would hold all optimizer states"
+        ),
     ),
     Rule(
         name="sequence_parallel_needs_tp",
@@ -311,6 +337,14 @@ RULES: Final[tuple[Rule, ...]] = (
         scope="trainer",
         illegal=lambda c, _: (not trainer.INTERLEAVING_SUPPORTED) & (c.vpp > 1),
         sentence=lambda layout, _: f"vpp={layout.vpp} is not supported by the embedded trainer (1)",
+    ),
+    Rule(
+        name="trainer_zero_groups",
+        scope="trainer",
+        illegal=lambda c, _: (not trainer.ZERO_GROUPS_SUPPORTED) & (c.zero_replicas > 1),
+        sentence=lambda layout, _: (
+            f"zero_replicas={layout.zero_replicas} is not supported by the embedded trainer (1)"
+        ),
     ),
     Rule(
         name="trainer_precision",

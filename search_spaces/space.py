@@ -56,6 +56,8 @@ class SearchSpace:
     """Micro-batches a step; derived where the global batch is fixed, a knob where it is bounded."""
     zero_stage: int | Sequence[int] = 0
     """0 or 1."""
+    zero_replicas: WholeNumbers = 1
+    """Copies of the sharded optimizer states."""
     recompute: str | Sequence[str] = "none"
     """none, selective, full."""
     sequence_parallel: bool | Sequence[bool] = False

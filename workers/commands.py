@@ -99,6 +99,7 @@ def worker(
 @click.option("--micro-batch-size", default=1, show_default=True, help="Sequences at once.")
 @click.option("--num-microbatches", default=1, show_default=True, help="Micro-batches a step.")
 @click.option("--zero-stage", default=0, show_default=True, help="1: shard the optimizer's states.")
+@click.option("--zero-replicas", default=1, show_default=True, help="Copies of the sharded states.")
 @click.option("--recompute", type=click.Choice(RECOMPUTE_MODES), default="none", show_default=True)
 @click.option("--sequence-parallel/--no-sequence-parallel", default=False, show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)

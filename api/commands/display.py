@@ -46,6 +46,12 @@ def memory(value_bytes: int) -> str:
     return f"{value_bytes / 1024:.4g} KiB"
 
 
+def zero(layout: Layout) -> str:
+    """ZeRO's stage, with the number of copies where the states are sharded over less than dp."""
+    copies = f"x{layout.zero_replicas}" if layout.zero_replicas > 1 else ""
+    return f"{layout.zero_stage}{copies}"
+
+
 def layout_extras(layout: Layout) -> str:
     """The knobs that have no column of their own, where they are not at their plain value."""
     words = []

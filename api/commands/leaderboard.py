@@ -6,7 +6,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import figure, layout_extras, memory, print_table, unit
+from api.commands.display import figure, layout_extras, memory, print_table, unit, zero
 from api.schemas import LeaderboardPage, RankedTrial
 from search_spaces.campaign import OBJECTIVES
 
@@ -79,7 +79,7 @@ def _row(trial: RankedTrial, objective: str) -> tuple[str, ...]:
         str(layout.micro_batch_size),
         str(layout.num_microbatches),
         str(trial.global_batch_size),
-        str(layout.zero_stage),
+        zero(layout),
         layout_extras(layout),
         figure(getattr(measured, objective)),
         f"{measured.step_time_s:.4g} s",

@@ -103,6 +103,8 @@ def _parallel_flags(layout: Layout) -> list[list[str]]:
             ["--overlap-grad-reduce"],
             ["--overlap-param-gather"],
         ]
+    if layout.zero_replicas > 1:
+        flags.append(["--num-distributed-optimizer-instances", str(layout.zero_replicas)])
     return flags
 
 

@@ -153,7 +153,7 @@ def _stage_parts(
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
-    shards = np.where(columns.zero_stage == 1, columns.dp, 1)
+    shards = columns.zero_group_size
     gradients = parameters * storage.gradient_bytes
     if storage.zero_shards_gradients:
         gradients = gradients / shards

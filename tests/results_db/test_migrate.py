@@ -12,6 +12,7 @@ from results_db.errors import DatabaseUnavailableError, SchemaNewerError, Schema
 from results_db.models import Base
 from results_db.session import Database
 from results_db.store import Store
+from search_spaces.layout import Layout
 
 
 @pytest.fixture
@@ -110,4 +111,26 @@ def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Pa
     with store._db.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    store.close()
+
+
+def test_a_trial_of_the_first_schema_had_zero_groups_of_all_dp(url: str, tmp_path: Path) -> None:
+    migrate.upgrade(url, "0001")
+    database = Database(url)
+    with database.write() as session:
+        session.connection().exec_driver_sql(
+            "INSERT INTO campaigns VALUES (1, 'old', 'RUNNING', NULL, '', '{}', 'tiny', 'box',"
+            " 'tokens_per_s', 'random', 9, 1, 0, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)"
+        )
+        session.connection().exec_driver_sql(
+            "INSERT INTO trials (id, campaign_id, number, layout_key, repeat_index, num_nodes, tp,"
+            " pp, dp, vpp, micro_batch_size, num_microbatches, zero_stage, recompute,"
+            " sequence_parallel, precision, num_devices, global_batch_size, state, message, node,"
+            " cancel_requested, attempt, lost_attempts, iterations_done, node_seconds, created_at)"
+            " VALUES (1, 1, 1, 'k', 0, 1, 1, 1, 4, 1, 1, 1, 1, 'none', 0, 'fp32', 4, 4, 'PENDING',"
+            " '', '', 0, 0, 0, 0, 0.0, '2026-01-01 00:00:00.000000')"
+        )
+    database.close()
+    store = Store.open(DataDir(tmp_path))
+    assert store.trial(1).layout == Layout(dp=4, zero_stage=1)
     store.close()

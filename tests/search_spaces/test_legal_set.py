@@ -37,6 +37,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
         "vpp": draw(subsets([1, 2, 3])),
         "micro_batch_size": draw(subsets([1, 2, 3, 8])),
         "zero_stage": draw(subsets([0, 1])),
+        "zero_replicas": draw(subsets([1, 2, 3])),
         "recompute": draw(subsets(["none", "selective", "full"])),
         "sequence_parallel": draw(subsets([False, True])),
         "precision": draw(subsets(["fp32", "bf16", "fp16"])),

@@ -48,6 +48,8 @@ def states_bytes(layout: Layout) -> float:
         (Layout(precision="bf16", dp=4), 2 + 4 + 12),
         (Layout(precision="bf16", dp=4, zero_stage=1), 2 + 4 + 12 / 4),
         (Layout(precision="fp32", dp=8, zero_stage=1), 4 + 4 + 8 / 8),
+        (Layout(precision="fp32", dp=8, zero_stage=1, zero_replicas=2), 4 + 4 + 8 / 4),
+        (Layout(precision="fp32", dp=8, zero_replicas=2), 4 + 4 + 8),
     ],
     ids=lambda value: value.key if isinstance(value, Layout) else "",
 )

@@ -162,6 +162,28 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         "dp*micro_batch_size*num_microbatches=2*4*3=24 lies outside global_batch_size from 1 to 23",
     ),
     (
+        "zero_groups_over_dp",
+        {"dp": 4, "zero_stage": 1, "zero_replicas": 3},
+        {},
+        {},
+        "dp=4 is not divisible by zero_replicas=3",
+    ),
+    (
+        "zero_groups_need_zero",
+        {"dp": 4, "zero_replicas": 2},
+        {},
+        {},
+        "zero_replicas=2 has no sharded optimizer states to copy: zero_stage=0",
+    ),
+    (
+        "zero_needs_groups",
+        {"dp": 4, "zero_stage": 1, "zero_replicas": 4},
+        {},
+        {},
+        "zero_stage=1 with zero_replicas=4 of dp=4 is the same job as zero_stage=0: every rank "
+        "would hold all optimizer states",
+    ),
+    (
         "zero_needs_replicas",
         {"zero_stage": 1},
         {},
@@ -181,6 +203,10 @@ TRAINER_CASES: list[tuple[dict[str, Any], str]] = [
     (
         {"pp": 2, "vpp": 2, "num_microbatches": 2},
         "vpp=2 is not supported by the embedded trainer (1)",
+    ),
+    (
+        {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
+        "zero_replicas=2 is not supported by the embedded trainer (1)",
     ),
     (
         {"precision": "fp16"},

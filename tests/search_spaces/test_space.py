@@ -46,6 +46,7 @@ def test_knobs_left_out_take_their_defaults_and_dp_and_accumulation_are_derived(
         "vpp": 1,
         "micro_batch_size": 1,
         "zero_stage": 0,
+        "zero_replicas": 1,
         "recompute": "none",
         "sequence_parallel": False,
         "precision": "fp32",

@@ -21,6 +21,7 @@ FEATURES: list[dict[str, Any]] = [
     {"vpp": 2},
     {"sequence_parallel": True},
     {"zero_stage": 1},
+    {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
     *({"recompute": mode} for mode in RECOMPUTE_MODES),
     *({"precision": precision} for precision in PRECISIONS),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from search_spaces.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.columns import LayoutColumns
 from search_spaces.errors import (
     ClusterInvalidError,
     LayoutInvalidError,
@@ -32,6 +33,7 @@ def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
         {"micro_batch_size": 2},
         {"num_microbatches": 2},
         {"zero_stage": 1},
+        {"zero_replicas": 2},
         {"recompute": "full"},
         {"sequence_parallel": True},
         {"precision": "bf16"},
@@ -40,6 +42,26 @@ def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
     keys = {replace(base, **change).key for change in changes} | {base.key}
     assert len(keys) == len(changes) + 1
     assert Layout(tp=2).key == base.key
+
+
+def test_a_layout_of_one_zero_group_keeps_the_key_it_had_before_there_were_more() -> None:
+    layout = Layout(dp=4, zero_stage=1)
+    assert "-z1-" in layout.key
+    assert "-z1x2-" in replace(layout, zero_replicas=2).key
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        (Layout(dp=8), 1),
+        (Layout(dp=8, zero_stage=1), 8),
+        (Layout(dp=8, zero_stage=1, zero_replicas=2), 4),
+        (Layout(dp=8, zero_stage=1, zero_replicas=8), 1),
+    ],
+    ids=lambda value: value.key if isinstance(value, Layout) else "",
+)
+def test_a_zero_group_is_dp_over_its_copies(layout: Layout, ranks: int) -> None:
+    assert layout.zero_group_size == ranks == LayoutColumns.of(layout).zero_group_size
 
 
 def test_a_layout_survives_the_round_trip() -> None:
@@ -58,6 +80,7 @@ def test_a_layout_survives_the_round_trip() -> None:
         ({"pp": 1 << 21}, "pp=2097152 is more than 1048576, the largest that is accepted"),
         ({"zero_stage": 2}, "zero_stage=2 is not one of 0, 1"),
         ({"zero_stage": True}, "zero_stage=True is not one of 0, 1"),
+        ({"zero_replicas": 0}, "zero_replicas=0 is not a whole number of at least 1"),
         ({"recompute": ["full"]}, "recompute=['full'] is not one of none, selective, full"),
         ({"sequence_parallel": 0}, "sequence_parallel=0 is not true or false"),
         ({"precision": "fp8"}, "precision='fp8' is not one of fp32, bf16, fp16"),

@@ -115,6 +115,18 @@ def test_every_knob_of_the_layout_reaches_megatron(tmp_path: Path) -> None:
         assert flag in words
 
 
+def test_smaller_zero_groups_are_instances_of_megatrons_distributed_optimizer(
+    tmp_path: Path,
+) -> None:
+    layout = {"dp": 4, "zero_stage": 1, "precision": "bf16"}
+    one = export("megatron-lm", make_source(**layout))
+    assert "--num-distributed-optimizer-instances" not in one.files[0].content
+    two = export("megatron-lm", make_source(**layout, zero_replicas=2))
+    words = arguments_that_a_launch_would_get(two, tmp_path)
+    assert value_after(words, "--num-distributed-optimizer-instances") == "2"
+    assert "--use-distributed-optimizer" in words
+
+
 def test_selective_recomputation_names_no_method(tmp_path: Path) -> None:
     """Megatron-LM refuses a method together with selective granularity."""
     source = make_source(recompute="selective", precision="bf16")
