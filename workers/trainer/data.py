@@ -1,8 +1,9 @@
-"""Synthetic tokens with something to learn in them: a noisy bigram.
+"""Batches, cut for a layout, and the synthetic tokens that fill them: a noisy bigram.
 
-A walk over ranks of words: the next rank is the last one plus one, except that now and then the
-walk jumps, mostly to frequent words. A permutation drawn from the seed gives ranks their token
-ids. A model first learns the frequencies, then the successor.
+Synthetic tokens have something to learn in them. A walk over ranks of words: the next rank is the
+last one plus one, except that now and then the walk jumps, mostly to frequent words. A permutation
+drawn from the seed gives ranks their token ids. A model first learns the frequencies, then the
+successor.
 """
 
 # ruff: noqa: N815 (tensors carry their shape in the name: M micro-batches, T tokens of one)
@@ -10,7 +11,7 @@ ids. A model first learns the frequencies, then the successor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +37,31 @@ class Batch:
     """The token that follows each input."""
 
 
+class SampleSource(Protocol):
+    """Where tokens come from: numbered samples of every step's global batch."""
+
+    def samples(self, step: int, indices: range) -> NDArray[np.int64]:
+        """Samples of a step's global batch by their index in it: seq_length + 1 tokens each.
+
+        They depend on the step and the index alone, so that every layout trains on the same.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticTokens:
+    """A noisy bigram's samples, a function of the seed, the step and the index alone."""
+
+    shape: ModelShape
+    seed: int
+
+    def samples(self, step: int, indices: range) -> NDArray[np.int64]:
+        """Samples of a step's global batch by their index in it: seq_length + 1 tokens each."""
+        permutation = default_rng((self.seed, 0)).permutation(self.shape.vocab_size)
+        ranks = [_sample(self.shape, seed=self.seed, step=step, index=i) for i in indices]
+        tokens: NDArray[np.int64] = permutation[np.stack(ranks)]
+        return tokens
+
+
 def make_batch(
     shape: ModelShape,
     layout: Layout,
@@ -45,16 +71,26 @@ def make_batch(
     dp_rank: int,
     device: torch.device | None = None,
 ) -> Batch:
+    """One replica's share of a step's synthetic tokens."""
+    source = SyntheticTokens(shape=shape, seed=seed)
+    return cut_batch(source, layout, step=step, dp_rank=dp_rank, device=device)
+
+
+def cut_batch(
+    source: SampleSource,
+    layout: Layout,
+    *,
+    step: int,
+    dp_rank: int,
+    device: torch.device | None = None,
+) -> Batch:
     """One replica's share of the global batch, which is the same under every layout.
 
     Replica r takes the samples r * n to (r + 1) * n - 1 of the step, n being its share.
     """
     share = layout.micro_batch_size * layout.num_microbatches
-    permutation = default_rng((seed, 0)).permutation(shape.vocab_size)
-    samples = np.stack(
-        [_sample(shape, seed=seed, step=step, index=dp_rank * share + i) for i in range(share)]
-    )
-    tokens = torch.from_numpy(permutation[samples]).to(device)
+    samples = source.samples(step, range(dp_rank * share, (dp_rank + 1) * share))
+    tokens = torch.from_numpy(samples).to(device)
     return Batch(
         ids_MT=tokens[:, :-1].reshape(layout.num_microbatches, -1),
         targets_MT=tokens[:, 1:].reshape(layout.num_microbatches, -1),

@@ -49,6 +49,7 @@ class FlatOptimizer:
         self.is_sharded = layout.zero_stage == 1 and layout.dp > 1
         self.shares = [b.share(layout.dp, mesh.place.dp_rank) for b in flat.plan.buckets]
         spans = self.shares if self.is_sharded else [(b.start, b.end) for b in flat.plan.buckets]
+        self.spans = spans
         self.weights = [flat.weights[start:end] for start, end in spans]
         self.gradients = [flat.gradients[start:end] for start, end in spans]
         # One tensor a kind of state, cut like the weights: few kernels, and memory that adds up.
@@ -118,10 +119,14 @@ class FlatOptimizer:
         """Updates the owned weights, and brings every replica's copy up to date."""
         with torch.no_grad():
             self._update(learning_rate)
-            if self.is_mixed:
-                _copy_all(self.weights, self.masters)
-            with part("dp"):
-                self._gather_weights()
+            self.publish_weights()
+
+    def publish_weights(self) -> None:
+        """Rounds the masters to the weights' type, and brings every replica's copy up to date."""
+        if self.is_mixed:
+            _copy_all(self.weights, self.masters)
+        with part("dp"):
+            self._gather_weights()
 
     def _update(self, learning_rate: float) -> None:
         settings = self.settings

@@ -12,7 +12,7 @@ from torch.distributed import Work
 
 from search_spaces.model_shape import ModelShape
 from workers.trainer.collectives import all_reduce, finish, start_all_reduce
-from workers.trainer.data import Batch, make_batch
+from workers.trainer.data import Batch, SampleSource, SyntheticTokens, cut_batch
 from workers.trainer.flat import FlatBuffers, num_flat_elements
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
@@ -45,11 +45,14 @@ class Training:
         seed: int,
         device: torch.device,
         settings: OptimizerSettings,
+        source: SampleSource | None = None,
     ) -> None:
+        """Builds the rank's share; batches come from the source, else they are synthetic."""
         layout = mesh.layout
         dtype = COMPUTE_DTYPES[layout.precision]
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
         self.settings = settings
+        self.source = source or SyntheticTokens(shape=shape, seed=seed)
         self.stage = Stage(shape, mesh, recompute=layout.recompute)
         self.flat = FlatBuffers(self.stage, mesh, dtype=dtype, device=device, seed=seed)
         self.stage.prepare_rotary(shape, dtype=dtype, device=device)
@@ -61,10 +64,9 @@ class Training:
 
     def batch(self, step: int) -> Batch:
         """This replica's tokens of a step."""
-        return make_batch(
-            self.shape,
+        return cut_batch(
+            self.source,
             self.mesh.layout,
-            seed=self.seed,
             step=step,
             dp_rank=self.mesh.place.dp_rank,
             device=self.device,
