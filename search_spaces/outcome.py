@@ -71,7 +71,7 @@ class ProbeRequest:
     seed: int = 0
     """Initial weights and tokens follow from it, the same under every layout."""
     warmup: int = DEFAULT_WARMUP
-    """Untimed iterations before the timed ones."""
+    """Untimed iterations at least before the timed ones: two in any case, more until they settle."""
     iterations: int = DEFAULT_ITERATIONS
     """Timed iterations."""
     deadline_s: float = DEFAULT_DEADLINE_S

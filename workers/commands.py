@@ -104,7 +104,12 @@ def worker(
 @click.option("--sequence-parallel/--no-sequence-parallel", default=False, show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
 @click.option("--steps", default=10, show_default=True, help="Timed iterations.")
-@click.option("--warmup", default=2, show_default=True, help="Iterations before the timed ones.")
+@click.option(
+    "--warmup",
+    default=2,
+    show_default=True,
+    help="Least iterations before the timed ones; two, and until they settle.",
+)
 @click.option("--seed", default=0, show_default=True, help="Weights and tokens follow from it.")
 @click.option(
     "--memory-limit-gb",

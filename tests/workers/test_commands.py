@@ -70,7 +70,8 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
         dp=2, micro_batch_size=2, zero_stage=1, recompute="full", precision="bf16"
     ).to_mapping()
     assert printed["layout"] == expected
-    assert len(printed["losses"]) == 1 + 2
+    assert len(printed["step_times_s"]) == 2
+    assert len(printed["losses"]) >= 2 + 2, "two to warm up in any case"
     assert printed["hardware_tflops_per_device"] > printed["model_tflops_per_device"]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from search_spaces.outcome import Environment, Iteration, Measurement, ProbeRequest
+from search_spaces.outcome import Environment, Iteration, IterationKind, Measurement, ProbeRequest
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
 from workers.trainer.measure import describe_environment, peak_by_stage, rehearse, summarise
 from workers.trainer.optimizer import OptimizerSettings
 from workers.trainer.session import SessionSettings, open_training, peak_of
-from workers.trainer.timing import TimedStep, timed_step
+from workers.trainer.timing import TimedStep, is_warm, timed_step
 from workers.trainer.training import Training
 
 __all__ = ["RankContext", "RankResult", "run_probe"]
@@ -34,8 +34,8 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     """Runs one rank of a probe, from the process group to the measurement.
 
     On the CPU the first step is a rehearsal that changes nothing: it counts memory, and meets the
-    limit before any time is spent. Then come warm-up and timed iterations; rank 0 reports each as
-    it ends. The process is spent afterwards: end it with `os._exit`, since tearing a gloo group
+    limit before any time is spent. Then come warm-up iterations, as many as were asked for and
+    more until their times settle, and timed ones; rank 0 reports each as it ends. The process is spent afterwards: end it with `os._exit`, since tearing a gloo group
     down can hang.
 
     Raises:
@@ -55,16 +55,21 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     peak_tflops, peak_source = peak_of(ctx, request.layout)
     environment = describe_environment(training.device) if ctx.rank == 0 else None
     peak_bytes = _begin_memory(training, request)
-    steps = [_iterate(training, request, i, report) for i in range(_num_steps(request))]
+    warmups = _warm_up(training, request, report)
+    indices = range(len(warmups), len(warmups) + request.iterations)
+    timed = [_iterate(training, index, "timed", report) for index in indices]
     peaks = peak_by_stage(training, _end_memory(training, peak_bytes))
     barrier(training.device)
     if environment is None:
         return None
     measurement = summarise(
-        [_iteration(request, index, step) for index, step in enumerate(steps)],
+        [
+            *(_iteration(index, "warmup", step) for index, step in enumerate(warmups)),
+            *(_iteration(index, "timed", step) for index, step in zip(indices, timed, strict=True)),
+        ],
         model=request.model,
         layout=request.layout,
-        tokens_per_step=steps[-1].stats.num_tokens,
+        tokens_per_step=timed[-1].stats.num_tokens,
         peak_tflops=peak_tflops,
         peak_source=peak_source,
         peak_memory_bytes_by_stage=peaks,
@@ -74,14 +79,17 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     return RankResult(measurement=measurement, environment=environment)
 
 
-def _num_steps(request: ProbeRequest) -> int:
-    return request.warmup + request.iterations
+def _warm_up(training: Training, request: ProbeRequest, report: Report) -> list[TimedStep]:
+    steps: list[TimedStep] = []
+    while not is_warm([step.step_time_s for step in steps], at_least=request.warmup):
+        steps.append(_iterate(training, len(steps), "warmup", report))
+    return steps
 
 
-def _iterate(training: Training, request: ProbeRequest, index: int, report: Report) -> TimedStep:
+def _iterate(training: Training, index: int, kind: IterationKind, report: Report) -> TimedStep:
     step = timed_step(training, index)
     if training.mesh.rank == 0:
-        iteration = _iteration(request, index, step)
+        iteration = _iteration(index, kind, step)
         report(
             {
                 "event": "iteration",
@@ -95,10 +103,10 @@ def _iterate(training: Training, request: ProbeRequest, index: int, report: Repo
     return step
 
 
-def _iteration(request: ProbeRequest, index: int, step: TimedStep) -> Iteration:
+def _iteration(index: int, kind: IterationKind, step: TimedStep) -> Iteration:
     return Iteration(
         index=index,
-        kind="warmup" if index < request.warmup else "timed",
+        kind=kind,
         step_time_s=step.step_time_s,
         loss=step.stats.loss,
         grad_norm=step.stats.grad_norm,

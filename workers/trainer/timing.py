@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import distributed as dist
@@ -15,6 +16,13 @@ from workers.trainer.collectives import barrier
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
+
+MIN_WARMUP: Final = 2
+"""Warm-up steps in any case: whether step times have settled takes two of them."""
+MAX_EXTRA_WARMUP: Final = 8
+"""Warm-up steps beyond those that were asked for, while step times have not settled."""
+SETTLED_WITHIN: Final = 0.1
+"""Step times have settled when one differs from the one before by at most this part of the shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,3 +62,26 @@ def timed_step(training: Training, index: int) -> TimedStep:
         if not math.isfinite(value):
             raise LossDivergedError(f"{name} is {value} at iteration {index}")
     return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)
+
+
+def has_settled(step_times_s: Sequence[float]) -> bool:
+    """Whether the last two steps took the same time, within `SETTLED_WITHIN`.
+
+    Against the step before, not against the shortest so far: a step that is the shortest yet says
+    nothing about whether the next one will be shorter still.
+    """
+    if len(step_times_s) < MIN_WARMUP:
+        return False
+    before_s, last_s = step_times_s[-2:]
+    return abs(last_s - before_s) <= SETTLED_WITHIN * min(before_s, last_s)
+
+
+def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
+    """Whether warm-up ends here: step times have settled, or it has gone on for long enough.
+
+    Step times are those of the slowest rank, so every rank decides the same.
+    """
+    least = max(at_least, MIN_WARMUP)
+    if len(step_times_s) < least:
+        return False
+    return has_settled(step_times_s) or len(step_times_s) >= least + MAX_EXTRA_WARMUP

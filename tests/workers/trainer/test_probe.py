@@ -27,7 +27,14 @@ from workers.trainer.measure import quartiles
 from workers.trainer.mesh import build_mesh
 from workers.trainer.probe import RankContext, RankResult, run_probe
 from workers.trainer.revision import GIT_REVISION, git_revision
-from workers.trainer.timing import timed_step
+from workers.trainer.timing import (
+    MAX_EXTRA_WARMUP,
+    MIN_WARMUP,
+    TimedStep,
+    has_settled,
+    is_warm,
+    timed_step,
+)
 from workers.trainer.training import StepStats, Training
 
 
@@ -75,9 +82,11 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
     result = results[0][0]
     assert result is not None
     m = result.measurement
-    assert [i.index for i in m.iterations] == [0, 1, 2, 3, 4]
-    assert [i.kind for i in m.iterations] == ["warmup"] * 2 + ["timed"] * 3
-    run = train(request.model, request.layout, steps=5)
+    warmups = len(m.iterations) - 3
+    assert MIN_WARMUP <= warmups <= MIN_WARMUP + MAX_EXTRA_WARMUP
+    assert [i.index for i in m.iterations] == list(range(warmups + 3))
+    assert [i.kind for i in m.iterations] == ["warmup"] * warmups + ["timed"] * 3
+    run = train(request.model, request.layout, steps=warmups + 3)
     assert [i.loss for i in m.iterations] == run.losses
     assert [i.grad_norm for i in m.iterations] == run.grad_norms
     timed = sorted(i.step_time_s for i in m.iterations if i.kind == "timed")
@@ -96,6 +105,54 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
     assert m.peak_memory_bytes == max(m.peak_memory_bytes_by_stage) > 0
     assert result.environment.backend == "gloo"
     assert result.environment.torch_version == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("step_times_s", "expected"),
+    [
+        ([], False),
+        ([1.0], False),
+        ([1.0, 1.0], True),
+        ([1.0, 1.09], True),
+        ([1.09, 1.0], True),
+        ([1.0, 1.11], False),
+        ([1.11, 1.0], False),
+        ([9.0, 2.0], False),
+        ([9.0, 2.0, 1.0], False),
+        ([9.0, 2.0, 1.0, 1.05], True),
+        ([1.0, 1.0, 2.0], False),
+    ],
+)
+def test_steps_have_settled_when_two_in_a_row_take_the_same_time(
+    step_times_s: list[float], expected: bool
+) -> None:
+    assert has_settled(step_times_s) == expected
+
+
+def test_warm_up_lasts_as_long_as_it_was_asked_for_and_until_it_settles() -> None:
+    assert not is_warm([1.0, 1.0], at_least=3)
+    assert is_warm([1.0, 1.0, 1.0], at_least=3)
+    assert not is_warm([1.0], at_least=0), "two in any case"
+    assert is_warm([1.0, 1.0], at_least=0)
+    doubling = [2.0**step for step in range(3 + MAX_EXTRA_WARMUP)]
+    assert not is_warm(doubling[:-1], at_least=3)
+    assert is_warm(doubling, at_least=3), "it ends, settled or not"
+
+
+def test_warm_up_goes_on_while_step_times_have_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def halving(training: Training, index: int) -> TimedStep:
+        return dataclasses.replace(timed_step(training, index), step_time_s=max(0.5**index, 0.01))
+
+    monkeypatch.setattr("workers.trainer.probe.timed_step", halving)
+    request = make_request(layout=make_layout(dp=2), iterations=2)
+    m = measured(request)
+    assert [i.step_time_s for i in m.iterations][5:] == [0.5**5, 0.5**6, 0.01, 0.01, 0.01, 0.01]
+    assert [i.kind for i in m.iterations] == ["warmup"] * 9 + ["timed"] * 2
+    assert m.step_time_s == 0.01
+    run = train(request.model, request.layout, steps=11)
+    assert [i.loss for i in m.iterations] == run.losses, "extra iterations are the same training"
 
 
 def test_rank_0_reports_each_iteration_and_the_others_are_silent() -> None:
