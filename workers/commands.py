@@ -193,6 +193,7 @@ def train(config: Path, steps: int | None, warmup: int | None, cluster: str, as_
 
     try:
         job = read_job(config, steps=steps, warmup=warmup)
+        job.refuse_unusable()
     except TrainerError as error:
         _refuse(str(error))
     machine = _machine(cluster)

@@ -23,3 +23,15 @@ class RankContextInvalidError(TrainerError):
 
 class TrainJobInvalidError(TrainerError):
     """A job file is malformed; the message names the field."""
+
+
+class TokenFileInvalidError(TrainerError):
+    """A token file cannot be trained on; the message names the file, and what to do."""
+
+
+class CheckpointInvalidError(TrainerError):
+    """A checkpoint, or the directory for them, is none that this job can use."""
+
+
+class CheckpointFailedError(TrainerError):
+    """A checkpoint could not be saved or loaded; the message has the first rank's reason."""

@@ -6,16 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
-from workers.trainer.errors import TrainJobInvalidError
+from workers.trainer.errors import TrainerError, TrainJobInvalidError
+from workers.trainer.token_file import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1
+
+_PATHS: Final = (("data", "tokens"),)
+"""Fields of the document that are paths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,8 @@ class TrainJob:
     """AdamW's decoupled decay."""
     clip_grad_norm: float | None = None
     """Largest norm of the global gradient; None: no clipping, as in a probe."""
+    data: TokenFileSettings | None = None
+    """The token file; None: synthetic tokens, as in a probe."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
@@ -89,7 +95,35 @@ class TrainJob:
                 values[name] = kind.from_mapping(values[name])
             except (SearchSpaceError, TypeError) as error:
                 raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
+        values["data"] = _read_part(TokenFileSettings, "data", values.get("data"))
         return cls(**values)
+
+    def refuse_unusable(self) -> None:
+        """Looks at everything that the job names, before any rank is started for it.
+
+        Raises:
+            TokenFileInvalidError: the token file can't be trained on.
+        """
+        self.open_token_file()
+
+    def open_token_file(self, *, first_step: int = 0, first_sample: int = 0) -> TokenFile | None:
+        """The job's tokens, from a step on before which so many samples were taken.
+
+        None: the tokens are synthetic.
+
+        Raises:
+            TokenFileInvalidError: the file can't be trained on.
+        """
+        if self.data is None:
+            return None
+        return TokenFile(
+            self.data,
+            self.model,
+            seed=self.seed,
+            global_batch_size=self.layout.global_batch_size,
+            first_step=first_step,
+            first_sample=first_sample,
+        )
 
 
 def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None) -> TrainJob:
@@ -106,12 +140,39 @@ def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None)
         raise TrainJobInvalidError(
             f"{path} holds {shown(mapping)} where an object of the job's fields should be"
         )
+    _make_absolute(mapping, path.absolute().parent)
     given = {"steps": steps, "warmup": warmup}
     changes = {name: value for name, value in given.items() if value is not None}
     try:
         return TrainJob.from_mapping({**mapping, **changes})
     except TrainJobInvalidError as error:
         raise TrainJobInvalidError(f"{path}: {error}") from error
+
+
+class _Part(Protocol):
+    """What a field of the job that is an object of its own is read by."""
+
+    def from_mapping(self, mapping: Mapping[str, Any], /) -> Any: ...
+
+
+def _read_part(kind: _Part, name: str, value: object) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TrainJobInvalidError(f"the job's {name}={shown(value)} is not an object of fields")
+    try:
+        return kind.from_mapping(value)
+    except TrainerError as error:
+        raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
+
+
+def _make_absolute(mapping: dict[str, Any], folder: Path) -> None:
+    """Takes the paths that the document names from its own folder, wherever the job is started."""
+    for part, name in _PATHS:
+        fields_of_part = mapping.get(part)
+        if isinstance(fields_of_part, dict) and isinstance(fields_of_part.get(name), str):
+            path = str(folder / fields_of_part[name])
+            mapping[part] = {**fields_of_part, name: path}
 
 
 def _refuse_unless_finite(name: str, value: object, *, allow_zero: bool) -> None:

@@ -41,6 +41,7 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         LossDivergedError: the loss or the gradient norm is not finite.
+        TokenFileInvalidError: the token file is gone, or holds an id outside the vocabulary.
     """
     optimizer = OptimizerSettings(
         learning_rate=job.learning_rate,
@@ -48,7 +49,11 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
         clip_grad_norm=job.clip_grad_norm,
     )
     settings = SessionSettings(
-        model=job.model, layout=job.layout, seed=job.seed, optimizer=optimizer
+        model=job.model,
+        layout=job.layout,
+        seed=job.seed,
+        optimizer=optimizer,
+        source=job.open_token_file(),
     )
     training = open_training(settings, ctx)
     peak_tflops, peak_source = peak_of(ctx, job.layout)
@@ -141,6 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         job = read_job(options.config, steps=options.steps, warmup=options.warmup)
         refuse_unsupported(job.layout, job.model)
+        job.refuse_unusable()
         ctx = context_from_environment()
         refuse_wrong_world(job.layout, ctx.world_size)
     except TrainerError as error:
