@@ -132,12 +132,18 @@ class ProbeSettings:
     """Timed iterations."""
     deadline_s: float = DEFAULT_DEADLINE_S
     """Seconds after which a probe is ended as a timeout."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
 
     def __post_init__(self) -> None:
         for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):
             problem = whole_number_problem(getattr(self, name), low=low, high=MAX_ITERATIONS)
             if problem:
                 raise CampaignInvalidError(problem, field=name)
+        if not isinstance(self.compile, bool):
+            raise CampaignInvalidError(
+                f"{shown(self.compile)} is not true or false", field="compile"
+            )
         seconds = read_duration_s(self.deadline_s, field="deadline_s")
         object.__setattr__(self, "deadline_s", seconds)
 
@@ -293,6 +299,7 @@ class CampaignSpec:
             iterations=self.probe.iterations,
             deadline_s=self.probe.deadline_s,
             memory_limit_bytes=self.cluster.device_memory_bytes,
+            compile=self.probe.compile,
         )
 
 

@@ -13,23 +13,47 @@ from typing import Any, Final, Literal, Self, get_args
 from search_spaces.duration import MAX_DURATION_S
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.layout import Layout
+from search_spaces.measurement import (
+    MAX_BYTES,
+    Breakdown,
+    Environment,
+    Iteration,
+    IterationKind,
+    Measurement,
+)
 from search_spaces.model_shape import ModelShape
 from search_spaces.plain_documents import (
     read_fields,
-    read_list,
     read_plain,
     refuse_figures,
     refuse_lone_surrogates,
     within,
 )
 from search_spaces.reading import (
-    MAX_COUNT,
     MAX_WIDTH,
     is_positive_number,
     read_choice,
     shown,
     whole_number_problem,
 )
+
+__all__ = [
+    "DEFAULT_DEADLINE_S",
+    "DEFAULT_ITERATIONS",
+    "DEFAULT_WARMUP",
+    "FAILURE_REASONS",
+    "MIN_WARMUP",
+    "OUTCOME_STATES",
+    "Breakdown",
+    "Environment",
+    "FailureReason",
+    "Iteration",
+    "IterationKind",
+    "Measurement",
+    "Outcome",
+    "OutcomeState",
+    "ProbeRequest",
+]
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""
@@ -39,22 +63,19 @@ FailureReason = Literal[
     "crashed",
     "timeout",
     "diverged",
+    "implausible",
     "unsupported",
     "node_lost",
     "cancelled",
 ]
-"""Why an outcome is not a measurement."""
-
-IterationKind = Literal["warmup", "timed"]
+"""Why an outcome is not a measurement. diverged: the loss is not finite, or off the campaign's.
+implausible: more work a second than the device's peak allows."""
 
 OUTCOME_STATES: Final[tuple[OutcomeState, ...]] = get_args(OutcomeState)
 FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)
-ITERATION_KINDS: Final[tuple[IterationKind, ...]] = get_args(IterationKind)
 
-MAX_BYTES: Final = 1 << 50
-MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
-"""Most tokens of one step: the largest global batch of the longest sequences."""
-MIN_WARMUP: Final = 0
+MIN_WARMUP: Final = 2
+"""The first iteration allocates and compiles, the second still meets cold caches."""
 DEFAULT_WARMUP: Final = 2
 DEFAULT_ITERATIONS: Final = 10
 DEFAULT_DEADLINE_S: Final = 300.0
@@ -71,13 +92,15 @@ class ProbeRequest:
     seed: int = 0
     """Initial weights and tokens follow from it, the same under every layout."""
     warmup: int = DEFAULT_WARMUP
-    """Untimed iterations at least before the timed ones: two in any case, more until they settle."""
+    """Least untimed iterations before the timed ones, of which there are more until they settle."""
     iterations: int = DEFAULT_ITERATIONS
     """Timed iterations."""
     deadline_s: float = DEFAULT_DEADLINE_S
     """Seconds from the start of the ranks until the probe is ended as a timeout."""
     memory_limit_bytes: int | None = None
     """Memory of one device; on the CPU it is enforced on each rank. None: no limit."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
@@ -93,6 +116,10 @@ class ProbeRequest:
             problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
             if problem:
                 raise OutcomeInvalidError(problem, field="memory_limit_bytes")
+        if not isinstance(self.compile, bool):
+            raise OutcomeInvalidError(
+                f"{shown(self.compile)} is not true or false", field="compile"
+            )
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -109,163 +136,6 @@ class ProbeRequest:
         values["model"] = within("model", ModelShape.from_mapping, values["model"])
         values["layout"] = within("layout", Layout.from_mapping, values["layout"])
         return cls(**values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Iteration:
-    """One iteration of a probe."""
-
-    index: int
-    """Position in the probe, from 0, warm-up included."""
-    kind: IterationKind
-    """Whether it counts."""
-    step_time_s: float
-    """Seconds from barrier to barrier, of the slowest rank."""
-    loss: float
-    """Mean loss over the global batch before the step, in nats a token."""
-    grad_norm: float
-    """Norm of the whole model's gradient before any clipping."""
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
-        values = read_plain(cls, read_fields(cls, mapping, "an iteration"))
-        read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
-        return cls(**values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
-    """What a probe ran on: enough to tell why two measurements differ."""
-
-    host: str
-    """Name of the node of rank 0."""
-    device: str
-    """Name of the device."""
-    backend: str
-    """Communication library: gloo, nccl (also RCCL)."""
-    python_version: str
-    torch_version: str
-    numpy_version: str
-    git_revision: str
-    """Revision of this project that ran, or "unknown"."""
-
-    def __post_init__(self) -> None:
-        refuse_lone_surrogates(self)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
-        return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """What a completed probe measured.
-
-    Raises:
-        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0 where
-            nothing would have been measured, or when no iteration was timed.
-    """
-
-    step_time_s: float
-    """Median of the timed iterations."""
-    step_time_q25_s: float
-    """First quartile of the timed iterations."""
-    step_time_q75_s: float
-    """Third quartile of the timed iterations."""
-    tokens_per_step: int
-    """Tokens that the ranks consumed in one iteration, all replicas together."""
-    tokens_per_s: float
-    """tokens_per_step over step_time_s."""
-    tokens_per_s_per_device: float
-    model_tflops_per_device: float
-    """Work of the model, recomputation excluded."""
-    hardware_tflops_per_device: float
-    """Work that was executed, recomputation included."""
-    peak_tflops_per_device: float
-    """The denominator of mfu and hfu."""
-    peak_source: str
-    """Where the denominator comes from, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
-    mfu: float
-    """model_tflops_per_device over the peak; over 1 where a noisy CPU measured too low a peak."""
-    hfu: float
-    """hardware_tflops_per_device over the peak."""
-    peak_memory_bytes: int
-    """The largest peak of any rank."""
-    peak_memory_bytes_by_stage: tuple[int, ...]
-    """The largest peak of any rank of each pipeline stage, first stage first."""
-    memory_kind: str
-    """"logical" (live tensors, CPU) or "allocated" (the device's allocator)."""
-    oversubscribed: bool
-    """Whether ranks shared devices; such a measurement is never ranked."""
-    iterations: tuple[Iteration, ...]
-    """Every iteration, warm-up included, in order."""
-
-    def __post_init__(self) -> None:
-        refuse_lone_surrogates(self)
-        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=("mfu", "hfu"))
-        peaks = enumerate(self.peak_memory_bytes_by_stage)
-        for name, value, high in (
-            ("tokens_per_step", self.tokens_per_step, MAX_TOKENS),
-            ("peak_memory_bytes", self.peak_memory_bytes, MAX_BYTES),
-            *((f"peak_memory_bytes_by_stage.{stage}", peak, MAX_BYTES) for stage, peak in peaks),
-        ):
-            problem = whole_number_problem(value, high=high)
-            if problem:
-                raise OutcomeInvalidError(problem, field=name)
-        for place, iteration in enumerate(self.iterations):
-            within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
-        if not any(iteration.kind == "timed" for iteration in self.iterations):
-            raise OutcomeInvalidError("there is no timed iteration", field="iterations")
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
-        values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
-        name = "peak_memory_bytes_by_stage"
-        stages = tuple(read_list(values[name], name))
-        for stage, peak in enumerate(stages):
-            if type(peak) is not int:
-                raise OutcomeInvalidError(
-                    f"{shown(peak)} is not a whole number", field=f"{name}.{stage}"
-                )
-        iterations = read_list(values["iterations"], "iterations")
-        values[name] = stages
-        values["iterations"] = tuple(
-            within(f"iterations.{place}", Iteration.from_mapping, iteration)
-            for place, iteration in enumerate(iterations)
-        )
-        return cls(**values)
-
-
-_OVER_ZERO: Final = (
-    "step_time_s",
-    "step_time_q25_s",
-    "step_time_q75_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-    "peak_tflops_per_device",
-)
-"""Figures of a measurement without which nothing was measured."""
-
-
-def _refuse_impossible_iteration(iteration: Iteration) -> None:
-    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=("loss", "grad_norm"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

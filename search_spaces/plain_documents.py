@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from types import NoneType
 from typing import Any, Final, TypeVar
 
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
@@ -43,7 +44,7 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
         finite = not isinstance(value, float) or math.isfinite(value)
         if type(value) not in accepted or not finite:
             raise OutcomeInvalidError(f"{shown(value)} is not {what}", field=f.name)
-        if f.type == "float":
+        if f.type in _FLOATS and value is not None:
             values[f.name] = _as_float(value, f.name)
     return values
 
@@ -60,8 +61,12 @@ _PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
     "float": ("a finite number", (int, float)),
     "str": ("a string", (str,)),
     "bool": ("true or false", (bool,)),
+    "float | None": ("a finite number or null", (int, float, NoneType)),
+    "bool | None": ("true, false or null", (bool, NoneType)),
 }
 """Annotations, as written above, that `read_plain` checks."""
+
+_FLOATS: Final = ("float", "float | None")
 
 
 def refuse_lone_surrogates(document: Any) -> None:

@@ -103,12 +103,19 @@ def worker(
 @click.option("--recompute", type=click.Choice(RECOMPUTE_MODES), default="none", show_default=True)
 @click.option("--sequence-parallel/--no-sequence-parallel", default=False, show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option(
+    "--compile/--no-compile",
+    "compiled",
+    default=False,
+    show_default=True,
+    help="Use torch.compile.",
+)
 @click.option("--steps", default=10, show_default=True, help="Timed iterations.")
 @click.option(
     "--warmup",
     default=2,
     show_default=True,
-    help="Least iterations before the timed ones; two, and until they settle.",
+    help="Least iterations before the timed ones: two or more; it goes on until they settle.",
 )
 @click.option("--seed", default=0, show_default=True, help="Weights and tokens follow from it.")
 @click.option(
@@ -131,6 +138,7 @@ def probe(
     steps: int,
     warmup: int,
     seed: int,
+    compiled: bool,
     memory_limit_gb: float | None,
     deadline: float,
     as_json: bool,
@@ -156,6 +164,7 @@ def probe(
             iterations=steps,
             deadline_s=deadline,
             memory_limit_bytes=_bytes(memory_limit_gb),
+            compile=compiled,
         )
     except SearchSpaceError as error:
         _refuse(str(error))

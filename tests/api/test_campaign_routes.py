@@ -245,14 +245,14 @@ def test_the_time_left_follows_the_budget_that_runs_out_first(api: Api) -> None:
 
 
 def test_the_campaign_that_was_submitted_is_what_a_worker_is_asked_to_run(api: Api) -> None:
-    created = api.submit(seed=7, probe={"warmup": 1, "iterations": 3, "deadline_s": 60})
+    created = api.submit(seed=7, probe={"warmup": 3, "iterations": 3, "deadline_s": 60})
     worker = api.register()
     layout = Layout(tp=2, num_microbatches=8)
     api.store.add_trial(created["id"], layout)
     request = api.lease(worker)["request"]
     assert request["layout"] == layout.to_mapping()
     assert request["model"] == created["spec"]["model"]
-    assert (request["seed"], request["warmup"], request["iterations"]) == (7, 1, 3)
+    assert (request["seed"], request["warmup"], request["iterations"]) == (7, 3, 3)
     assert request["memory_limit_bytes"] == 8 << 30
     json.dumps(request)
 

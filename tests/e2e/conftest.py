@@ -26,7 +26,7 @@ CAMPAIGN: dict[str, Any] = {
     "objective": "tokens_per_s",
     "strategy": "random",
     "budget": {"trials": 10},
-    "probe": {"warmup": 1, "iterations": 4, "deadline": "60s"},
+    "probe": {"warmup": 2, "iterations": 4, "deadline": "60s"},
     "space": {
         "global_batch_size": 8,
         "tp": [1, 2],

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NUM_TRIALS = 6
 LONG_PROBES: dict[str, Any] = {
     "budget": {"trials": NUM_TRIALS},
-    "probe": {"warmup": 1, "iterations": 40, "deadline": "90s"},
+    "probe": {"warmup": 2, "iterations": 40, "deadline": "90s"},
 }
 
 

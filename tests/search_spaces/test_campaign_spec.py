@@ -69,7 +69,7 @@ def test_a_campaign_has_defaults() -> None:
         {"strategy": "exhaustive", "budget": ..., "seed": 7, "objective": "tokens_per_s"},
         {
             "budget": {"node_hours": 1.5, "wall_time": "2h"},
-            "probe": {"deadline": "90s", "warmup": 0},
+            "probe": {"deadline": "90s", "warmup": 3},
         },
         {"cluster": "local-cpu", "model": {"preset": "tiny", "num_layers": 2}},
     ],
@@ -146,7 +146,8 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"budget": {"wall_time_s": float("nan")}}, "budget.wall_time_s: nan is not a duration"),
         ({"budget": {"wall_time": 1, "wall_time_s": 1}}, "give wall_time or wall_time_s, not both"),
         ({"probe": {"iterations": 0}}, "probe.iterations: 0 is not a whole number of at least 1"),
-        ({"probe": {"warmup": -1}}, "probe.warmup: -1 is not a whole number of at least 0"),
+        ({"probe": {"warmup": 1}}, "probe.warmup: 1 is not a whole number of at least 2"),
+        ({"probe": {"compile": 1}}, "probe.compile: 1 is not true or false"),
         ({"probe": {"deadline_s": True}}, "probe.deadline_s: True is not a duration"),
         ({"probe": {"steps": 3}}, "probe: unknown setting 'steps'"),
         ({"warnings": "beware"}, "warnings: 'beware' is not a list"),
@@ -278,11 +279,12 @@ def test_judging_the_memory_of_many_layouts_takes_little_of_ones_own() -> None:
 
 
 def test_a_probe_request_carries_what_the_ranks_need() -> None:
-    spec = read(seed=3, probe={"warmup": 1, "iterations": 4, "deadline": "1m"})
+    spec = read(seed=3, probe={"warmup": 3, "iterations": 4, "deadline": "1m", "compile": True})
     layout = spec.legal_set().layout(0)
     request = spec.probe_request(layout)
     assert (request.model, request.layout, request.seed) == (spec.model, layout, 3)
-    assert (request.warmup, request.iterations, request.deadline_s) == (1, 4, 60)
+    assert (request.warmup, request.iterations, request.deadline_s) == (3, 4, 60)
+    assert request.compile
     assert request.memory_limit_bytes == CLUSTER_PRESETS["frontier"].device_memory_bytes
 
 

@@ -69,7 +69,7 @@ CAMPAIGN = {
     "cluster": {"preset": "local-cpu"},
     "space": {"global_batch_size": 8, "tp": [1, 2]},
     "budget": {"trials": 3},
-    "probe": {"warmup": 1},
+    "probe": {"warmup": 2},
     "objective": "tokens_per_s",
     "strategy": "random",
     "seed": 1,
@@ -80,7 +80,7 @@ PATHS = [
     *(("space", name) for name in SPACE_FIELDS),
     *(("cluster", name) for name in CLUSTER_FIELDS),
     *(("budget", name) for name in ("trials", "node_hours", "wall_time", "wall_time_s")),
-    *(("probe", name) for name in ("warmup", "iterations", "deadline", "deadline_s")),
+    *(("probe", name) for name in ("warmup", "iterations", "deadline", "deadline_s", "compile")),
 ]
 
 
@@ -169,7 +169,9 @@ def test_values_of_bad_faith_are_judged_or_refused_in_every_field(path: tuple[st
 
 
 @settings(max_examples=150, deadline=None)
-@given(document=fields(["model", "layout", "seed", "warmup", "iterations", "deadline_s"]))
+@given(
+    document=fields(["model", "layout", "seed", "warmup", "iterations", "deadline_s", "compile"])
+)
 def test_a_probe_request_is_read_or_refused(document: Any) -> None:
     is_read_or_refused(ProbeRequest.from_mapping, document)
 

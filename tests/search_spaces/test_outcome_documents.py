@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 from search_spaces.layout import Layout
-from search_spaces.outcome import Environment, Iteration, Measurement, Outcome, ProbeRequest
+from search_spaces.outcome import (
+    Breakdown,
+    Environment,
+    Iteration,
+    Measurement,
+    Outcome,
+    ProbeRequest,
+)
 from search_spaces.presets.models import model_preset
 
 
@@ -37,6 +45,13 @@ def make_measurement(**changes: Any) -> Measurement:
     return Measurement(**{**values, **changes})
 
 
+BREAKDOWN = Breakdown(
+    compute_s=0.3, tp_s=0.05, pp_s=0.06, dp_s=0.04, optimizer_s=0.03, unexplained_s=0.02
+)
+"""Of the half second that `make_measurement` took."""
+
+SKIPPED = Iteration(index=2, kind="timed", step_time_s=0.5, loss=6.9, grad_norm=None)
+
 ENVIRONMENT = Environment(
     host="node1",
     device="CPU core",
@@ -58,6 +73,17 @@ def make_outcome() -> Outcome:
     "outcome",
     [
         make_outcome(),
+        Outcome(
+            state="completed",
+            measurement=make_measurement(
+                iterations=(*make_measurement().iterations, SKIPPED),
+                breakdown=BREAKDOWN,
+                peak_reserved_bytes_by_stage=(1 << 21, 1 << 20),
+                warmup_settled=True,
+                skipped_steps=1,
+            ),
+        ),
+        Outcome(state="failed", reason="implausible", message="hfu is 1.2"),
         Outcome(state="infeasible", reason="out_of_memory", message="rank 3", node="node1"),
         Outcome(state="failed", reason="timeout", log_tail="a\nb", environment=ENVIRONMENT),
         Outcome(state="cancelled", reason="cancelled"),
@@ -67,6 +93,17 @@ def make_outcome() -> Outcome:
 def test_an_outcome_survives_the_round_trip_through_json(outcome: Outcome) -> None:
     document = json.loads(json.dumps(outcome.to_mapping(), allow_nan=False))
     assert Outcome.from_mapping(document) == outcome
+
+
+def test_an_outcome_of_a_worker_that_knew_no_breakdown_is_read() -> None:
+    document = make_outcome().to_mapping()
+    for name in ("breakdown", "peak_reserved_bytes_by_stage", "warmup_settled", "skipped_steps"):
+        del document["measurement"][name]
+    assert Outcome.from_mapping(document) == make_outcome()
+
+
+def test_a_breakdown_adds_up_to_the_whole() -> None:
+    assert BREAKDOWN.total_s == pytest.approx(0.5)
 
 
 def test_a_probe_request_survives_the_round_trip_through_json() -> None:
@@ -113,6 +150,11 @@ def changed(path: list[str | int], value: Any) -> dict[str, Any]:
         (["measurement", "peak_memory_bytes_by_stage", 1], "3", "by_stage.1: '3' is not a whole"),
         (["measurement", "iterations", 1, "kind"], "cold", "measurement.iterations.1.kind: 'cold'"),
         (["measurement", "iterations", 0, "loss"], None, "iterations.0.loss: None is not a finite"),
+        (["measurement", "iterations", 0, "grad_norm"], "1", "grad_norm: '1' is not a finite numb"),
+        (["measurement", "breakdown"], 3, "measurement.breakdown: a breakdown is 3, not a mapping"),
+        (["measurement", "breakdown"], {"tp_s": 1}, "breakdown.compute_s: a breakdown lacks"),
+        (["measurement", "warmup_settled"], 1, "warmup_settled: 1 is not true, false or null"),
+        (["measurement", "peak_reserved_bytes_by_stage"], 3, "reserved_bytes_by_stage: 3 is not a"),
         (["environment", "host"], 3, "environment.host: 3 is not a string"),
         (["environment", "host"], "\ud800", "environment.host: '\\ud800' holds a lone surrogate"),
         (["message"], "a \udc80 b", "message: 'a \\udc80 b' holds a lone surrogate"),
@@ -193,8 +235,41 @@ def test_a_measurement_that_cannot_be_is_refused_at_construction_too(figure: flo
         make_measurement(iterations=(iteration,))
 
 
-def test_a_noisy_machine_may_beat_its_own_peak() -> None:
-    assert make_measurement(mfu=1.3, hfu=1.4).mfu == 1.3
+def test_more_than_the_peak_of_the_device_is_refused_with_the_peak() -> None:
+    assert make_measurement(mfu=1.0, hfu=1.0).hfu == 1.0
+    with pytest.raises(
+        OutcomeInvalidError,
+        match=r"hfu: 1\.2 of the peak \(0\.2 TFLOP/s, measured matmul \(fp32\)\)",
+    ):
+        make_measurement(hfu=1.2)
+    with pytest.raises(OutcomeInvalidError, match=r"mfu: 1\.1 of the peak"):
+        make_measurement(mfu=1.1)
+
+
+def test_a_breakdown_of_another_time_is_refused() -> None:
+    with pytest.raises(OutcomeInvalidError, match=r"breakdown: the parts add up to 0\.5"):
+        make_measurement(step_time_s=0.51, breakdown=BREAKDOWN)
+
+
+@pytest.mark.parametrize("part", ["compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s"])
+def test_no_part_of_an_iteration_is_negative_but_what_is_left_may_be(part: str) -> None:
+    with pytest.raises(OutcomeInvalidError, match=rf"{part}: -0\.1 is not a finite number of at"):
+        replace(BREAKDOWN, **{part: -0.1})
+    assert replace(BREAKDOWN, unexplained_s=-0.01).unexplained_s == -0.01
+    with pytest.raises(OutcomeInvalidError, match="unexplained_s: nan is not a finite number"):
+        replace(BREAKDOWN, unexplained_s=float("nan"))
+
+
+def test_reserved_memory_is_of_every_stage_or_of_none() -> None:
+    with pytest.raises(
+        OutcomeInvalidError, match=r"by_stage: there are figures of 1 stages, .* of 2"
+    ):
+        make_measurement(peak_reserved_bytes_by_stage=(5,))
+
+
+def test_no_more_steps_are_skipped_than_were_taken() -> None:
+    with pytest.raises(OutcomeInvalidError, match="skipped_steps: 3 is more than 2"):
+        make_measurement(skipped_steps=3)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +303,8 @@ def test_infeasible_means_out_of_memory_and_nothing_else(state: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("warmup", -1, "warmup: -1 is not a whole number of at least 0"),
+        ("warmup", 1, "warmup: 1 is not a whole number of at least 2"),
+        ("compile", 1, "compile: 1 is not true or false"),
         ("iterations", 0, "iterations: 0 is not a whole number of at least 1"),
         ("seed", "a", "seed: 'a' is not a whole number"),
         ("deadline_s", float("inf"), "deadline_s: inf is not a number over 0"),

@@ -62,7 +62,7 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
     ended = run(
         "probe",
         *("--model", "tiny-llama", "--dp", "2", "--micro-batch-size", "2", "--zero-stage", "1"),
-        *("--recompute", "full", "--precision", "bf16", "--warmup", "1", "--steps", "2", "--json"),
+        *("--recompute", "full", "--precision", "bf16", "--warmup", "3", "--steps", "2", "--json"),
     )
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
@@ -71,7 +71,7 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
     ).to_mapping()
     assert printed["layout"] == expected
     assert len(printed["step_times_s"]) == 2
-    assert len(printed["losses"]) >= 2 + 2, "two to warm up in any case"
+    assert len(printed["losses"]) >= 3 + 2, "three to warm up at least"
     assert printed["hardware_tflops_per_device"] > printed["model_tflops_per_device"]
 
 

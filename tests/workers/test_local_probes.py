@@ -44,7 +44,7 @@ def launcher(nodes: LocalNodes) -> GroupLauncher:
 
 
 def make_request(**changes: Any) -> ProbeRequest:
-    settings = {"warmup": 1, "iterations": 2, "deadline_s": 60.0, **changes}
+    settings = {"warmup": 2, "iterations": 2, "deadline_s": 60.0, **changes}
     return ProbeRequest(
         model=model_preset("tiny"), **{"layout": Layout(tp=2, num_microbatches=2), **settings}
     )
@@ -71,7 +71,7 @@ def test_a_probe_reports_each_iteration_and_ends_with_a_measurement(
     assert outcome.state == "completed", outcome
     measurement = outcome.measurement
     assert measurement is not None
-    assert [event["index"] for event in told] == [0, 1, 2]
+    assert [event["index"] for event in told] == [0, 1, 2, 3]
     assert [iteration.loss for iteration in measurement.iterations] == [e["loss"] for e in told]
     assert not measurement.oversubscribed
     assert measurement.peak_source == "measured matmul (fp32)"
@@ -180,7 +180,7 @@ def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
 
 
 def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
-    request = make_request(warmup=0, iterations=1)
+    request = make_request(iterations=1)
     for _ in range(20):
         assert run(launcher, request).state == "completed"
         assert ranks_of(nodes) == []

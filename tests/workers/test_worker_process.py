@@ -27,7 +27,7 @@ NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
 
 def make_request(iterations: int) -> dict[str, object]:
     request = ProbeRequest(
-        model=model_preset("tiny"), layout=Layout(dp=NUM_RANKS), warmup=1, iterations=iterations
+        model=model_preset("tiny"), layout=Layout(dp=NUM_RANKS), warmup=2, iterations=iterations
     )
     return request.to_mapping()
 

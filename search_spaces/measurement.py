@@ -1,0 +1,302 @@
+"""What a probe measured, and on what: the part of an outcome that is kept and compared.
+
+Plain dataclasses of JSON values that refuse, at construction, figures that cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, Final, Literal, Self, get_args
+
+from search_spaces.errors import OutcomeInvalidError
+from search_spaces.plain_documents import (
+    read_fields,
+    read_list,
+    read_plain,
+    refuse_figures,
+    refuse_lone_surrogates,
+    within,
+)
+from search_spaces.reading import (
+    MAX_COUNT,
+    MAX_WIDTH,
+    read_choice,
+    shown,
+    whole_number_problem,
+)
+
+IterationKind = Literal["warmup", "timed"]
+
+ITERATION_KINDS: Final[tuple[IterationKind, ...]] = get_args(IterationKind)
+
+MAX_BYTES: Final = 1 << 50
+MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
+"""Most tokens of one step: the largest global batch of the longest sequences."""
+
+BREAKDOWN_TOLERANCE: Final = 1e-6
+"""How far the parts of an iteration may be from the whole, relative: rounding, nothing more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Iteration:
+    """One iteration of a probe."""
+
+    index: int
+    """Position in the probe, from 0, warm-up included."""
+    kind: IterationKind
+    """Whether it counts."""
+    step_time_s: float
+    """Seconds from barrier to barrier, of the slowest rank."""
+    loss: float
+    """Mean loss over the global batch before the step, in nats a token."""
+    grad_norm: float | None
+    """Norm of the whole model's gradient before any clipping; None where it overflowed in fp16, so
+    that the step was skipped."""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        values = read_plain(cls, read_fields(cls, mapping, "an iteration"))
+        read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What a probe ran on: enough to tell why two measurements differ."""
+
+    host: str
+    """Name of the node of rank 0."""
+    device: str
+    """Name of the device."""
+    backend: str
+    """Communication library: gloo, nccl (also RCCL)."""
+    python_version: str
+    torch_version: str
+    numpy_version: str
+    git_revision: str
+    """Revision of this project that ran, or "unknown"."""
+
+    def __post_init__(self) -> None:
+        refuse_lone_surrogates(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Breakdown:
+    """Where the seconds of an iteration go, each part the mean over the ranks.
+
+    Raises:
+        OutcomeInvalidError: at construction, when a part is not finite, or is negative.
+    """
+
+    compute_s: float
+    """Forward and backward, communication left out."""
+    tp_s: float
+    """Communication over the tensor-parallel axis, as far as compute does not hide it."""
+    pp_s: float
+    """The pipeline: its bubble and its transfers."""
+    dp_s: float
+    """Communication over the data-parallel axis, as far as compute does not hide it."""
+    optimizer_s: float
+    """The optimizer's step, its communication left out."""
+    unexplained_s: float
+    """What is left of the iteration; under 0 where the parts were measured longer than the whole."""
+
+    def __post_init__(self) -> None:
+        refuse_figures(self, over_zero=(), from_zero=_EXPLAINED)
+        if not math.isfinite(self.unexplained_s):
+            raise OutcomeInvalidError(
+                f"{shown(self.unexplained_s)} is not a finite number", field="unexplained_s"
+            )
+
+    @property
+    def total_s(self) -> float:
+        """The whole iteration."""
+        return math.fsum(astuple(self))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
+
+
+_EXPLAINED: Final = ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s")
+"""Parts of an iteration that were measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What a completed probe measured.
+
+    Raises:
+        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0 where
+            nothing would have been measured, when no iteration was timed, when the breakdown is not
+            of the step time, or when more was done than the device's peak allows.
+    """
+
+    step_time_s: float
+    """Median of the timed iterations."""
+    step_time_q25_s: float
+    """First quartile of the timed iterations."""
+    step_time_q75_s: float
+    """Third quartile of the timed iterations."""
+    tokens_per_step: int
+    """Tokens that the ranks consumed in one iteration, all replicas together."""
+    tokens_per_s: float
+    """tokens_per_step over step_time_s."""
+    tokens_per_s_per_device: float
+    model_tflops_per_device: float
+    """Work of the model, recomputation excluded."""
+    hardware_tflops_per_device: float
+    """Work that was executed, recomputation included."""
+    peak_tflops_per_device: float
+    """The denominator of mfu and hfu."""
+    peak_source: str
+    """Where the denominator comes from, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
+    mfu: float
+    """model_tflops_per_device over the peak."""
+    hfu: float
+    """hardware_tflops_per_device over the peak; over 1 is refused."""
+    peak_memory_bytes: int
+    """The largest peak of any rank."""
+    peak_memory_bytes_by_stage: tuple[int, ...]
+    """The largest peak of any rank of each pipeline stage, first stage first."""
+    memory_kind: str
+    """"logical" (live tensors, CPU) or "allocated" (the device's allocator)."""
+    oversubscribed: bool
+    """Whether ranks shared devices; such a measurement is never ranked."""
+    iterations: tuple[Iteration, ...]
+    """Every iteration, warm-up included, in order."""
+    breakdown: Breakdown | None = None
+    """Where step_time_s goes; None: an older worker measured it, which did not look."""
+    peak_reserved_bytes_by_stage: tuple[int, ...] = ()
+    """What the device's allocator held at most, of any rank of each stage; empty on the CPU."""
+    warmup_settled: bool | None = None
+    """Whether step times had settled when timing began; None: an older worker did not look."""
+    skipped_steps: int = 0
+    """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
+
+    def __post_init__(self) -> None:
+        refuse_lone_surrogates(self)
+        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=("mfu", "hfu"))
+        self._refuse_impossible_counts()
+        for place, iteration in enumerate(self.iterations):
+            within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
+        if not any(iteration.kind == "timed" for iteration in self.iterations):
+            raise OutcomeInvalidError("there is no timed iteration", field="iterations")
+        self._refuse_beyond_peak()
+        self._refuse_another_breakdown()
+
+    def _refuse_impossible_counts(self) -> None:
+        stages, reserved = self.peak_memory_bytes_by_stage, self.peak_reserved_bytes_by_stage
+        steps = len(self.iterations)
+        for name, value, low, high in (
+            ("tokens_per_step", self.tokens_per_step, 1, MAX_TOKENS),
+            ("peak_memory_bytes", self.peak_memory_bytes, 1, MAX_BYTES),
+            *(
+                (f"peak_memory_bytes_by_stage.{i}", peak, 1, MAX_BYTES)
+                for i, peak in enumerate(stages)
+            ),
+            *(
+                (f"peak_reserved_bytes_by_stage.{i}", peak, 1, MAX_BYTES)
+                for i, peak in enumerate(reserved)
+            ),
+            ("skipped_steps", self.skipped_steps, 0, steps),
+        ):
+            problem = whole_number_problem(value, low=low, high=high)
+            if problem:
+                raise OutcomeInvalidError(problem, field=name)
+        if reserved and len(reserved) != len(stages):
+            raise OutcomeInvalidError(
+                f"there are figures of {len(reserved)} stages, in peak_memory_bytes_by_stage of "
+                f"{len(stages)}",
+                field="peak_reserved_bytes_by_stage",
+            )
+
+    def _refuse_beyond_peak(self) -> None:
+        for name in ("hfu", "mfu"):
+            share = getattr(self, name)
+            if share > 1:
+                raise OutcomeInvalidError(
+                    f"{share:.4g} of the peak ({self.peak_tflops_per_device:.4g} TFLOP/s, "
+                    f"{self.peak_source}) is more than the device can do: the clock, the counted "
+                    "work or the peak is wrong",
+                    field=name,
+                )
+
+    def _refuse_another_breakdown(self) -> None:
+        if self.breakdown is None:
+            return
+        total_s = self.breakdown.total_s
+        if not math.isclose(total_s, self.step_time_s, rel_tol=BREAKDOWN_TOLERANCE):
+            raise OutcomeInvalidError(
+                f"the parts add up to {total_s} s, not to step_time_s={self.step_time_s}",
+                field="breakdown",
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the document back.
+
+        Raises:
+            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
+        """
+        values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
+        for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
+            if name in values:
+                values[name] = _read_stages(values[name], name)
+        iterations = read_list(values["iterations"], "iterations")
+        values["iterations"] = tuple(
+            within(f"iterations.{place}", Iteration.from_mapping, iteration)
+            for place, iteration in enumerate(iterations)
+        )
+        if values.get("breakdown") is not None:
+            values["breakdown"] = within("breakdown", Breakdown.from_mapping, values["breakdown"])
+        return cls(**values)
+
+
+def _read_stages(value: object, name: str) -> tuple[int, ...]:
+    stages = tuple(read_list(value, name))
+    for stage, peak in enumerate(stages):
+        if type(peak) is not int:
+            raise OutcomeInvalidError(
+                f"{shown(peak)} is not a whole number", field=f"{name}.{stage}"
+            )
+    return stages
+
+
+_OVER_ZERO: Final = (
+    "step_time_s",
+    "step_time_q25_s",
+    "step_time_q75_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "model_tflops_per_device",
+    "hardware_tflops_per_device",
+    "peak_tflops_per_device",
+)
+"""Figures of a measurement without which nothing was measured."""
+
+
+def _refuse_impossible_iteration(iteration: Iteration) -> None:
+    known = () if iteration.grad_norm is None else ("grad_norm",)
+    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=("loss", *known))
