@@ -47,7 +47,9 @@ def test_probe_prints_one_json_object_with_every_iteration() -> None:
     (line,) = ended.stdout.splitlines()
     printed = json.loads(line)
     assert printed["status"] == "completed"
-    assert len(printed["losses"]) == len(printed["grad_norms"]) == 2 + 3
+    assert len(printed["losses"]) == len(printed["grad_norms"]) >= 2 + 3, (
+        "it warms up until it settles"
+    )
     assert len(printed["step_times_s"]) == 3
     assert (
         printed["layout"] == Layout(tp=2, pp=2, micro_batch_size=2, num_microbatches=4).to_mapping()
