@@ -6,15 +6,15 @@ first; they start at multiples of 64 elements, and are cut into buckets that dp 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 
-from workers.trainer.collectives import all_reduce
 from workers.trainer.mesh import Mesh
 from workers.trainer.parameters import (
     ModelParameter,
@@ -29,27 +29,38 @@ ALIGNMENT: Final = 64
 BUCKET_ELEMENTS: Final = 4 << 20
 """A bucket is closed once it holds this many elements: 16 MiB of gradients."""
 
+MAX_BUCKETS: Final = 64
+"""Roughly, of a large model: kernels and messages that are too many cost more than they hide."""
+
+
+class Span(NamedTuple):
+    """A stretch of the flat buffers."""
+
+    start: int
+    end: int
+
+    def share(self, parts: int, index: int) -> Span:
+        """One of `parts` equal parts."""
+        size = (self.end - self.start) // parts
+        return Span(self.start + index * size, self.start + (index + 1) * size)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
     """Where a parameter lies in the flat buffers."""
 
     parameter: ModelParameter
+    uses: int
+    """Gradients that a micro-batch adds to it: the places of the model that hold it."""
     start: int
     end: int
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    """A stretch of the flat buffers that is reduced at once."""
-
-    start: int
-    end: int
-
-    def share(self, dp: int, dp_rank: int) -> tuple[int, int]:
-        """Start and end of the part that one data-parallel rank owns."""
-        size = (self.end - self.start) // dp
-        return self.start + dp_rank * size, self.start + (dp_rank + 1) * size
+    def overlaps(self, spans: Iterable[Span]) -> Iterator[tuple[int, int]]:
+        """What of the parameter lies in these spans."""
+        for span in spans:
+            first, last = max(span.start, self.start), min(span.end, self.end)
+            if first < last:
+                yield first, last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,79 +69,106 @@ class FlatPlan:
 
     offsets: tuple[int, ...]
     """Start of each parameter, in reverse order."""
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[Span, ...]
+    """What is reduced at once."""
+    shared_bucket: int | None = None
+    """The bucket of the parameter that another stage holds, too; it has it for itself."""
 
     @property
     def num_elements(self) -> int:
         """Length of each buffer, padding included."""
         return self.buckets[-1].end
 
+    def bucket_of(self, position: int) -> int:
+        """The bucket that an element lies in."""
+        return bisect_right([bucket.end for bucket in self.buckets], position)
 
-def plan_flat(sizes: list[int], *, dp: int, bucket_elements: int = BUCKET_ELEMENTS) -> FlatPlan:
-    """Lays out parameters of these sizes (already in reverse order)."""
-    offsets, buckets = [], []
+
+def plan_flat(
+    sizes: list[int],
+    *,
+    dp: int,
+    shared: int | None = None,
+    bucket_elements: int | None = None,
+) -> FlatPlan:
+    """Lays out parameters of these sizes (already in reverse order).
+
+    A parameter that two stages hold (`shared`, its index) gets a bucket for itself: cut alike on
+    both, it can be summed between them share by share.
+    """
+    if bucket_elements is None:
+        bucket_elements = max(BUCKET_ELEMENTS, sum(sizes) // MAX_BUCKETS)
+    offsets: list[int] = []
+    buckets: list[Span] = []
+    shared_bucket = None
     start = bucket_start = 0
     for index, size in enumerate(sizes):
         offsets.append(start)
         start = _round_up(start + size, ALIGNMENT)
-        if start - bucket_start >= bucket_elements or index == len(sizes) - 1:
+        is_full = start - bucket_start >= bucket_elements
+        if is_full or index == len(sizes) - 1 or shared in (index, index + 1):
             start = bucket_start + _round_up(start - bucket_start, ALIGNMENT * dp)
-            buckets.append(Bucket(start=bucket_start, end=start))
+            if index == shared:
+                shared_bucket = len(buckets)
+            buckets.append(Span(bucket_start, start))
             bucket_start = start
-    return FlatPlan(offsets=tuple(offsets), buckets=tuple(buckets))
+    return FlatPlan(offsets=tuple(offsets), buckets=tuple(buckets), shared_bucket=shared_bucket)
 
 
 class FlatBuffers:
     """The weights and gradients of one rank; every parameter of the model is a view of them."""
 
     def __init__(
-        self, model: nn.Module, mesh: Mesh, *, dtype: torch.dtype, device: torch.device, seed: int
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        shared: ModelParameter | None = None,
     ) -> None:
-        """Gives the model's declared parameters memory, and their initial values."""
-        declared = _declared_parameters(model)[::-1]
-        self.plan = plan_flat([p.numel() for p in declared], dp=mesh.layout.dp)
+        """Gives the model's declared parameters memory, and their initial values.
+
+        `shared` is the parameter that another stage holds, too.
+        """
+        self.plan = plan_model(model, dp=mesh.layout.dp, shared=shared)
         self.weights = torch.zeros(self.plan.num_elements, dtype=dtype, device=device)
         self.gradients = torch.zeros(self.plan.num_elements, device=device)
         self.slots: list[Slot] = []
+        uses = Counter(id(old) for _, _, old in _owned_parameters(model))
         made: dict[ModelParameter, ModelParameter] = {}
-        for old, start in zip(declared, self.plan.offsets, strict=True):
-            slot = self._place(old, start)
+        for old, start in zip(_declared_parameters(model)[::-1], self.plan.offsets, strict=True):
+            slot = self._place(old, start, uses[id(old)])
             _fill(slot.parameter, mesh, seed)
             made[old] = slot.parameter
             self.slots.append(slot)
         _replace_parameters(model, made)
 
-    def expect_gradients(self) -> None:
+    def expect_gradients(self, num_microbatches: int) -> None:
         """Begins a step: the first gradient of each parameter takes the place of the last step's."""
         for slot in self.slots:
             slot.parameter.main_grad_is_stale = True
+            slot.parameter.gradients_left = slot.uses * num_microbatches
 
     @property
     def has_all_gradients(self) -> bool:
-        """Whether the passes of this step have reached every parameter."""
-        return not any(slot.parameter.main_grad_is_stale for slot in self.slots)
+        """Whether every parameter got the gradients of this step, no less and no more."""
+        return all(slot.parameter.gradients_left == 0 for slot in self.slots)
 
-    def sum_replicated(self, group: ProcessGroup | None) -> None:
-        """Sums over tp the gradients of what every tp rank holds; one all-reduce for all of them."""
-        slots = [slot for slot in self.slots if slot.parameter.replicated]
-        if group is None or not slots:
-            return
-        views = [self.gradients[slot.start : slot.end] for slot in slots]
-        sums = torch.cat(views)
-        all_reduce(sums, group)
-        torch._foreach_copy_(views, torch.split(sums, [len(view) for view in views]))
-
-    def _place(self, declared: ModelParameter, start: int) -> Slot:
+    def _place(self, declared: ModelParameter, start: int, uses: int) -> Slot:
         end = start + declared.numel()
         parameter = ModelParameter(self.weights[start:end].view(declared.shape))
         attach(parameter, declared.parts, counted=declared.counted)
         parameter.main_grad = self.gradients[start:end].view(declared.shape)
-        return Slot(parameter=parameter, start=start, end=end)
+        return Slot(parameter=parameter, uses=uses, start=start, end=end)
 
 
-def num_flat_elements(model: nn.Module, *, dp: int) -> int:
-    """Elements of each flat buffer that the model will need, padding included."""
-    return plan_flat([p.numel() for p in _declared_parameters(model)[::-1]], dp=dp).num_elements
+def plan_model(model: nn.Module, *, dp: int, shared: ModelParameter | None) -> FlatPlan:
+    """Where the model's declared parameters will lie."""
+    declared = _declared_parameters(model)[::-1]
+    index = next((i for i, parameter in enumerate(declared) if parameter is shared), None)
+    return plan_flat([parameter.numel() for parameter in declared], dp=dp, shared=index)
 
 
 def _fill(parameter: ModelParameter, mesh: Mesh, seed: int) -> None:

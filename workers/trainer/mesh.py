@@ -43,8 +43,10 @@ class Mesh:
     place: Coordinates
     tp_group: ProcessGroup | None
     """Ranks that share this rank's weight matrices; None when tp is 1, as for the others."""
-    dp_group: ProcessGroup | None
-    """Ranks that hold the same weights for other samples."""
+    shard_group: ProcessGroup | None
+    """Data-parallel ranks that share one copy of the optimizer states (ZeRO-1)."""
+    replica_group: ProcessGroup | None
+    """Data-parallel ranks that own the same part of the optimizer states; all, under ZeRO-0."""
     pp_group: ProcessGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: ProcessGroup | None
@@ -54,6 +56,21 @@ class Mesh:
     def cuts_tokens(self) -> bool:
         """Whether a rank holds 1/tp of a micro-batch's tokens between the parallel layers."""
         return self.layout.sequence_parallel and self.layout.tp > 1
+
+    @property
+    def num_shards(self) -> int:
+        """Parts that the optimizer states are cut into: 1 where every replica holds all of them."""
+        return self.layout.zero_group_size
+
+    @property
+    def shard_rank(self) -> int:
+        """Which of those parts this rank owns; neighbours on the dp axis own different ones."""
+        return self.place.dp_rank % self.num_shards
+
+    @property
+    def replica_rank(self) -> int:
+        """Which of the ranks that own the same part this is."""
+        return self.place.dp_rank // self.num_shards
 
     @property
     def is_first_stage(self) -> bool:
@@ -79,7 +96,11 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
     place = coordinates(rank, layout)
     tp_rank, dp_rank, pp_rank = place.tp_rank, place.dp_rank, place.pp_rank
     tp_places = [(i, dp_rank, pp_rank) for i in range(layout.tp)]
-    dp_places = [(tp_rank, i, pp_rank) for i in range(layout.dp)]
+    shards = layout.zero_group_size
+    first = dp_rank - dp_rank % shards
+    shard_places = [(tp_rank, i, pp_rank) for i in range(first, first + shards)]
+    owners = range(dp_rank % shards, layout.dp, shards)
+    replica_places = [(tp_rank, i, pp_rank) for i in owners]
     pp_places = [(tp_rank, dp_rank, i) for i in range(layout.pp)]
     ends = [pp_places[0], pp_places[-1]] if layout.pp > 1 and tied_embeddings else []
     is_end = pp_rank in (0, layout.pp - 1)
@@ -88,7 +109,8 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
         rank=rank,
         place=place,
         tp_group=_group(tp_places, layout),
-        dp_group=_group(dp_places, layout),
+        shard_group=_group(shard_places, layout),
+        replica_group=_group(replica_places, layout),
         pp_group=_group(pp_places, layout),
         embedding_group=_group(ends, layout) if is_end else None,
     )

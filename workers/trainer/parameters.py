@@ -11,7 +11,7 @@ Shapes: T tokens of a micro-batch, O and I local output and input features, H hi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -59,6 +59,10 @@ class ModelParameter(nn.Parameter):
     main_grad_is_stale: bool = False
     """Whether `main_grad` is of an earlier step: then the next gradient is written over it, which
     saves the pass that would clear it."""
+    gradients_left: int = 0
+    """Gradients of this step that are still to be added."""
+    when_final: Callable[[], None] | None = None
+    """Called when the last of them has been."""
 
     @property
     def replicated(self) -> bool:
@@ -79,6 +83,7 @@ class ModelParameter(nn.Parameter):
             # On the CPU torch converts the whole operand first; a few rows of it stay in the cache.
             rows = max(_CONVERTED_ELEMENTS // gradient[0].numel(), 1)
             torch._foreach_add_(torch.split(self.main_grad, rows), torch.split(gradient, rows))
+        self._count_gradient()
 
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
         """Adds a matrix product to `main_grad`; without a temporary where it is fp32."""
@@ -87,6 +92,7 @@ class ModelParameter(nn.Parameter):
             return
         self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
         self.main_grad_is_stale = False
+        self._count_gradient()
 
     def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
         """Adds each row of a gradient to the row of `main_grad` that `rows_T` names."""
@@ -94,6 +100,12 @@ class ModelParameter(nn.Parameter):
             self.main_grad.zero_()
             self.main_grad_is_stale = False
         self.main_grad.index_add_(0, rows_T, gradient_TH)
+        self._count_gradient()
+
+    def _count_gradient(self) -> None:
+        self.gradients_left -= 1
+        if self.gradients_left == 0 and self.when_final is not None:
+            self.when_final()
 
 
 def declare(*parts: Part, tp: int, counted: bool = True) -> ModelParameter:

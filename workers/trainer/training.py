@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +12,15 @@ from torch import distributed as dist
 from torch.distributed import Work
 
 from search_spaces.model_shape import ModelShape
-from workers.trainer.collectives import all_reduce, finish, start_all_reduce
+from workers.trainer.collectives import finish, start_all_reduce
 from workers.trainer.data import Batch, SampleSource, SyntheticTokens, cut_batch
-from workers.trainer.flat import FlatBuffers, num_flat_elements
+from workers.trainer.flat import FlatBuffers, plan_model
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
 from workers.trainer.optimizer import FlatOptimizer, OptimizerSettings
 from workers.trainer.pipeline import Pipeline
 from workers.trainer.precision import COMPUTE_DTYPES, keeps_master_weights
+from workers.trainer.reduction import GradientReduction
 from workers.trainer.stopwatch import Stopwatch, part
 
 
@@ -54,11 +56,14 @@ class Training:
         self.settings = settings
         self.source = source or SyntheticTokens(shape=shape, seed=seed)
         self.stage = Stage(shape, mesh, recompute=layout.recompute)
-        self.flat = FlatBuffers(self.stage, mesh, dtype=dtype, device=device, seed=seed)
+        self.flat = FlatBuffers(
+            self.stage, mesh, dtype=dtype, device=device, seed=seed, shared=self.stage.tied_weight
+        )
         self.stage.prepare_rotary(shape, dtype=dtype, device=device)
         self.optimizer = FlatOptimizer(
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
+        self.reduction = GradientReduction(self.flat, mesh)
         self.pipeline = Pipeline(self.stage, mesh, hidden_size=shape.hidden_size, dtype=dtype)
         self.stopwatch = Stopwatch(device)
 
@@ -75,37 +80,47 @@ class Training:
     def step(self, batch: Batch, *, learning_rate: float | None = None) -> StepStats:
         """One optimizer step over the global batch.
 
-        Communicates over tp and pp as the passes do, over tp the replicated gradients where tokens
-        are cut, over the embedding group the gradient of a tied embedding, over dp gradients and
-        weights, and one sum of three numbers over all ranks.
+        Communicates over tp and pp as the passes do, over dp, tp and the embedding group as
+        `GradientReduction` and `FlatOptimizer` say, and one sum of three numbers over all ranks.
+        Without clipping a bucket's weights are updated while the next one's gradients arrive.
         """
-        self.flat.expect_gradients()
+        rate = self.settings.learning_rate if learning_rate is None else learning_rate
+        self.flat.expect_gradients(self.mesh.layout.num_microbatches)
+        self.reduction.begin()
         loss, num_tokens = self.pipeline.run(batch)
-        assert self.flat.has_all_gradients, "a parameter took no part in the step"
-        if self.mesh.cuts_tokens:
-            with part("tp"):
-                self.flat.sum_replicated(self.mesh.tp_group)
-        tied = self.stage.tied_weight
-        if tied is not None:
-            with part("pp"):
-                all_reduce(tied.main_grad, self.mesh.embedding_group)
-        with part("dp"):
-            self.optimizer.reduce_gradients()
+        assert self.flat.has_all_gradients, "a parameter missed a gradient, or had one too many"
         with part("optimizer"):
-            sums = self._start_sums(loss, num_tokens)
-            if self.settings.clip_grad_norm is not None:
-                self.optimizer.clip(sums.stats().grad_norm)
-            self.optimizer.step(
-                self.settings.learning_rate if learning_rate is None else learning_rate
-            )
+            sums = self._update(rate, loss, num_tokens)
         return sums.stats()
 
-    def _start_sums(self, loss: Tensor, num_tokens: int) -> _Sums:
+    def _update(self, rate: float, loss: Tensor, num_tokens: int) -> _Sums:
+        norms: list[Tensor] = []
+        buckets = self._with_norms(norms)
+        if self.settings.clip_grad_norm is None:
+            self.optimizer.start_step(rate, buckets)
+            sums = self._start_sums(loss, num_tokens, norms)
+        else:
+            every = list(buckets)
+            sums = self._start_sums(loss, num_tokens, norms)
+            self.optimizer.clip(sums.stats().grad_norm)
+            self.optimizer.start_step(rate, every)
+        self.optimizer.finish_step()
+        return sums
+
+    def _with_norms(self, norms: list[Tensor]) -> Iterator[int]:
+        """The buckets as their gradients arrive; adds each one's part of the norm."""
+        for bucket in self.reduction.finished():
+            norms += self.optimizer.norms(bucket)
+            yield bucket
+
+    def _start_sums(self, loss: Tensor, num_tokens: int, norms: list[Tensor]) -> _Sums:
         """Starts adding up what each rank knows; tp ranks know the same, so the first one speaks."""
         speaks = float(self.mesh.place.tp_rank == 0)
-        tokens = torch.tensor(float(num_tokens), dtype=torch.float64, device=self.device)
-        parts = (loss * speaks, tokens * speaks, self.optimizer.squared_norm())
-        sums = torch.stack(parts)
+        numbers = [num_tokens * speaks, 0.0]
+        tokens, squares = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if norms:
+            squares = torch.stack(norms).double().square_().sum()
+        sums = torch.stack((loss * speaks, tokens, squares))
         world = dist.group.WORLD if self.mesh.layout.num_devices > 1 else None
         return _Sums(sums, start_all_reduce(sums, world))
 
@@ -135,9 +150,8 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     """Bytes of weights, gradients and optimizer states of a rank, before any of it is made."""
     layout = mesh.layout
     stage = Stage(shape, mesh, recompute=layout.recompute)
-    elements = num_flat_elements(stage, dp=layout.dp)
+    elements = plan_model(stage, dp=layout.dp, shared=stage.tied_weight).num_elements
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)
-    owned = elements // layout.dp if layout.zero_stage == 1 else elements
-    return elements * (weight_bytes + 4) + owned * state_bytes
+    return elements * (weight_bytes + 4) + elements // mesh.num_shards * state_bytes

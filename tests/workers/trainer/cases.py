@@ -52,7 +52,8 @@ def lone_mesh(layout: Layout | None = None) -> Mesh:
         rank=0,
         place=Coordinates(tp_rank=0, dp_rank=0, pp_rank=0),
         tp_group=None,
-        dp_group=None,
+        shard_group=None,
+        replica_group=None,
         pp_group=None,
         embedding_group=None,
     )

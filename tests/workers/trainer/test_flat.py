@@ -16,7 +16,8 @@ from tests.workers.trainer.cases import (
     make_training,
 )
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.flat import ALIGNMENT, plan_flat
+from workers.trainer import flat
+from workers.trainer.flat import ALIGNMENT, MAX_BUCKETS, plan_flat
 from workers.trainer.mesh import build_mesh
 from workers.trainer.parameters import Part, initialise
 from workers.trainer.training import Training
@@ -61,13 +62,13 @@ def test_sharded_weights_and_gradients_are_views_of_the_own_share() -> None:
         mesh = build_mesh(rank, layout, tied_embeddings=False)
         training = make_training(make_shape(), mesh=mesh)
         flat, optimizer = training.flat, training.optimizer
-        start, end = flat.plan.buckets[0].share(2, rank)
-        assert optimizer.weights[0].data_ptr() == flat.weights.data_ptr() + start * 4
-        assert optimizer.gradients[0].data_ptr() == flat.gradients.data_ptr() + start * 4
+        share = flat.plan.buckets[0].share(2, rank)
+        assert optimizer.weights[0].data_ptr() == flat.weights.data_ptr() + share.start * 4
+        assert optimizer.gradients[0].data_ptr() == flat.gradients.data_ptr() + share.start * 4
         assert optimizer.masters[0] is optimizer.weights[0], "fp32 needs no second copy"
         training.step(training.batch(0))
         assert_aliased(training)
-        return end - start, sum(t.nbytes for t in optimizer.state_tensors)
+        return share.end - share.start, sum(t.nbytes for t in optimizer.state_tensors)
 
     shapes = run_ranks(2, work)
     assert shapes[0] == shapes[1]
@@ -86,9 +87,9 @@ def test_buckets_cover_the_buffer_and_divide_over_dp(dp: int, bucket_elements: i
         assert before.end == after.start
     for bucket in plan.buckets:
         shares = [bucket.share(dp, rank) for rank in range(dp)]
-        assert shares[0][0] == bucket.start
-        assert shares[-1][1] == bucket.end
-        assert all((end - start) % ALIGNMENT == 0 for start, end in shares)
+        assert shares[0].start == bucket.start
+        assert shares[-1].end == bucket.end
+        assert all((share.end - share.start) % ALIGNMENT == 0 for share in shares)
     for start, size in zip(plan.offsets, sizes, strict=True):
         assert start % ALIGNMENT == 0
         assert any(b.start <= start and start + size <= b.end for b in plan.buckets)
@@ -102,7 +103,7 @@ def test_buckets_do_not_change_the_training(
     layout = make_layout(dp=2, zero_stage=zero_stage)
 
     def losses(bucket_elements: int) -> Any:
-        monkeypatch.setattr(plan_flat, "__kwdefaults__", {"bucket_elements": bucket_elements})
+        monkeypatch.setattr(flat, "BUCKET_ELEMENTS", bucket_elements)
 
         def work(rank: int) -> Any:
             mesh = build_mesh(rank, layout, tied_embeddings=False)
@@ -163,12 +164,38 @@ def test_a_step_takes_nothing_from_the_gradients_of_the_last(
 
 def test_a_parameter_without_a_gradient_is_a_bug_that_is_told() -> None:
     training = make_training(make_shape())
-    training.flat.expect_gradients()
+    training.flat.expect_gradients(1)
     assert not training.flat.has_all_gradients
     for slot in training.flat.slots[1:]:
         slot.parameter.add_gradient(torch.zeros_like(slot.parameter))
     assert not training.flat.has_all_gradients
-    training.flat.slots[0].parameter.add_gradient(
-        torch.zeros_like(training.flat.slots[0].parameter)
-    )
+    first = training.flat.slots[0].parameter
+    first.add_gradient(torch.zeros_like(first))
     assert training.flat.has_all_gradients
+    first.add_gradient(torch.zeros_like(first))
+    assert not training.flat.has_all_gradients, "one too many may come after the reduction"
+
+
+@pytest.mark.parametrize(("tied", "uses"), [(False, 1), (True, 2)])
+def test_a_tied_weight_takes_two_gradients_a_micro_batch(tied: bool, uses: int) -> None:
+    training = make_training(make_shape("gpt", tied_embeddings=tied))
+    found = {slot.parameter.parts[0].name: slot.uses for slot in training.flat.slots}
+    assert found.pop("embedding.weight") == uses
+    assert set(found.values()) == {1}
+
+
+def test_a_weight_that_two_stages_hold_has_a_bucket_for_itself() -> None:
+    sizes = [10, 200, 30, 40]
+    for shared in range(4):
+        plan = plan_flat(sizes, dp=2, shared=shared, bucket_elements=1 << 20)
+        assert plan.shared_bucket is not None
+        own = plan.buckets[plan.shared_bucket]
+        inside = [i for i, at in enumerate(plan.offsets) if own.start <= at < own.end]
+        assert inside == [shared]
+        assert plan.num_elements == plan.buckets[-1].end
+    assert plan_flat(sizes, dp=2).shared_bucket is None
+
+
+def test_a_large_model_has_larger_buckets_instead_of_thousands() -> None:
+    sizes = [1 << 22] * 1000
+    assert MAX_BUCKETS // 2 < len(plan_flat(sizes, dp=2).buckets) <= MAX_BUCKETS

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from search_spaces.layout import Layout
 from tests.workers.trainer.cases import CPU, lone_mesh, make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from workers.trainer.collectives import gather_rows
 from workers.trainer.errors import MemoryLimitExceededError
 from workers.trainer.failure import classify
 from workers.trainer.measure import rehearse
@@ -139,19 +140,35 @@ def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:
     assert whole[0] - sharded[0] == pytest.approx(states / 2, rel=0.05)
 
 
-def test_the_copy_that_gloo_makes_of_gathered_weights_is_counted() -> None:
+def test_gathered_weights_arrive_without_a_second_copy() -> None:
     layout = make_layout(dp=2, zero_stage=1)
 
-    def work(rank: int) -> tuple[int, int]:
+    def work(rank: int) -> int:
         mesh = build_mesh(rank, layout, tied_embeddings=False)
         training = make_training(WIDE, mesh=mesh)
         with LogicalPeak(training.persistent_tensors()) as tracker:
             before = tracker.live_bytes
-            training.optimizer.step(0.0)
-        return tracker.peak_bytes - before, training.flat.weights.nbytes
+            training.optimizer.start_step(0.0, range(len(training.optimizer.weights)))
+            training.optimizer.finish_step()
+        return tracker.peak_bytes - before
 
-    for scratch_bytes, weight_bytes in run_ranks(2, work):
-        assert scratch_bytes == weight_bytes
+    assert run_ranks(2, work) == [0, 0]
+
+
+def test_the_copy_that_gloo_makes_of_gathered_tokens_is_counted() -> None:
+    layout = make_layout(tp=2, sequence_parallel=True)
+
+    def work(rank: int) -> tuple[int, int]:
+        group = build_mesh(rank, layout, tied_embeddings=False).tp_group
+        assert group is not None
+        own = torch.ones(64, 8)
+        with LogicalPeak([own]) as tracker:
+            before = tracker.live_bytes
+            whole = gather_rows(own, group)
+        return tracker.peak_bytes - before, whole.nbytes
+
+    for peak_bytes, whole_bytes in run_ranks(2, work):
+        assert peak_bytes == 2 * whole_bytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

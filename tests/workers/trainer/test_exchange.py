@@ -1,0 +1,78 @@
+"""Sums and copies of shares among ranks: what the CPU sends instead of gloo's own collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from tests.workers.trainer.parallel_layers import CountingCollectives
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
+
+SHARE = 192
+
+
+def drawn(rank: int, num_ranks: int, *, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    return torch.randn(num_ranks * SHARE, generator=generator)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_each_rank_gets_the_sum_of_its_share(num_ranks: int) -> None:
+    def work(rank: int) -> Any:
+        group = dist.group.WORLD
+        assert group is not None
+        buffers = [drawn(rank, num_ranks, seed=seed) for seed in range(3)]
+        pending = [start_sum_of_shares(b, group, tag) for tag, b in enumerate(buffers)]
+        for each in reversed(pending):  # in any order: they do not take each other's
+            assert each is not None
+            each.wait()
+        return [buffer.numpy() for buffer in buffers]
+
+    for rank, buffers in enumerate(run_ranks(num_ranks, work)):
+        for seed, found in enumerate(buffers):
+            sent = [drawn(peer, num_ranks, seed=seed) for peer in range(num_ranks)]
+            own = slice(rank * SHARE, (rank + 1) * SHARE)
+            torch.testing.assert_close(torch.from_numpy(found)[own], sum(sent)[own])
+            others = torch.ones(num_ranks * SHARE, dtype=torch.bool)
+            others[own] = False
+            assert torch.equal(torch.from_numpy(found)[others], sent[rank][others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_rank_gets_every_share(dtype: torch.dtype) -> None:
+    def work(rank: int) -> Any:
+        group = dist.group.WORLD
+        assert group is not None
+        whole = torch.full((3 * SHARE,), -1.0, dtype=dtype)
+        whole[rank * SHARE : (rank + 1) * SHARE] = rank
+        pending = start_gather_of_shares(whole, group, 0)
+        assert pending is not None
+        pending.wait()
+        return whole.float().numpy()
+
+    expected = torch.arange(3.0).repeat_interleave(SHARE)
+    for found in run_ranks(3, work):
+        assert torch.equal(torch.from_numpy(found), expected)
+
+
+def test_a_rank_sends_no_more_than_what_others_need() -> None:
+    """gloo's reduce-scatter sends what an all-reduce does, and its all-gather copies once more."""
+
+    def work(rank: int) -> Any:
+        group = dist.group.WORLD
+        assert group is not None
+        whole = drawn(rank, 3)
+        with CountingCollectives() as counting:
+            for start in (start_sum_of_shares, start_gather_of_shares):
+                pending = start(whole, group, 0)
+                assert pending is not None
+                pending.wait()
+        return dict(counting.counts)
+
+    for counts in run_ranks(3, work):
+        assert counts == {"c10d::send": 4, "c10d::recv_": 4}

@@ -1,0 +1,105 @@
+"""When gradients go over the wire: early, in order, and only once they are final."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import Layout
+from tests.workers.trainer.cases import make_shape, make_training
+from tests.workers.trainer.parallel_layers import CountingCollectives
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer import flat
+from workers.trainer.mesh import build_mesh
+from workers.trainer.training import Training
+
+SMALL_BUCKETS = 3000
+DP = Layout(dp=2, micro_batch_size=2, num_microbatches=2)
+ZERO = {0: DP, 1: replace(DP, zero_stage=1)}
+
+
+def on_ranks(layout: Layout, work: Any, *, family: str = "llama", **shape: Any) -> list[Any]:
+    """Calls `work(training)` on every rank of the layout; the model has several buckets."""
+
+    def run(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=bool(shape.get("tied_embeddings")))
+        return work(make_training(make_shape(family, **shape), mesh=mesh))
+
+    return run_ranks(layout.num_devices, run)
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat, "BUCKET_ELEMENTS", SMALL_BUCKETS)
+
+
+def starts(training: Training) -> list[tuple[int, list[int]]]:
+    """Takes a step; for each bucket that starts, the gradients that all parameters still lack."""
+    reduction, seen = training.reduction, []
+    start = reduction._start
+
+    def noting(index: int) -> None:
+        seen.append((index, [slot.parameter.gradients_left for slot in training.flat.slots]))
+        start(index)
+
+    reduction._start = noting  # type: ignore[method-assign]
+    training.step(training.batch(0))
+    return seen
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_a_bucket_starts_as_soon_as_it_is_final_while_the_backward_goes_on(
+    zero_stage: int,
+) -> None:
+    def work(training: Training) -> Any:
+        buckets = [training.flat.plan.bucket_of(slot.start) for slot in training.flat.slots]
+        return starts(training), buckets
+
+    results = on_ranks(ZERO[zero_stage], work)
+    assert results[0] == results[1], "the ranks start their buckets in another order"
+    seen, bucket_of_slot = results[0]
+    assert [index for index, _ in seen] == list(range(max(bucket_of_slot) + 1))
+    assert len(seen) > 3
+    for index, left in seen:
+        missing = [b for b, count in zip(bucket_of_slot, left, strict=True) if count]
+        assert all(bucket > index for bucket in missing)
+        # Of what comes later in the buffer, all but the next layer's is still to be computed.
+        assert set(range(index + 2, len(seen))) <= set(missing)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
+    """Ten micro-batches send what one does."""
+
+    def work(training: Training) -> Any:
+        with CountingCollectives() as counting:
+            training.step(training.batch(0))
+        return dict(counting.counts), len(training.flat.plan.buckets)
+
+    one, ten = (
+        on_ranks(replace(ZERO[zero_stage], num_microbatches=count), work) for count in (1, 10)
+    )
+    assert one == ten
+    counts, num_buckets = one[0]
+    sends_only = {"c10d::send": 2 * num_buckets, "c10d::recv_": 2 * num_buckets}
+    expected = {0: {}, 1: sends_only}[zero_stage]
+    # And the sum of loss, tokens and norm.
+    expected["c10d::allreduce_"] = 1 + (num_buckets if zero_stage == 0 else 0)
+    assert Counter(counts) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
+    """Its two ends are summed after dp has been, share by share; the rest starts in the backward."""
+    layout = replace(ZERO[1], pp=2)
+
+    def work(training: Training) -> Any:
+        return [sum(left) for _, left in starts(training)]
+
+    results = on_ranks(layout, work, family=family, num_layers=4, tied_embeddings=True)
+    for left in results:
+        assert left == sorted(left, reverse=True)
+        assert left[0] > 5, "the first bucket waited for the end of the backward pass"
