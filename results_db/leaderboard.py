@@ -9,7 +9,7 @@ from results_db.errors import ObjectiveUnknownError
 from results_db.models import MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import TrialRecord
-from results_db.rows import trial_record
+from results_db.rows import MEASUREMENT_PARTS, trial_record
 from search_spaces.campaign import OBJECTIVES
 
 
@@ -31,7 +31,7 @@ class Leaderboard(StorePart):
             .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
             .where(_ranked(campaign_id))
             .order_by(_column(objective).desc(), MeasurementRow.trial_id)
-            .options(contains_eager(Trial.measurement).selectinload(MeasurementRow.stages))
+            .options(contains_eager(Trial.measurement).options(*MEASUREMENT_PARTS))
             .limit(limit)
             .offset(offset)
         )

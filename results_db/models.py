@@ -239,10 +239,29 @@ class MeasurementRow(Base):
     peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
     memory_kind: Mapped[str] = mapped_column(String(40))
     oversubscribed: Mapped[bool]
+    warmup_settled: Mapped[bool | None]
+    skipped_steps: Mapped[int] = mapped_column(server_default="0")
 
     stages: Mapped[list[StageMemory]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemory.stage"
     )
+    breakdown: Mapped[BreakdownRow | None] = relationship(lazy="raise", viewonly=True)
+
+
+class BreakdownRow(Base):
+    """Where the time of a measured iteration went; those of the first schema have none."""
+
+    __tablename__ = "breakdowns"
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
+    )
+    compute_s: Mapped[float]
+    tp_s: Mapped[float]
+    pp_s: Mapped[float]
+    dp_s: Mapped[float]
+    optimizer_s: Mapped[float]
+    unexplained_s: Mapped[float]
 
 
 class StageMemory(Base):
@@ -255,6 +274,8 @@ class StageMemory(Base):
     )
     stage: Mapped[int] = mapped_column(primary_key=True)
     peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    peak_reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """What the device's allocator held at most; None on the CPU."""
 
 
 class IterationRow(Base):
@@ -268,7 +289,7 @@ class IterationRow(Base):
     kind: Mapped[str] = mapped_column(String(8))
     step_time_s: Mapped[float]
     loss: Mapped[float]
-    grad_norm: Mapped[float]
+    grad_norm: Mapped[float | None]
 
 
 class EnvironmentRow(Base):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from datetime import datetime
 from typing import Final, cast
 
@@ -20,17 +21,17 @@ from results_db.lifecycle import (
 )
 from results_db.models import (
     Attempt,
+    BreakdownRow,
     Campaign,
     EnvironmentRow,
     IterationRow,
     MeasurementRow,
-    StageMemory,
     Trial,
     TrialLog,
 )
 from results_db.part import StorePart
 from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
-from results_db.rows import environment_columns, measurement_columns
+from results_db.rows import environment_columns, measurement_columns, stage_rows
 from search_spaces.outcome import Measurement, Outcome
 
 _STATES: Final[dict[str, TrialState]] = {
@@ -155,10 +156,9 @@ def _keep(session: Session, trial: Trial, outcome: Outcome) -> None:
         )
     )
     session.flush()
-    session.add_all(
-        StageMemory(trial_id=trial.id, stage=stage, peak_memory_bytes=peak)
-        for stage, peak in enumerate(measurement.peak_memory_bytes_by_stage)
-    )
+    if measurement.breakdown is not None:
+        session.add(BreakdownRow(trial_id=trial.id, **asdict(measurement.breakdown)))
+    session.add_all(stage_rows(trial.id, measurement))
     session.add_all(
         IterationRow(
             trial_id=trial.id,

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
 from search_spaces.layout import Layout
-from search_spaces.outcome import Environment, Iteration
+from search_spaces.outcome import Breakdown, Environment, Iteration
 
 CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
 TrialState = Literal["PENDING", "RUNNING", "COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"]
@@ -75,6 +75,14 @@ class MeasurementRecord:
     memory_kind: str
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
+    breakdown: Breakdown | None
+    """Where step_time_s goes; None where the worker was too old to look."""
+    peak_reserved_bytes_by_stage: tuple[int, ...]
+    """What the device's allocator held at most; empty on the CPU."""
+    warmup_settled: bool | None
+    """Whether step times had settled when timing began; None where the worker was too old to look."""
+    skipped_steps: int
+    """fp16 steps that the loss scaler skipped, warm-up included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,19 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy.orm import joinedload
+from sqlalchemy.orm import joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from results_db.models import Attempt, Campaign, EnvironmentRow, MeasurementRow, Trial, Worker
+from results_db.models import (
+    Attempt,
+    BreakdownRow,
+    Campaign,
+    EnvironmentRow,
+    MeasurementRow,
+    StageMemory,
+    Trial,
+    Worker,
+)
 from results_db.records import (
     AttemptEnding,
     AttemptRecord,
@@ -21,19 +30,26 @@ from results_db.records import (
     WorkerRecord,
 )
 from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.outcome import Environment
+from search_spaces.outcome import Breakdown, Environment, Measurement
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest silence of the driver that still counts as a campaign's wall time."""
 
-WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).selectinload(
-    MeasurementRow.stages
+MEASUREMENT_PARTS: Final = (
+    selectinload(MeasurementRow.stages),
+    joinedload(MeasurementRow.breakdown),
 )
+"""Loads what a measurement's record needs beyond its own row."""
+
+WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).options(*MEASUREMENT_PARTS)
 """Loads what a trial record needs, in two statements however many trials there are."""
 
 _PLAIN_MEASUREMENT_FIELDS: Final = tuple(
-    field.name for field in fields(MeasurementRecord) if field.name != "peak_memory_bytes_by_stage"
+    field.name
+    for field in fields(MeasurementRecord)
+    if field.name not in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage", "breakdown")
 )
+_BREAKDOWN_FIELDS: Final = tuple(field.name for field in fields(Breakdown))
 _ENVIRONMENT_FIELDS: Final = tuple(field.name for field in fields(Environment))
 
 
@@ -116,11 +132,34 @@ def measurement_record(row: MeasurementRow) -> MeasurementRecord:
     return MeasurementRecord(
         **{name: getattr(row, name) for name in _PLAIN_MEASUREMENT_FIELDS},
         peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
+        peak_reserved_bytes_by_stage=tuple(
+            stage.peak_reserved_bytes
+            for stage in row.stages
+            if stage.peak_reserved_bytes is not None
+        ),
+        breakdown=None if row.breakdown is None else breakdown_value(row.breakdown),
     )
 
 
-def measurement_columns(measurement: Any) -> dict[str, Any]:
-    """The columns of a measurement, from `search_spaces.outcome.Measurement`."""
+def stage_rows(trial_id: int, measurement: Measurement) -> list[StageMemory]:
+    """The rows of a measurement's peaks, one a stage."""
+    peaks = measurement.peak_memory_bytes_by_stage
+    reserved = measurement.peak_reserved_bytes_by_stage or (None,) * len(peaks)
+    return [
+        StageMemory(
+            trial_id=trial_id, stage=stage, peak_memory_bytes=peak, peak_reserved_bytes=held
+        )
+        for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
+    ]
+
+
+def breakdown_value(row: BreakdownRow) -> Breakdown:
+    """The breakdown as the vocabulary knows it."""
+    return Breakdown(**{name: getattr(row, name) for name in _BREAKDOWN_FIELDS})
+
+
+def measurement_columns(measurement: Measurement) -> dict[str, Any]:
+    """The columns of a measurement's own row."""
     return {name: getattr(measurement, name) for name in _PLAIN_MEASUREMENT_FIELDS}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from search_spaces.outcome import Measurement, Outcome, ProbeRequest
+from search_spaces.outcome import Breakdown, Measurement, Outcome, ProbeRequest
 
 
 def status_of(outcome: Outcome) -> str:
@@ -53,6 +53,15 @@ def text(request: ProbeRequest, outcome: Outcome) -> str:
     return "\n".join([head, *_lines(measurement)])
 
 
+def _shares(breakdown: Breakdown) -> str:
+    """The parts of a step in percent; those that there are none of are left out."""
+    total_s = breakdown.total_s
+    parts = {
+        f.name.removesuffix("_s"): getattr(breakdown, f.name) / total_s for f in fields(breakdown)
+    }
+    return ", ".join(f"{name} {share:.1%}" for name, share in parts.items() if share)
+
+
 def _lines(measured: Measurement) -> list[str]:
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
     timed = sum(iteration.kind == "timed" for iteration in measured.iterations)
@@ -67,7 +76,13 @@ def _lines(measured: Measurement) -> list[str]:
         f"({measured.memory_kind})",
         "loss": f"{measured.iterations[0].loss:.4f} to {measured.iterations[-1].loss:.4f}",
     }
+    if measured.breakdown is not None:
+        rows["of a step"] = _shares(measured.breakdown)
     lines = [f"  {name:<12} {value}" for name, value in rows.items()]
+    if measured.warmup_settled is False:
+        lines.append("  unsettled: step times still changed when timing began")
+    if measured.skipped_steps:
+        lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
     if measured.oversubscribed:
         lines.append("  oversubscribed: ranks shared devices, so the times say nothing")
     return lines

@@ -57,6 +57,15 @@ def test_the_leaderboard_ranks_by_the_campaigns_objective(api_with_trials: Api) 
     assert (page["total"], page["next_offset"]) == (2, None)
 
 
+def test_the_leaderboard_says_where_the_time_of_a_step_went(api_with_trials: Api) -> None:
+    (best, _) = api_with_trials.get("/campaigns/first/leaderboard")["trials"]
+    parts = best["measurement"]["breakdown"]
+    assert set(parts) == {"compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s"}
+    assert sum(parts.values()) == pytest.approx(best["measurement"]["step_time_s"])
+    assert best["measurement"]["warmup_settled"] is True
+    assert best["measurement"]["skipped_steps"] == 0
+
+
 def test_the_leaderboard_ranks_by_another_objective(api_with_trials: Api) -> None:
     page = api_with_trials.get("/campaigns/first/leaderboard", objective="tokens_per_s_per_device")
     assert [t["number"] for t in page["trials"]] == [1, 2]

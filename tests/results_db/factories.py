@@ -8,7 +8,7 @@ from typing import Any
 from results_db.records import LeaseRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.layout import Layout
-from search_spaces.outcome import Environment, Iteration, Measurement, Outcome
+from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -62,6 +62,18 @@ def make_worker(
     )
 
 
+def make_breakdown(step_time_s: float) -> Breakdown:
+    """Half of the time is compute."""
+    return Breakdown(
+        compute_s=0.5 * step_time_s,
+        tp_s=0.2 * step_time_s,
+        pp_s=0.1 * step_time_s,
+        dp_s=0.1 * step_time_s,
+        optimizer_s=0.0625 * step_time_s,
+        unexplained_s=0.0375 * step_time_s,
+    )
+
+
 def make_measurement(
     layout: Layout | None = None, *, tokens_per_s: float = 1000.0, **changes: Any
 ) -> Measurement:
@@ -94,6 +106,8 @@ def make_measurement(
             )
             for index in range(5)
         ),
+        "breakdown": make_breakdown(changes.get("step_time_s", step_time_s)),
+        "warmup_settled": True,
     }
     return Measurement(**{**values, **changes})
 

@@ -1,4 +1,5 @@
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,23 +115,64 @@ def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Pa
     store.close()
 
 
-def test_a_trial_of_the_first_schema_had_zero_groups_of_all_dp(url: str, tmp_path: Path) -> None:
+OLD_ROWS = (
+    """INSERT INTO campaigns VALUES (1, 'old', 'RUNNING', NULL, '',
+       '{"name": "old", "probe": {"warmup": 1, "iterations": 3}}', 'tiny', 'box', 'tokens_per_s',
+       'random', 9, 2, 1, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)""",
+    """INSERT INTO campaigns VALUES (2, 'newer', 'RUNNING', NULL, '',
+       '{"name": "newer", "probe": {"warmup": 3}, "warnings": []}', 'tiny', 'box', 'tokens_per_s',
+       'random', 9, 1, 0, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)""",
+    """INSERT INTO trials (id, campaign_id, number, layout_key, repeat_index, num_nodes, tp, pp, dp,
+       vpp, micro_batch_size, num_microbatches, zero_stage, recompute, sequence_parallel,
+       precision, num_devices, global_batch_size, state, message, node, cancel_requested, attempt,
+       lost_attempts, iterations_done, node_seconds, created_at, ended_at, ended_seq)
+       VALUES (1, 1, 1, 'k', 0, 1, 1, 1, 4, 1, 1, 1, 1, 'none', 0, 'fp32', 4, 4, 'COMPLETED', '',
+       '', 0, 1, 0, 2, 0.0, '2026-01-01 00:00:00.000000', '2026-01-01 00:00:00.000000', 1)""",
+    """INSERT INTO measurements VALUES (1, 1, 0.5, 0.4, 0.6, 512, 1024.0, 256.0, 0.1, 0.1, 0.2,
+       'measured matmul (fp32)', 0.5, 1.25, 4096, 'logical', 0)""",
+    "INSERT INTO stage_memories VALUES (1, 0, 4096)",
+    "INSERT INTO iterations VALUES (1, 0, 'timed', 0.5, 7.0, 1.5)",
+)
+"""What the first schema held: a campaign with one measured trial."""
+
+
+@pytest.fixture
+def old_store(url: str, tmp_path: Path) -> Iterator[Store]:
+    """A store of the first schema, opened by this version."""
     migrate.upgrade(url, "0001")
     database = Database(url)
     with database.write() as session:
-        session.connection().exec_driver_sql(
-            "INSERT INTO campaigns VALUES (1, 'old', 'RUNNING', NULL, '', '{}', 'tiny', 'box',"
-            " 'tokens_per_s', 'random', 9, 1, 0, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)"
-        )
-        session.connection().exec_driver_sql(
-            "INSERT INTO trials (id, campaign_id, number, layout_key, repeat_index, num_nodes, tp,"
-            " pp, dp, vpp, micro_batch_size, num_microbatches, zero_stage, recompute,"
-            " sequence_parallel, precision, num_devices, global_batch_size, state, message, node,"
-            " cancel_requested, attempt, lost_attempts, iterations_done, node_seconds, created_at)"
-            " VALUES (1, 1, 1, 'k', 0, 1, 1, 1, 4, 1, 1, 1, 1, 'none', 0, 'fp32', 4, 4, 'PENDING',"
-            " '', '', 0, 0, 0, 0, 0.0, '2026-01-01 00:00:00.000000')"
-        )
+        for row in OLD_ROWS:
+            session.connection().exec_driver_sql(row)
     database.close()
     store = Store.open(DataDir(tmp_path))
-    assert store.trial(1).layout == Layout(dp=4, zero_stage=1)
+    yield store
     store.close()
+
+
+def test_a_measurement_of_the_first_schema_reads_as_far_as_it_was_made(old_store: Store) -> None:
+    detail = old_store.trial_detail(1)
+    assert detail.trial.layout == Layout(dp=4, zero_stage=1)
+    assert [(i.index, i.loss, i.grad_norm) for i in detail.iterations] == [(0, 7.0, 1.5)]
+    measured = detail.trial.measurement
+    assert measured is not None
+    assert (measured.breakdown, measured.warmup_settled, measured.skipped_steps) == (None, None, 0)
+    assert measured.peak_memory_bytes_by_stage == (4096,)
+    assert measured.peak_reserved_bytes_by_stage == ()
+    assert measured.hfu == 1.25, "what was kept is read as it was kept"
+
+
+def test_a_campaign_that_warmed_up_once_goes_on_with_two_and_says_so(old_store: Store) -> None:
+    spec = old_store.campaign(1).spec
+    assert spec["probe"] == {"warmup": 2, "iterations": 3}
+    (warning,) = spec["warnings"]
+    assert "probe.warmup was 1" in warning
+    assert old_store.campaign(2).spec["probe"] == {"warmup": 3}
+    assert old_store.campaign(2).spec["warnings"] == []
+
+
+def test_a_downgrade_keeps_what_the_first_schema_can_hold(old_store: Store, url: str) -> None:
+    before = old_store.trial_detail(1)
+    migrate.downgrade(url, "0001")
+    migrate.upgrade(url)
+    assert old_store.trial_detail(1) == before

@@ -115,6 +115,42 @@ def test_a_completed_trial_keeps_all_that_was_measured(store: Store) -> None:
     ]
 
 
+def test_what_fp16_on_a_gpu_adds_to_a_measurement_is_kept(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    layout = Layout(pp=2, precision="fp16")
+    plain = make_measurement(layout)
+    (first, *others) = plain.iterations
+    iterations = (dataclasses.replace(first, grad_norm=None), *others)
+    reserved = (7 << 30, 6 << 30)
+    trial_id = run_trial(
+        store,
+        campaign,
+        layout,
+        worker.id,
+        iterations=iterations,
+        skipped_steps=1,
+        warmup_settled=False,
+        peak_reserved_bytes_by_stage=reserved,
+    )
+    detail = store.trial_detail(trial_id)
+    kept = detail.trial.measurement
+    assert kept is not None
+    assert detail.iterations == iterations
+    assert (kept.skipped_steps, kept.warmup_settled) == (1, False)
+    assert kept.peak_reserved_bytes_by_stage == reserved
+    assert kept.peak_memory_bytes_by_stage == plain.peak_memory_bytes_by_stage
+
+
+def test_a_measurement_without_a_breakdown_is_kept_without_one(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial_id = run_trial(store, campaign, Layout(), worker.id, breakdown=None, warmup_settled=None)
+    (ranked,) = store.leaderboard(campaign, "tokens_per_s")
+    assert ranked.id == trial_id
+    assert ranked.measurement is not None
+    assert (ranked.measurement.breakdown, ranked.measurement.warmup_settled) == (None, None)
+    assert ranked.measurement.peak_reserved_bytes_by_stage == ()
+
+
 def test_an_unknown_trial_is_named_in_the_error(store: Store) -> None:
     campaign = make_campaign(store)
     for read in (store.trial, store.trial_detail, store.repeat_trial):

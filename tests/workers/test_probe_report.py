@@ -1,0 +1,34 @@
+"""What `layout-tuner probe` prints of an outcome."""
+
+from __future__ import annotations
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.results_db.factories import completed, make_breakdown
+from workers import probe_report
+
+REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2))
+
+
+def test_a_report_says_where_a_step_went_and_leaves_out_what_there_is_none_of() -> None:
+    breakdown = make_breakdown(0.512)
+    assert "compute 50.0%, tp 20.0%, pp 10.0%, dp 10.0%, optimizer 6.2%, unexplained 3.8%" in (
+        probe_report.text(REQUEST, completed(breakdown=breakdown))
+    )
+    assert "of a step" not in probe_report.text(REQUEST, completed(breakdown=None))
+    assert probe_report.document(REQUEST, completed())["breakdown"]["compute_s"] == 0.256
+
+
+def test_a_report_names_what_makes_a_figure_doubtful() -> None:
+    plain = probe_report.text(REQUEST, completed())
+    for word in ("unsettled", "skipped", "oversubscribed"):
+        assert word not in plain
+    doubtful = completed(warmup_settled=False, skipped_steps=3, oversubscribed=True)
+    text = probe_report.text(REQUEST, doubtful)
+    for sentence in (
+        "unsettled: step times still changed when timing began",
+        "3 steps were skipped: their gradients overflowed",
+        "oversubscribed: ranks shared devices",
+    ):
+        assert sentence in text
