@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from search_spaces import trainer_support
 from search_spaces.batch import GlobalBatch
 from search_spaces.cluster import GIB, Cluster
 from search_spaces.columns import LayoutColumns
@@ -231,6 +232,13 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
     assert {case[0] for case in CASES} == {r.name for r in RULES if r.scope != "trainer"}
 
 
+@pytest.fixture
+def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that lacks everything that a rule asks about."""
+    monkeypatch.setattr(trainer_support, "ZERO_GROUPS_SUPPORTED", False)
+
+
+@pytest.mark.usefixtures("lesser_trainer")
 @pytest.mark.parametrize(("layout", "sentence"), TRAINER_CASES)
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out(
     layout: dict[str, Any], sentence: str
@@ -239,6 +247,7 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
     assert violations(make_layout(**layout), make_model(), NODES, scopes=WITHOUT_TRAINER) == []
 
 
+@pytest.mark.usefixtures("lesser_trainer")
 def test_the_trainers_rules_are_each_broken_by_one_case() -> None:
     context = RuleContext(model=make_model(), cluster=NODES)
     rules = [rule for rule in RULES if rule.scope == "trainer"]

@@ -2,6 +2,8 @@
 
 Per step, over the dp axis: stage 0 all-reduces the gradients; stage 1 sums each share of them where
 it is owned, and gathers the updated weights in place. Both send the same bytes (arXiv:1910.02054).
+With `zero_replicas` the shares are those of a shard group, dp / zero_replicas neighbouring ranks,
+which alone sends weights; the owners of the same share sum their gradients over the groups.
 """
 
 from __future__ import annotations
