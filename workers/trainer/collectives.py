@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
+from workers.trainer.lending import start_lending
 from workers.trainer.stopwatch import communication
 
 
@@ -19,14 +20,14 @@ def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> None:
     """Sums the tensor over the group, in place."""
     if group is not None:
         with communication:
-            dist.all_reduce(tensor, group=group)
+            start_lending(dist.all_reduce, tensor, group=group).wait()
 
 
 def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> None:
     """Takes the largest of each element over the group, in place."""
     if group is not None:
         with communication:
-            dist.all_reduce(tensor, op=ReduceOp.MAX, group=group)
+            start_lending(dist.all_reduce, tensor, op=ReduceOp.MAX, group=group).wait()
 
 
 def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work | None:
@@ -34,8 +35,7 @@ def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work | None:
     if group is None:
         return None
     with communication:
-        work: Work | None = dist.all_reduce(tensor, group=group, async_op=True)
-    return work
+        return start_lending(dist.all_reduce, tensor, group=group)
 
 
 def start_reduce_scatter(own: Tensor, whole: Tensor, group: ProcessGroup) -> Work | None:
@@ -43,16 +43,14 @@ def start_reduce_scatter(own: Tensor, whole: Tensor, group: ProcessGroup) -> Wor
     # Newer torch deprecates the old name, older torch does not know the new one.
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     with communication:
-        work: Work | None = reduce_scatter(own, whole, group=group, async_op=True)
-    return work
+        return start_lending(reduce_scatter, own, whole, group=group)
 
 
 def start_all_gather(whole: Tensor, own: Tensor, group: ProcessGroup) -> Work | None:
     """Starts filling `whole` with every rank's `own`, in the order of the ranks."""
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     with communication:
-        work: Work | None = all_gather(whole, own, group=group, async_op=True)
-    return work
+        return start_lending(all_gather, whole, own, group=group)
 
 
 def start_scatter_rows(whole: Tensor, group: ProcessGroup) -> tuple[Tensor, Work | None]:

@@ -37,7 +37,7 @@ class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = self.peak_bytes = self._scratch_bytes = 0
         self._limit_bytes, self._rank = limit_bytes, rank
-        self._storages: dict[int, weakref.ref[Any]] = {}
+        self.storages: dict[int, weakref.ref[Any]] = {}
         for tensor in existing:
             self._track(tensor)
 
@@ -70,15 +70,15 @@ class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._storages:
+        if key in self.storages:
             return
         num_bytes = storage.nbytes()
 
         def release(_: Any) -> None:
-            del self._storages[key]
+            del self.storages[key]
             self.live_bytes -= num_bytes
 
-        self._storages[key] = weakref.ref(storage, release)
+        self.storages[key] = weakref.ref(storage, release)
         self.live_bytes += num_bytes
         self._rise(0)
 
