@@ -8,22 +8,17 @@ under a second.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import platform
 import statistics
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
-
+from benchmarks.results_file import describe_machine
 from search_spaces.campaign import Budget, CampaignSpec
 from search_spaces.cluster import GIB
 from search_spaces.errors import ModelTooLargeError
-from search_spaces.machine import usable_cores, usable_memory_bytes
 from search_spaces.presets.clusters import CLUSTER_PRESETS
 from search_spaces.presets.models import model_preset
 from search_spaces.presets.spaces import resolve_space
@@ -85,7 +80,7 @@ HEADER = """\
 
 def main() -> None:
     """Prints the table, a row a space."""
-    print(_machine(), end="\n\n")
+    print(describe_machine("numpy"), end="\n\n")
     print(HEADER)
     broken = []
     for name, space in _spaces().items():
@@ -95,22 +90,6 @@ def main() -> None:
             broken.append(name)
     if broken:
         sys.exit(f"10^6 combinations took more than {PROMISED_S} s in: {', '.join(broken)}")
-
-
-def _machine() -> str:
-    return (
-        f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}; {_cpu_name()}, {usable_cores()} cores, "
-        f"{usable_memory_bytes() / GIB:.0f} GiB; {platform.system()}, "
-        f"Python {platform.python_version()}, numpy {np.__version__}"
-    )
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def _spaces() -> dict[str, SearchSpace]:

@@ -1,0 +1,232 @@
+"""The torch-native composition: the bare model under torch's own parallelism.
+
+DTensor tensor parallelism (`parallelize_module`), `torch.distributed.pipelining`, DDP, and
+ZeroRedundancyOptimizer, put together in the order that torchtitan applies them. The model, the
+weights, the tokens and the optimizer's arithmetic are the bare model's.
+"""
+
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.bare_model import (
+    Llama,
+    MasterCopies,
+    MixedPrecision,
+    adamw_options,
+    make_llama,
+    mean_cross_entropy,
+)
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from workers.trainer.data import Batch
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.precision import COMPUTE_DTYPES
+
+TensorParallelPlan = Literal["plain", "prepared", "sequence"]
+"""How the residual stream meets the cut layers: whole, and converted by every layer of its own
+(plain) or once for all that share it (prepared); or cut by tokens (sequence, torchtitan's)."""
+
+
+def apply_tensor_parallel(
+    model: Llama, mesh: DeviceMesh, *, plan: TensorParallelPlan, loss_in_parts: bool
+) -> None:
+    """Cuts the model over the mesh, in place.
+
+    Args:
+        model: what is cut.
+        mesh: the tp axis.
+        plan: how the residual stream meets the cut layers.
+        loss_in_parts: leave the logits cut over the vocabulary, for `loss_parallel`.
+    """
+    stream = Shard(1) if plan == "sequence" else Replicate()
+    logits = {"output_layouts": Shard(-1) if loss_in_parts else Replicate()}
+    parallel: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+        "head": ColwiseParallel(input_layouts=stream, use_local_output=not loss_in_parts, **logits),
+        "layers.*.attention.out": RowwiseParallel(output_layouts=stream),
+        "layers.*.feed_forward.down": RowwiseParallel(output_layouts=stream),
+    }
+    for name in ("attention.query", "attention.key", "attention.value"):
+        parallel[f"layers.*.{name}"] = ColwiseParallel()
+    for name in ("feed_forward.gate", "feed_forward.up"):
+        parallel[f"layers.*.{name}"] = ColwiseParallel()
+    if plan != "plain":
+        parallel["layers.*.attention"] = PrepareModuleInput(
+            input_layouts=(stream, None, None),
+            desired_input_layouts=(Replicate(), None, None),
+        )
+        parallel["layers.*.feed_forward"] = PrepareModuleInput(
+            input_layouts=stream, desired_input_layouts=Replicate()
+        )
+    if plan == "sequence":
+        for name in ("final_norm", "layers.*.attention_norm", "layers.*.feed_forward_norm"):
+            parallel[name] = SequenceParallel()
+    present = [name for name, _ in model.named_modules()]
+    kept = {name: style for name, style in parallel.items() if "*" in name or name in present}
+    parallelize_module(model, mesh, kept)
+
+
+class NativeLoop:
+    """A rank's part of the composition; needs the process group."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: Layout,
+        *,
+        seed: int,
+        settings: OptimizerSettings,
+        plan: TensorParallelPlan = "prepared",
+        loss_in_parts: bool = True,
+        mixed: MixedPrecision | None = None,
+    ) -> None:
+        self.shape, self.layout, self.settings = shape, layout, settings
+        self.mesh = init_device_mesh(
+            "cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp")
+        )
+        self.dtype = COMPUTE_DTYPES[layout.precision]
+        # DDP adds up and reduces what autograd gives it: fp32 only where the parameters are.
+        mixed = mixed or ("autocast" if layout.dp > 1 else "masters")
+        self.autocasts = layout.precision != "fp32" and mixed == "autocast"
+        self.has_masters = layout.precision != "fp32" and mixed == "masters"
+        self.loss_in_parts = loss_in_parts and layout.tp > 1
+        self.copies: list[MasterCopies] = []
+        self.parts = [self._part(i, seed, plan) for i in range(layout.vpp)]
+        self.optimizer = self._optimizer()
+        self.schedule = self._schedule() if layout.pp > 1 else None
+
+    def _part(self, chunk: int, seed: int, plan: TensorParallelPlan) -> nn.Module:
+        layout = self.layout
+        num_layers = self.shape.num_layers // (layout.pp * layout.vpp)
+        first = self._stage_index(chunk) * num_layers
+        layers = range(first, first + num_layers)
+        part: nn.Module = make_llama(
+            self.shape, seed=seed, device=torch.device("cpu"), layers=layers
+        )
+        if layout.tp > 1:
+            apply_tensor_parallel(
+                part, self.mesh["tp"], plan=plan, loss_in_parts=self.loss_in_parts
+            )
+        if self.has_masters:
+            self.copies.append(MasterCopies(part.to(self.dtype).parameters()))
+        if layout.dp > 1:
+            if layout.tp > 1:
+                _pre_dp_module_transform(part)
+            part = DistributedDataParallel(
+                part, process_group=self.mesh["dp"].get_group(), gradient_as_bucket_view=True
+            )
+        return part
+
+    def _stage_index(self, chunk: int) -> int:
+        return chunk * self.layout.pp + self.mesh["pp"].get_local_rank()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        trained: Iterable[Tensor] = [p for part in self.parts for p in part.parameters()]
+        if self.has_masters:
+            trained = [master for copies in self.copies for master in copies.masters]
+        options = adamw_options(self.settings)
+        if self.layout.dp > 1 and self.layout.zero_stage == 1:
+            return ZeroRedundancyOptimizer(
+                trained,
+                torch.optim.AdamW,
+                process_group=self.mesh["dp"].get_group(),
+                parameters_as_bucket_view=True,
+                **options,
+            )
+        return torch.optim.AdamW(_groups(trained), **options)
+
+    def _schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
+        stages = [
+            PipelineStage(
+                part,
+                self._stage_index(chunk),
+                self.layout.pp * self.layout.vpp,
+                torch.device("cpu"),
+                group=self.mesh["pp"].get_group(),
+            )
+            for chunk, part in enumerate(self.parts)
+        ]
+        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
+        if len(stages) == 1:
+            return Schedule1F1B(stages[0], self.layout.num_microbatches, **options)
+        return ScheduleInterleaved1F1B(stages, self.layout.num_microbatches, **options)
+
+    def _loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        return mean_cross_entropy(logits_BSV, targets_BS) / self.layout.num_microbatches
+
+    def step(self, batch: Batch) -> float:
+        """One optimizer step; returns this rank's share of the global batch's mean loss."""
+        with contextlib.ExitStack() as contexts:
+            if self.loss_in_parts:
+                contexts.enter_context(loss_parallel())
+            if self.autocasts:
+                contexts.enter_context(torch.autocast("cpu", self.dtype))
+            losses = self._passes(batch) if self.schedule is None else self._pipeline(batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for copies in self.copies:
+            copies.copy_back()
+        if not losses:
+            return 0.0
+        loss = torch.stack([_local(loss) for loss in losses]).double().sum().item()
+        return loss / (self.layout.dp * self.layout.tp)
+
+    def _passes(self, batch: Batch) -> list[Tensor]:
+        (part,) = self.parts
+        size = (-1, self.shape.seq_length)
+        losses, last = [], len(batch.ids_MT) - 1
+        for index, (ids_T, targets_T) in enumerate(
+            zip(batch.ids_MT, batch.targets_MT, strict=True)
+        ):
+            is_ddp = isinstance(part, DistributedDataParallel)
+            with part.no_sync() if is_ddp and index < last else contextlib.nullcontext():
+                loss = self._loss(part(ids_T.view(size)), targets_T.view(size))
+                loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _pipeline(self, batch: Batch) -> list[Tensor]:
+        assert self.schedule is not None
+        size = (-1, self.shape.seq_length)
+        stage, losses = self.mesh["pp"].get_local_rank(), []
+        inputs = (batch.ids_MT.view(size),) if stage == 0 else ()
+        if stage < self.layout.pp - 1:
+            self.schedule.step(*inputs)
+        else:
+            self.schedule.step(*inputs, target=batch.targets_MT.view(size), losses=losses)
+        return [loss.detach() for loss in losses]
+
+
+def _groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Parameter groups: the fused kernel takes no mixture of cut and whole parameters."""
+    kinds: dict[bool, list[Tensor]] = {}
+    for parameter in parameters:
+        kinds.setdefault(isinstance(parameter.data, DTensor), []).append(parameter)
+    return [{"params": group} for group in kinds.values()]
+
+
+def _local(loss: Tensor) -> Tensor:
+    """The loss itself where `loss_parallel` has left a DTensor, the same on every tp rank."""
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss

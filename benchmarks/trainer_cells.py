@@ -1,0 +1,205 @@
+"""The cells of the trainer's table: a layout and a precision, measured against its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from benchmarks.bare_model import BareLoop
+from benchmarks.forked_ranks import run_ranks
+from benchmarks.side_by_side import (
+    Ratio,
+    Series,
+    Step,
+    ratio,
+    refuse_different_losses,
+    take_turns,
+)
+from search_spaces.layout import Layout, Precision
+from search_spaces.model_shape import ModelShape
+from workers.trainer.context import RankContext
+from workers.trainer.data import Batch
+from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.peak import matmul_peak
+from workers.trainer.session import SessionSettings, open_training
+from workers.trainer.training import Training
+
+MODEL: Final = ModelShape(
+    name="bench-trainer",
+    family="llama",
+    num_layers=4,
+    hidden_size=512,
+    ffn_hidden_size=1536,
+    num_heads=8,
+    num_kv_heads=8,
+    seq_length=256,
+    vocab_size=8192,
+    tied_embeddings=False,
+)
+MICRO_BATCH_SIZE: Final = 2
+NUM_MICROBATCHES: Final = 4
+"""For every cell: the fewest with which a pipeline of two stages reaches its steady phase and keeps
+it, so that a step is mostly passes, and communication over dp and the optimizer count once."""
+SEED: Final = 0
+OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)
+"""A rate without warm-up at which the losses of both precisions stay together."""
+NUM_WARMUP: Final = 2
+LOSS_TOLERANCE: Final[dict[Precision, float]] = {"fp32": 1e-4, "bf16": 1e-2}
+"""Relative; bf16 keeps three decimal digits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """What is compared: the trainer under a layout, and the peers that it runs beside."""
+
+    layout: Layout
+    asked: dict[str, float]
+    """Peer: how many times longer than the trainer it should take; nan where nothing is asked."""
+    by_cpu_time: bool = False
+    """Whether processor seconds are compared: more ranks than cores have no wall time to compare."""
+
+    @property
+    def name(self) -> str:
+        """tp,pp,dp, and the model chunks of a rank where there are several."""
+        layout = self.layout
+        interleaved = f" vpp {layout.vpp}" if layout.vpp > 1 else ""
+        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellResult:
+    """What the ranks of a cell measured."""
+
+    cell: Cell
+    series: dict[str, Series]
+    """By implementation; "ours" is the trainer."""
+    loss_differences: dict[str, float]
+    """Largest relative difference of a peer's losses from ours."""
+    peak_tflops: float | None
+    """Best square matrix product between the steps; None: not measured in this cell."""
+
+    def ratio(self, peer: str, to: str = "ours") -> Ratio:
+        """How many times longer the peer takes."""
+        this, other = self.series[to], self.series[peer]
+        if self.cell.by_cpu_time:
+            return ratio(this.cpu_times_s, other.cpu_times_s)
+        return ratio(this.step_times_s, other.step_times_s)
+
+    @property
+    def tflops_per_rank(self) -> float:
+        """Model FLOPs of the trainer, a second and rank, in 10^12."""
+        layout = self.cell.layout
+        tokens = layout.global_batch_size * MODEL.seq_length
+        flops = tokens * MODEL.model_flops_per_token / layout.num_devices
+        return flops / self.series["ours"].step_time_s / 1e12
+
+
+def make_layout(
+    *, precision: Precision, tp: int = 1, pp: int = 1, dp: int = 1, vpp: int = 1
+) -> Layout:
+    """A cell's layout: replicas shard the optimizer's states, as the peer's ZeRO does."""
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        vpp=vpp,
+        zero_stage=1 if dp > 1 else 0,
+        precision=precision,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        num_microbatches=NUM_MICROBATCHES,
+    )
+
+
+def measure_cell(cell: Cell, *, num_rounds: int) -> CellResult:
+    """Forks the ranks of a cell, and lets the implementations take turns in them.
+
+    Raises:
+        RankFailedError: a rank failed.
+        LossesDifferError: the implementations do not train the same model.
+    """
+
+    def work(ctx: RankContext) -> tuple[dict[str, Series], float]:
+        return _run_sides(cell, ctx, num_rounds)
+
+    series, peak_tflops = run_ranks(cell.layout.num_devices, work)[0]
+    precision = cell.layout.precision
+    what = f"cell {cell.name} in {precision}"
+    differences = refuse_different_losses(series, tolerance=LOSS_TOLERANCE[precision], what=what)
+    return CellResult(
+        cell=cell,
+        series=series,
+        loss_differences=differences,
+        peak_tflops=peak_tflops or None,
+    )
+
+
+def _run_sides(cell: Cell, ctx: RankContext, num_rounds: int) -> tuple[dict[str, Series], float]:
+    training = open_our_training(cell.layout, ctx)
+    sides: dict[str, Step] = {"ours": _our_step(training)}
+    for name in cell.asked:
+        sides[name] = _PEERS[name](cell.layout)
+    best = 0.0
+
+    def measure_peak() -> None:
+        nonlocal best
+        if ctx.world_size == 1:
+            best = max(best, matmul_peak("cpu", cell.layout.precision)[0])
+
+    series = take_turns(
+        sides, training.batch, num_rounds=num_rounds, num_warmup=NUM_WARMUP, between=measure_peak
+    )
+    return series, best
+
+
+def open_our_training(layout: Layout, ctx: RankContext) -> Training:
+    """The trainer as a probe opens it."""
+    settings = SessionSettings(model=MODEL, layout=layout, seed=SEED, optimizer=OPTIMIZER)
+    return open_training(settings, ctx)
+
+
+def _our_step(training: Training) -> Step:
+    def step(batch: Batch) -> float:
+        # Every rank knows the loss of the global batch.
+        return training.step(batch).loss / training.mesh.layout.num_devices
+
+    return step
+
+
+def _bare(mixed: str) -> Callable[[Layout], Step]:
+    def make(layout: Layout) -> Step:
+        loop = BareLoop(
+            MODEL, precision=layout.precision, seed=SEED, settings=OPTIMIZER, mixed=mixed
+        )
+        return loop.step
+
+    return make
+
+
+def _native(layout: Layout) -> Step:
+    from benchmarks.torch_native import NativeLoop  # a second of imports, in peers' ranks alone
+
+    return NativeLoop(MODEL, layout, seed=SEED, settings=OPTIMIZER).step
+
+
+_PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
+    "bare": _bare("masters"),
+    "bare, autocast": _bare("autocast"),
+    "torch-native": _native,
+}
+
+
+def optimizer_bytes(layout: Layout) -> list[int]:
+    """Bytes of optimizer states of each rank."""
+
+    def work(ctx: RankContext) -> int:
+        training = open_our_training(layout, ctx)
+        return sum(state.nbytes for state in training.optimizer.state_tensors)
+
+    return run_ranks(layout.num_devices, work)
+
+
+def torch_version() -> str:
+    return torch.__version__
