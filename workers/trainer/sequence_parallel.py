@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F  # noqa: N812
 
 from workers.trainer.collectives import (
     finish,
@@ -28,6 +27,7 @@ from workers.trainer.collectives import (
     start_scatter_rows,
 )
 from workers.trainer.parameters import ModelParameter
+from workers.trainer.products import input_gradient, linear
 
 
 class SequenceColumnLinear(Function):
@@ -53,12 +53,12 @@ class SequenceColumnLinear(Function):
         x_TI = gather_rows(x_LI, group)
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        return F.linear(x_TI, weight_OI, bias_O)
+        return linear(x_TI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
-        grad_TI = grad_TO @ ctx.weight_OI
+        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         grad_LI, scattering = start_scatter_rows(grad_TI, ctx.group)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         if ctx.bias_O is not None:
@@ -86,7 +86,7 @@ class SequenceRowLinear(Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        y_LO = scatter_rows(F.linear(x_TI, weight_OI), group)
+        y_LO = scatter_rows(linear(x_TI, weight_OI), group)
         if bias_O is not None:
             y_LO.add_(bias_O)
         return y_LO.add_(residual_LO)
@@ -99,7 +99,7 @@ class SequenceRowLinear(Function):
             ctx.bias_O.add_gradient(grad_LO.sum(0))
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        return grad_TO @ ctx.weight_OI, grad_LO, None, None, None
+        return input_gradient(grad_TO, ctx.weight_OI), grad_LO, None, None, None
 
 
 sequence_column_linear: Callable[..., Tensor] = SequenceColumnLinear.apply

@@ -5,7 +5,7 @@ Every function here adds its weight gradient straight to the weight's `main_grad
 to autograd, so that accumulation over micro-batches costs no extra pass.
 """
 
-# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F
 
 from workers.trainer.collectives import all_reduce, finish, start_all_reduce
 from workers.trainer.parameters import ModelParameter
+from workers.trainer.products import input_gradient, linear
 from workers.trainer.sequence_parallel import sequence_column_linear, sequence_row_linear
 
 
@@ -39,12 +39,12 @@ class ColumnLinear(Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        return F.linear(x_TI, weight_OI, bias_O)
+        return linear(x_TI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
-        grad_TI = grad_TO @ ctx.weight_OI
+        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         reduction = start_all_reduce(grad_TI, ctx.group)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         if ctx.bias_O is not None:
@@ -71,7 +71,7 @@ class RowLinear(Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
-        y_TO = F.linear(x_TI, weight_OI)
+        y_TO = linear(x_TI, weight_OI)
         all_reduce(y_TO, group)
         if bias_O is not None:
             y_TO.add_(bias_O)
@@ -80,7 +80,7 @@ class RowLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
-        grad_TI = grad_TO @ ctx.weight_OI
+        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         if ctx.bias_O is not None:
             ctx.bias_O.add_gradient(grad_TO.sum(0))
