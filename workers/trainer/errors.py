@@ -13,6 +13,10 @@ class LossDivergedError(TrainerError):
     """The loss or the gradient norm is not a finite number."""
 
 
+class ResultImplausibleError(TrainerError):
+    """More work a second was counted than the device can do."""
+
+
 class LayoutUnsupportedError(TrainerError):
     """The layout or the model asks for something that this trainer cannot do."""
 

@@ -12,6 +12,7 @@ from workers.trainer.errors import (
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
+    ResultImplausibleError,
 )
 
 _OUT_OF_MEMORY_TEXTS = (
@@ -47,6 +48,8 @@ def classify(error: BaseException) -> FailureReason:
             return "out_of_memory"
         if isinstance(cause, LossDivergedError):
             return "diverged"
+        if isinstance(cause, ResultImplausibleError):
+            return "implausible"
         if isinstance(cause, LayoutUnsupportedError):
             return "unsupported"
         if isinstance(cause, (RuntimeError, OSError)) and _says(cause, _OUT_OF_MEMORY_TEXTS):

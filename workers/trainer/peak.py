@@ -24,6 +24,9 @@ DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
 }
 """Dense matrix peaks in TFLOP/s of one device, from the vendors' data sheets (a GCD for MI250X)."""
 
+MEASURED: Final = "measured matmul"
+"""How the source of a peak begins that is a measurement, which a busy machine makes too low."""
+
 _SIZES: Final = {"cpu": (512, 1024), "cuda": (4096, 8192)}
 """Sides of the squares; the small one fits between two turns of a busy core's scheduler."""
 _MEASURE_FOR_S: Final = 0.1
@@ -41,7 +44,7 @@ def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
             if known in name and precision in DENSE_PEAK_TFLOPS[known]:
                 return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
     tflops = max(_measured_tflops(device, precision, size) for size in _SIZES[device])
-    return tflops, f"measured matmul ({precision})"
+    return tflops, f"{MEASURED} ({precision})"
 
 
 def _measured_tflops(device: str, precision: Precision, size: int) -> float:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
 from search_spaces.outcome import Environment, Iteration, IterationKind, Measurement, ProbeRequest
+from workers.trainer.breakdown import break_down
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
-from workers.trainer.measure import describe_environment, peak_by_stage, rehearse, summarise
+from workers.trainer.measure import describe_environment, peak_memory, rehearse, summarise
 from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.plausibility import plausible
 from workers.trainer.session import SessionSettings, open_training, peak_of
+from workers.trainer.throughput import Throughput
 from workers.trainer.timing import TimedStep, is_warm, timed_step
 from workers.trainer.training import Training
 
@@ -35,13 +39,14 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
 
     On the CPU the first step is a rehearsal that changes nothing: it counts memory, and meets the
     limit before any time is spent. Then come warm-up iterations, as many as were asked for and
-    more until their times settle, and timed ones; rank 0 reports each as it ends. The process is spent afterwards: end it with `os._exit`, since tearing a gloo group
-    down can hang.
+    more until their times settle, and timed ones; rank 0 reports each as it ends. The process is
+    spent afterwards: end it with `os._exit`, since tearing a gloo group down can hang.
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
         LossDivergedError: the loss or the gradient norm is not finite.
+        ResultImplausibleError: the result is above the device's peak.
     """
     settings = SessionSettings(
         model=request.model,
@@ -54,11 +59,13 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     training = open_training(settings, ctx)
     peak_tflops, peak_source = peak_of(ctx, request.layout)
     environment = describe_environment(training.device) if ctx.rank == 0 else None
-    peak_bytes = _begin_memory(training, request)
+    logical_peak_bytes = _begin_memory(training, request)
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
     timed = [_iterate(training, index, "timed", report) for index in indices]
-    peaks = peak_by_stage(training, _end_memory(training, peak_bytes))
+    memory = peak_memory(training, logical_peak_bytes)
+    breakdowns = break_down(timed, request.layout, device=training.device)
+    speed = plausible(_speed(request, timed, peak_tflops), peak_source, device=training.device)
     barrier(training.device)
     if environment is None:
         return None
@@ -67,16 +74,23 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
             *(_iteration(index, "warmup", step) for index, step in enumerate(warmups)),
             *(_iteration(index, "timed", step) for index, step in zip(indices, timed, strict=True)),
         ],
-        model=request.model,
-        layout=request.layout,
         tokens_per_step=timed[-1].stats.num_tokens,
-        peak_tflops=peak_tflops,
+        speed=speed,
         peak_source=peak_source,
-        peak_memory_bytes_by_stage=peaks,
-        memory_kind="logical" if training.device.type == "cpu" else "allocated",
+        breakdowns=breakdowns,
+        memory=memory,
         oversubscribed=ctx.oversubscribed,
     )
     return RankResult(measurement=measurement, environment=environment)
+
+
+def _speed(request: ProbeRequest, timed: list[TimedStep], peak_tflops: float) -> Throughput:
+    return Throughput(
+        model=request.model,
+        layout=request.layout,
+        tokens_per_s=timed[-1].stats.num_tokens / median(step.step_time_s for step in timed),
+        peak_tflops_per_device=peak_tflops,
+    )
 
 
 def _warm_up(training: Training, request: ProbeRequest, report: Report) -> list[TimedStep]:
@@ -113,14 +127,9 @@ def _iteration(index: int, kind: IterationKind, step: TimedStep) -> Iteration:
     )
 
 
-def _begin_memory(training: Training, request: ProbeRequest) -> int:
+def _begin_memory(training: Training, request: ProbeRequest) -> int | None:
+    """The logical peak of a rehearsal; None on a GPU, whose allocator knows its own."""
     if training.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(training.device)
-        return 0
+        return None
     return rehearse(training, limit_bytes=request.memory_limit_bytes)
-
-
-def _end_memory(training: Training, peak_bytes: int) -> int:
-    if training.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(training.device)
-    return peak_bytes

@@ -12,13 +12,12 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
+from search_spaces.outcome import MIN_WARMUP
 from workers.trainer.collectives import barrier
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
 
-MIN_WARMUP: Final = 2
-"""Warm-up steps in any case: whether step times have settled takes two of them."""
 MAX_EXTRA_WARMUP: Final = 8
 """Warm-up steps beyond those that were asked for, while step times have not settled."""
 SETTLED_WITHIN: Final = 0.1
@@ -70,7 +69,7 @@ def has_settled(step_times_s: Sequence[float]) -> bool:
     Against the step before, not against the shortest so far: a step that is the shortest yet says
     nothing about whether the next one will be shorter still.
     """
-    if len(step_times_s) < MIN_WARMUP:
+    if len(step_times_s) < MIN_WARMUP:  # two: there is nothing to compare one with
         return False
     before_s, last_s = step_times_s[-2:]
     return abs(last_s - before_s) <= SETTLED_WITHIN * min(before_s, last_s)
@@ -81,7 +80,6 @@ def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
 
     Step times are those of the slowest rank, so every rank decides the same.
     """
-    least = max(at_least, MIN_WARMUP)
-    if len(step_times_s) < least:
+    if len(step_times_s) < at_least:
         return False
-    return has_settled(step_times_s) or len(step_times_s) >= least + MAX_EXTRA_WARMUP
+    return has_settled(step_times_s) or len(step_times_s) >= at_least + MAX_EXTRA_WARMUP

@@ -18,58 +18,24 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
+from search_spaces.outcome import MIN_WARMUP
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
+from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.data import Batch
 from workers.trainer.failure import classify
 from workers.trainer.measure import quartiles
 from workers.trainer.mesh import build_mesh
-from workers.trainer.probe import RankContext, RankResult, run_probe
+from workers.trainer.probe import RankContext, run_probe
 from workers.trainer.revision import GIT_REVISION, git_revision
 from workers.trainer.timing import (
     MAX_EXTRA_WARMUP,
-    MIN_WARMUP,
     TimedStep,
     has_settled,
     is_warm,
     timed_step,
 )
 from workers.trainer.training import StepStats, Training
-
-
-def probe(
-    request: ProbeRequest, *, world_size: int | None = None, **context: Any
-) -> list[tuple[RankResult | None, list[dict[str, Any]]]]:
-    world_size = world_size or request.layout.num_devices
-
-    def work(rank: int, store: Any) -> Any:
-        fields: dict[str, Any] = {
-            "rank": rank,
-            "world_size": world_size,
-            "local_rank": rank,
-            "store": store,
-            "device": "cpu",
-            "oversubscribed": False,
-            "peak_tflops_per_device": 0.1,
-            "peak_source": "a test's",
-        }
-        events: list[dict[str, Any]] = []
-        result = run_probe(request, RankContext(**{**fields, **context}), events.append)
-        return result, events
-
-    return run_ranks(world_size, work, own_group=True)
-
-
-def make_request(**changes: Any) -> ProbeRequest:
-    fields = {"model": make_shape(), "layout": make_layout(), "iterations": 3}
-    return ProbeRequest(**{**fields, **changes})
-
-
-def measured(request: ProbeRequest, **context: Any) -> Any:
-    result = probe(request, **context)[0][0]
-    assert result is not None
-    return result.measurement
 
 
 @pytest.mark.parametrize(
@@ -103,6 +69,8 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
     assert (m.peak_source, m.memory_kind) == ("a test's", "logical")
     assert len(m.peak_memory_bytes_by_stage) == request.layout.pp
     assert m.peak_memory_bytes == max(m.peak_memory_bytes_by_stage) > 0
+    assert m.peak_reserved_bytes_by_stage == ()
+    assert m.warmup_settled == has_settled([i.step_time_s for i in m.iterations[:warmups]])
     assert result.environment.backend == "gloo"
     assert result.environment.torch_version == torch.__version__
 
@@ -132,8 +100,6 @@ def test_steps_have_settled_when_two_in_a_row_take_the_same_time(
 def test_warm_up_lasts_as_long_as_it_was_asked_for_and_until_it_settles() -> None:
     assert not is_warm([1.0, 1.0], at_least=3)
     assert is_warm([1.0, 1.0, 1.0], at_least=3)
-    assert not is_warm([1.0], at_least=0), "two in any case"
-    assert is_warm([1.0, 1.0], at_least=0)
     doubling = [2.0**step for step in range(3 + MAX_EXTRA_WARMUP)]
     assert not is_warm(doubling[:-1], at_least=3)
     assert is_warm(doubling, at_least=3), "it ends, settled or not"

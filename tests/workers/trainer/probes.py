@@ -1,0 +1,46 @@
+"""Probes on forked ranks, for the tests of what they measure and of how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.outcome import ProbeRequest
+from tests.workers.trainer.cases import make_layout, make_shape
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.probe import RankContext, RankResult, run_probe
+
+
+def probe(
+    request: ProbeRequest, *, world_size: int | None = None, **context: Any
+) -> list[tuple[RankResult | None, list[dict[str, Any]]]]:
+    """What each rank returned, and what it reported."""
+    world_size = world_size or request.layout.num_devices
+
+    def work(rank: int, store: Any) -> Any:
+        fields: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "local_rank": rank,
+            "store": store,
+            "device": "cpu",
+            "oversubscribed": False,
+            "peak_tflops_per_device": 0.1,
+            "peak_source": "a test's",
+        }
+        events: list[dict[str, Any]] = []
+        result = run_probe(request, RankContext(**{**fields, **context}), events.append)
+        return result, events
+
+    return run_ranks(world_size, work, own_group=True)
+
+
+def make_request(**changes: Any) -> ProbeRequest:
+    fields = {"model": make_shape(), "layout": make_layout(), "iterations": 3}
+    return ProbeRequest(**{**fields, **changes})
+
+
+def measured(request: ProbeRequest, **context: Any) -> Any:
+    """The measurement of a probe."""
+    result = probe(request, **context)[0][0]
+    assert result is not None
+    return result.measurement

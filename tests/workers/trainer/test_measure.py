@@ -1,0 +1,113 @@
+"""From timed iterations to a measurement: where their time went, and what is not believed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+
+from search_spaces.measurement import Breakdown
+from tests.workers.trainer.cases import CPU, make_layout
+from tests.workers.trainer.probes import make_request, measured, probe
+from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from workers.trainer.breakdown import break_down, breakdown_of, median_breakdown
+from workers.trainer.errors import ResultImplausibleError
+from workers.trainer.failure import classify
+from workers.trainer.peak import MEASURED
+from workers.trainer.stopwatch import PARTS, Part
+from workers.trainer.timing import TimedStep
+from workers.trainer.training import StepStats
+
+NOTHING: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"tp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 1}, {"tp": 2, "pp": 2, "recompute": "full"}],
+    ids=str,
+)
+def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
+    layout = make_layout(**axes)
+    m = measured(make_request(layout=layout))
+    parts = m.breakdown
+    assert parts is not None
+    assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
+    assert min(parts.compute_s, parts.optimizer_s) > 0
+    assert parts.unexplained_s >= 0
+    for axis in ("tp", "pp", "dp"):
+        assert (getattr(parts, f"{axis}_s") > 0) == (getattr(layout, axis) > 1), axis
+
+
+@pytest.mark.parametrize(
+    ("axes", "waiting"),
+    [
+        ({"tp": 2, "pp": 2, "dp": 2}, "pp_s"),
+        ({"tp": 2, "dp": 2}, "dp_s"),
+        ({"tp": 2}, "tp_s"),
+        ({}, "unexplained_s"),
+    ],
+    ids=str,
+)
+def test_waiting_at_the_end_of_a_step_is_the_axis_that_makes_ranks_unequal(
+    axes: dict[str, int], waiting: str
+) -> None:
+    parts_s: dict[Part, float] = {**NOTHING, "idle": 3.0, "compute": 4.0}
+    breakdown = breakdown_of(parts_s, make_layout(**axes), step_time_s=7.0)
+    found = {name: value for name, value in dataclasses.asdict(breakdown).items() if value}
+    assert found == {"compute_s": 4.0, waiting: 3.0}
+
+
+def test_a_breakdown_is_the_mean_over_the_ranks_and_adds_up_to_the_slowest() -> None:
+    layout = make_layout(dp=2)
+
+    def work(rank: int) -> Breakdown:
+        stats = StepStats(loss=1.0, grad_norm=1.0, num_tokens=1)
+        parts_s: dict[Part, float] = {**NOTHING, "compute": 1.0 + rank, "dp": 0.5}
+        step = TimedStep(step_time_s=2.75, parts_s=parts_s, stats=stats)
+        return break_down([step], layout, device=CPU)[0]
+
+    for found in run_ranks(2, work):
+        assert (found.compute_s, found.dp_s, found.unexplained_s) == (1.5, 0.5, 0.75)
+
+
+def test_the_median_breakdown_adds_up_to_the_median_step() -> None:
+    """A step that was disturbed moves neither the parts nor their sum."""
+
+    def of(compute_s: float, dp_s: float) -> Breakdown:
+        parts_s: dict[Part, float] = {**NOTHING, "compute": compute_s, "dp": dp_s}
+        return breakdown_of(parts_s, make_layout(dp=2), step_time_s=compute_s + dp_s)
+
+    found = median_breakdown([of(3.0, 1.0), of(2.0, 2.0), of(90.0, 1.0)], step_time_s=4.0)
+    assert (found.compute_s, found.dp_s) == (3.0, 1.0)
+    found = median_breakdown([of(3.0, 1.0), of(2.0, 4.0), of(4.0, 3.0)], step_time_s=6.5)
+    assert found.total_s == pytest.approx(6.5)
+    assert found.compute_s == found.dp_s
+
+
+def test_a_result_above_the_peak_is_refused() -> None:
+    sentence = (
+        r"ResultImplausibleError: \S+ TFLOP/s a device were counted, over its peak of 1e-06 "
+        r"\(a test's\)"
+    )
+    with pytest.raises(RanksFailedError, match=sentence):
+        probe(make_request(), peak_tflops_per_device=1e-6)
+    assert classify(ResultImplausibleError("too fast")) == "implausible"
+
+
+def test_a_measured_peak_that_is_passed_is_measured_again_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine may have been busy the first time; the better of the two counts."""
+    context = {"peak_tflops_per_device": 1e-6, "peak_source": f"{MEASURED} (fp32)"}
+    again = "workers.trainer.plausibility.matmul_peak"
+    request = make_request(layout=make_layout(dp=2))
+    monkeypatch.setattr(again, lambda device, precision: (0.1 + dist.get_rank(), ""))
+    m = measured(request, **context)
+    assert m.peak_tflops_per_device == pytest.approx(0.6), "the median of 0.1 and 1.1"
+    assert m.mfu == pytest.approx(m.model_tflops_per_device / 0.6)
+    assert m.peak_source == context["peak_source"]
+    monkeypatch.setattr(again, lambda device, precision: (2e-6, ""))
+    with pytest.raises(RanksFailedError, match=r"ResultImplausibleError: .* over its peak of 2e-06"):
+        measured(request, **context)
