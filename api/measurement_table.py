@@ -79,7 +79,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
     row["num_devices"] = trial.layout.num_devices
     row["global_batch_size"] = trial.layout.global_batch_size
     row["status"] = _STATUS[trial.state]
-    if trial.measurement is not None:
+    if trial.state == "COMPLETED":
         row |= {column: getattr(trial.measurement, column) for column in _MEASURED_COLUMNS}
     return row
 

@@ -120,7 +120,7 @@ class TrialRead(Document):
     global_batch_size: int
     state: TrialState
     reason: str | None
-    """Why it has no measurement; null unless it ended without one."""
+    """Why it does not count; null unless it ended without a measurement that does."""
     message: str
     """What went wrong, in a sentence."""
     node: str
@@ -134,7 +134,7 @@ class TrialRead(Document):
     """Id of the trial that this one deliberately repeats."""
     node_seconds: float
     measurement: MeasurementRecord | None
-    """There if and only if COMPLETED."""
+    """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

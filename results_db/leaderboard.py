@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.orm import InstrumentedAttribute, contains_eager
 
 from results_db.errors import ObjectiveUnknownError
@@ -41,11 +41,22 @@ class Leaderboard(StorePart):
     def count_ranked(self, campaign_id: int) -> int:
         """How many trials the campaign's leaderboard has."""
         with self._db.read() as session:
-            return session.scalar(select(func.count()).where(_ranked(campaign_id))) or 0
+            query = (
+                select(func.count())
+                .select_from(Trial)
+                .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+                .where(_ranked(campaign_id))
+            )
+            return session.scalar(query) or 0
 
 
 def _ranked(campaign_id: int) -> ColumnElement[bool]:
-    return (MeasurementRow.campaign_id == campaign_id) & MeasurementRow.oversubscribed.is_(False)
+    # A measurement whose losses are off is kept, and its trial is not COMPLETED.
+    return and_(
+        MeasurementRow.campaign_id == campaign_id,
+        MeasurementRow.oversubscribed.is_(False),
+        Trial.state == "COMPLETED",
+    )
 
 
 def _column(objective: str) -> InstrumentedAttribute[float]:

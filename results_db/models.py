@@ -240,6 +240,9 @@ class MeasurementRow(Base):
     memory_kind: Mapped[str] = mapped_column(String(40))
     oversubscribed: Mapped[bool]
     warmup_settled: Mapped[bool | None]
+    kin: Mapped[int | None]
+    """The earliest trial of the same batch and precision with the same losses, itself included; None
+    until they are compared."""
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
 
     stages: Mapped[list[StageMemory]] = relationship(

@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from sqlalchemy.orm import Session
 
+from results_db.divergence import settle
 from results_db.errors import AttemptNotFoundError, MeasurementInvalidError, TrialNotFoundError
 from results_db.lifecycle import (
     charge,
@@ -31,7 +32,12 @@ from results_db.models import (
 )
 from results_db.part import StorePart
 from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
-from results_db.rows import environment_columns, measurement_columns, stage_rows
+from results_db.rows import (
+    WITH_MEASUREMENT,
+    environment_columns,
+    measurement_columns,
+    stage_rows,
+)
 from search_spaces.outcome import Measurement, Outcome
 
 _STATES: Final[dict[str, TrialState]] = {
@@ -58,6 +64,9 @@ class Outcomes(StorePart):
         to PENDING instead of ending it: `node_lost` (a lost attempt), and `cancelled` where nobody
         asked for it (the worker gave up its lease).
 
+        A measurement whose losses are off those of the campaign's other layouts is kept, and its trial
+        is FAILED as diverged; if it shows that others were the odd ones, those are.
+
         Raises:
             TrialNotFoundError: there is no such trial.
             AttemptNotFoundError: the trial never had this attempt.
@@ -65,7 +74,9 @@ class Outcomes(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
-            trial = session.get(Trial, trial_id, with_for_update=True)
+            trial = session.get(
+                Trial, trial_id, with_for_update={"of": Trial}, options=[WITH_MEASUREMENT]
+            )
             if trial is None:
                 raise TrialNotFoundError(f"there is no trial {trial_id}")
             row = session.get(Attempt, (trial_id, attempt))
@@ -88,8 +99,12 @@ def _is_kept(trial: Trial, attempt: Attempt, outcome: Outcome) -> bool:
     """Whether an attempt that has reported says the same again; anything else is dropped."""
     if outcome.reason in _TEACHES_NOTHING:
         return True
-    ended_by_it = trial.ended_at == attempt.ended_at
-    return ended_by_it and (trial.state, trial.reason) == (_STATES[outcome.state], outcome.reason)
+    if trial.ended_at != attempt.ended_at:
+        return False
+    if outcome.measurement is not None or trial.measurement is not None:
+        # Kept whatever the trial's state became when its losses were compared.
+        return outcome.measurement is not None and trial.measurement is not None
+    return (trial.state, trial.reason) == (_STATES[outcome.state], outcome.reason)
 
 
 def _take(
@@ -130,6 +145,8 @@ def _take(
         node=outcome.node,
     )
     _keep(session, trial, outcome)
+    if outcome.measurement is not None:
+        settle(session, campaign, trial)
     return True
 
 

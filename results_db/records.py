@@ -98,7 +98,7 @@ class TrialRecord:
     """`layout.key`; unique in the campaign but for deliberate repeats."""
     state: TrialState
     reason: str | None
-    """Why it is not a measurement; None unless INFEASIBLE, FAILED or CANCELLED."""
+    """Why it does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
     message: str
     """What went wrong, in a sentence."""
     node: str
@@ -116,13 +116,14 @@ class TrialRecord:
     """0 for a layout's first trial in the campaign."""
     node_seconds: float
     measurement: MeasurementRecord | None
-    """There if and only if COMPLETED."""
+    """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
     created_at: datetime
     started_at: datetime | None
     """When its first attempt was leased."""
     ended_at: datetime | None
     ended_seq: int | None
-    """Place in the order in which the campaign's trials ended, from 1."""
+    """Place in the order in which the campaign's trials ended, from 1; a later verdict on its losses
+    moves a trial to the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from results_db.models import (
     BreakdownRow,
     Campaign,
     EnvironmentRow,
+    IterationRow,
     MeasurementRow,
     StageMemory,
     Trial,
@@ -30,7 +31,7 @@ from results_db.records import (
     WorkerRecord,
 )
 from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.outcome import Breakdown, Environment, Measurement
+from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest silence of the driver that still counts as a campaign's wall time."""
@@ -161,6 +162,17 @@ def breakdown_value(row: BreakdownRow) -> Breakdown:
 def measurement_columns(measurement: Measurement) -> dict[str, Any]:
     """The columns of a measurement's own row."""
     return {name: getattr(measurement, name) for name in _PLAIN_MEASUREMENT_FIELDS}
+
+
+def iteration_value(row: IterationRow) -> Iteration:
+    """The iteration as the vocabulary knows it."""
+    return Iteration(
+        index=row.index,
+        kind="warmup" if row.kind == "warmup" else "timed",
+        step_time_s=row.step_time_s,
+        loss=row.loss,
+        grad_norm=row.grad_norm,
+    )
 
 
 def environment_value(row: EnvironmentRow) -> Environment:

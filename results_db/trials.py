@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.divergence import trials_in_doubt
 from results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
@@ -36,6 +37,7 @@ from results_db.rows import (
     WITH_MEASUREMENT,
     attempt_record,
     environment_value,
+    iteration_value,
     layout_columns,
     trial_layout,
     trial_record,
@@ -161,6 +163,11 @@ class Trials(StorePart):
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 
+    def trials_in_doubt(self, campaign_id: int) -> list[int]:
+        """Ids of trials to be repeated: of several losses nobody knows yet which are right."""
+        with self._db.read() as session:
+            return trials_in_doubt(session, campaign_id)
+
     def count_open_trials(self, campaign_id: int) -> int:
         """Trials that wait or run."""
         query = select(func.count()).where(
@@ -214,13 +221,4 @@ def _iterations(session: Session, trial_id: int) -> list[Iteration]:
     query = (
         select(IterationRow).where(IterationRow.trial_id == trial_id).order_by(IterationRow.index)
     )
-    return [
-        Iteration(
-            index=row.index,
-            kind="warmup" if row.kind == "warmup" else "timed",
-            step_time_s=row.step_time_s,
-            loss=row.loss,
-            grad_norm=row.grad_norm,
-        )
-        for row in session.scalars(query)
-    ]
+    return [iteration_value(row) for row in session.scalars(query)]

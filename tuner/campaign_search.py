@@ -50,7 +50,8 @@ class CampaignSearch:
             if trial.ended_seq is not None:
                 search.tell(trial)
         for trial in known:
-            if trial.ended_seq is None:
+            # A repeat is no news to a search that goes on: its layout was told before.
+            if trial.ended_seq is None and trial.repeat_of is None:
                 search._resume(trial)
         return search
 

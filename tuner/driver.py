@@ -155,8 +155,9 @@ class Driver:
         num_wanted = self._num_missing(campaign, num_open)
         if left is not None:
             num_wanted = min(num_wanted, left)
-        added = self._add_trials(campaign, search, num_wanted)
-        if num_open or added:
+        num_repeats = self._repeat_doubtful(campaign, num_wanted)
+        added = self._add_trials(campaign, search, num_wanted - num_repeats)
+        if num_open or num_repeats or added:
             return
         if left == 0:
             ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
@@ -189,6 +190,18 @@ class Driver:
             )
         return search
 
+    def _repeat_doubtful(self, campaign: CampaignRecord, count: int) -> int:
+        """Measures up to so many trials again whose losses contradict each other; says how many."""
+        if count <= 0:
+            return 0
+        doubtful = self._store.trials_in_doubt(campaign.id)[:count]
+        for trial_id in doubtful:
+            trial = self._store.repeat_trial(trial_id)
+            _log.info(
+                "campaign %r: trial %d repeats %s", campaign.name, trial.number, trial.layout_key
+            )
+        return len(doubtful)
+
     def _add_trials(self, campaign: CampaignRecord, search: CampaignSearch, count: int) -> bool:
         """Writes up to so many new trials, and says whether there was any."""
         added = False
@@ -217,7 +230,7 @@ class Driver:
 
 
 def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRecord) -> None:
-    if trial.measurement is None:
+    if trial.measurement is None or trial.state != "COMPLETED":
         what = f"{trial.reason}: {trial.message}"
     else:
         what = f"{search.spec.objective} {getattr(trial.measurement, search.spec.objective):.4g}"

@@ -1,5 +1,6 @@
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fastapi.testclient import TestClient
 from api.measurement_table import COLUMNS
 from search_spaces.layout import Layout
 from tests.api.service import Api
-from tests.results_db.factories import failed
+from tests.results_db.factories import failed, make_measurement
 
 PUBLISHED_COLUMNS = (
     "source,cluster,device_memory_gb,num_devices,devices_per_node,model,num_layers,hidden_size,"
@@ -81,6 +82,30 @@ def test_the_leaderboard_has_pages(api_with_trials: Api) -> None:
     assert [t["rank"] for t in first["trials"] + second["trials"]] == [1, 2]
     assert second["next_offset"] is None
     assert api_with_trials.get("/campaigns/first/leaderboard", offset=9)["trials"] == []
+
+
+def test_a_trial_whose_loss_is_off_is_shown_with_its_reason_and_never_ranked_or_exported(
+    api: Api, http: TestClient
+) -> None:
+    api.submit()
+    worker = api.register()
+    plain = make_measurement().iterations
+    off = tuple(replace(iteration, loss=iteration.loss + 1) for iteration in plain)
+    api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
+    api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=150.0)
+    api.complete(
+        worker, "first", Layout(pp=2, num_microbatches=8), tokens_per_s=900.0, iterations=off
+    )
+    trial = api.get("/campaigns/first/trials")["trials"][2]
+    assert (trial["state"], trial["reason"]) == ("FAILED", "diverged")
+    assert "loss 7 of trial 3 at iteration 0 is off the 6 of trial 1" in trial["message"]
+    assert trial["measurement"]["tokens_per_s"] == 900.0, "kept for inspection"
+    assert [t["number"] for t in api.get("/campaigns/first/leaderboard")["trials"]] == [2, 1]
+    assert api.get("/campaigns/first")["progress"]["best_trial"] == 2
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=3)
+    assert "trial 3 of campaign 'first' is FAILED (diverged)" in problem["detail"]
+    table = http.get("/v1/campaigns/first/leaderboard", params={"format": "csv"}).text
+    assert "900.0" not in table
 
 
 def test_the_leaderboard_as_csv_is_a_measurement_table(

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, smaller ZeRO groups, skipped steps, two warm-up iterations.
+"""Where the time of an iteration goes, whose losses agree, smaller ZeRO groups, skipped steps.
 
 Revision: 0002, after 0001.
 """
@@ -26,6 +26,7 @@ def upgrade() -> None:
     op.add_column(
         "measurements", sa.Column("skipped_steps", sa.Integer(), server_default="0", nullable=False)
     )
+    op.add_column("measurements", sa.Column("kin", sa.Integer(), nullable=True))
     op.add_column(
         "stage_memories", sa.Column("peak_reserved_bytes", sa.BigInteger(), nullable=True)
     )
@@ -56,6 +57,7 @@ def downgrade() -> None:
     _make_grad_norm_nullable(nullable=False)
     op.drop_table("breakdowns")
     op.drop_column("stage_memories", "peak_reserved_bytes")
+    op.drop_column("measurements", "kin")
     op.drop_column("measurements", "skipped_steps")
     op.drop_column("measurements", "warmup_settled")
     op.drop_column("trials", "zero_replicas")
