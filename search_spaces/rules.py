@@ -333,12 +333,6 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
-        name="trainer_interleaving",
-        scope="trainer",
-        illegal=lambda c, _: (not trainer.INTERLEAVING_SUPPORTED) & (c.vpp > 1),
-        sentence=lambda layout, _: f"vpp={layout.vpp} is not supported by the embedded trainer (1)",
-    ),
-    Rule(
         name="trainer_zero_groups",
         scope="trainer",
         illegal=lambda c, _: (not trainer.ZERO_GROUPS_SUPPORTED) & (c.zero_replicas > 1),

@@ -6,9 +6,6 @@ from typing import Final
 
 from search_spaces.layout import Precision
 
-INTERLEAVING_SUPPORTED: Final[bool] = False
-"""Whether vpp may be more than 1."""
-
 ZERO_GROUPS_SUPPORTED: Final[bool] = True
 """Whether ZeRO's shard groups may be smaller than dp (zero_replicas over 1)."""
 

@@ -228,11 +228,10 @@ def test_of_millions_of_combinations_the_legal_ones_are_found() -> None:
     assert space.num_combinations > 2_000_000
     model, frontier = model_preset("gpt-175b"), CLUSTER_PRESETS["frontier"]
     legal = enumerate_legal(space, model, frontier)
-    # vpp is 1 for the embedded trainer, and the rules of the world leave what divides: the same
-    # set, from the few values that can be legal at all.
-    narrow = enumerate_legal(
-        replace(space, tp=[1, 2, 4, 8], pp=[1, 2, 3, 4, 6, 8, 12, 16, 24], vpp=1), model, frontier
-    )
+    # The rules of the world leave what divides: the same set, from the few values that can be legal
+    # at all.
+    few = {"tp": [1, 2, 4, 8], "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24], "vpp": [1, 2, 3, 4, 6, 8]}
+    narrow = enumerate_legal(replace(space, **few), model, frontier)
     assert len(legal) > 1000
     assert len(legal) == len(narrow)
     for position in range(0, len(legal), 97):

@@ -202,10 +202,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
 
 TRAINER_CASES: list[tuple[dict[str, Any], str]] = [
     (
-        {"pp": 2, "vpp": 2, "num_microbatches": 2},
-        "vpp=2 is not supported by the embedded trainer (1)",
-    ),
-    (
         {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
         "zero_replicas=2 is not supported by the embedded trainer (1)",
     ),

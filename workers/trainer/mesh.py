@@ -72,14 +72,6 @@ class Mesh:
         """Which of the ranks that own the same part this is."""
         return self.place.dp_rank // self.num_shards
 
-    @property
-    def is_first_stage(self) -> bool:
-        return self.place.pp_rank == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.place.pp_rank == self.layout.pp - 1
-
     def stage_rank(self, pp_rank: int) -> int:
         """The global rank of another stage of this rank's pipeline."""
         place = Coordinates(tp_rank=self.place.tp_rank, dp_rank=self.place.dp_rank, pp_rank=pp_rank)

@@ -1,4 +1,4 @@
-"""The model: one pipeline stage of a GPT or a Llama.
+"""The model: a rank's pipeline stages of a GPT or a Llama.
 
 It reads as single-device code; the linear layers and the ends of the vocabulary know their tp
 group. Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local
@@ -166,19 +166,25 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """The layers of one pipeline stage; the ends of the model with its first and last."""
 
-    def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
+    def __init__(
+        self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute, chunk: int = 0
+    ) -> None:
+        """Declares the stage that is this chunk of the rank's share."""
         super().__init__()
         build = StageBuilder(shape=shape, mesh=mesh)
-        num_layers = shape.num_layers // mesh.layout.pp
-        first_layer = mesh.place.pp_rank * num_layers
-        self.embedding = build.embedding() if mesh.is_first_stage else None
+        num_stages = mesh.layout.pp * mesh.layout.vpp
+        index = chunk * mesh.layout.pp + mesh.place.pp_rank
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        num_layers = shape.num_layers // num_stages
+        first_layer = index * num_layers
+        self.embedding = build.embedding() if self.is_first else None
         self.blocks = nn.ModuleList(
             Block(build, f"layers.{first_layer + i}") for i in range(num_layers)
         )
         self.recompute, self.tp_rank = recompute, mesh.place.tp_rank
         self.tied = shape.tied_embeddings
-        self.final_norm = build.norm("final_norm") if mesh.is_last_stage else None
-        self.head = self._head(build) if mesh.is_last_stage else None
+        self.final_norm = build.norm("final_norm") if self.is_last else None
+        self.head = self._head(build) if self.is_last else None
 
     def _head(self, build: StageBuilder) -> ColumnParallel:
         if not build.shape.tied_embeddings:
@@ -196,21 +202,8 @@ class Stage(nn.Module):
         end = self.embedding or self.head
         return end.weight if self.tied and end is not None else None
 
-    def prepare_rotary(
-        self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Gives every attention the tables of the rotary positions, where the family has them."""
-        if shape.family == "llama":
-            tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
-            for attention in self._attentions():
-                attention.rotary = tables
-
     @property
-    def rotary_tables(self) -> tuple[Tensor, ...]:
-        """The tables that every attention of this stage shares; none where there are no rotations."""
-        return self._attentions()[0].rotary or ()
-
-    def _attentions(self) -> list[Attention]:
+    def attentions(self) -> list[Attention]:
         return [block.attention for block in self.blocks if isinstance(block, Block)]
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
@@ -223,3 +216,39 @@ class Stage(nn.Module):
         logits_TV = self.head(self.final_norm(x_LH))
         first_row = self.head.weight.shape[0] * self.tp_rank
         return vocab_cross_entropy(logits_TV, targets_T, first_row, self.head.group)
+
+
+class RankModel(nn.Module):
+    """What one rank holds of the model: vpp stages, pp apart from each other."""
+
+    def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
+        super().__init__()
+        self.chunks = nn.ModuleList(
+            Stage(shape, mesh, recompute=recompute, chunk=chunk) for chunk in range(mesh.layout.vpp)
+        )
+
+    @property
+    def stages(self) -> list[Stage]:
+        """First to last; backward passes reach them in the reverse order."""
+        return [chunk for chunk in self.chunks if isinstance(chunk, Stage)]
+
+    @property
+    def tied_weight(self) -> ModelParameter | None:
+        """The weight of this rank's end of the model that the other end shares, if tied."""
+        weights = (stage.tied_weight for stage in self.stages)
+        return next((weight for weight in weights if weight is not None), None)
+
+    def prepare_rotary(
+        self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Gives every attention the tables of the rotary positions, where the family has them."""
+        if shape.family == "llama":
+            tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
+            for stage in self.stages:
+                for attention in stage.attentions:
+                    attention.rotary = tables
+
+    @property
+    def rotary_tables(self) -> tuple[Tensor, ...]:
+        """The tables that every attention of this rank shares; none where there are no rotations."""
+        return self.stages[0].attentions[0].rotary or ()

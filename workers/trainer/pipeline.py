@@ -1,13 +1,14 @@
-"""Runs a stage's schedule: passes over micro-batches, and transfers between stages.
+"""Runs a rank's schedule: passes over micro-batches, and transfers between stages.
 
 Shapes: M micro-batches, T tokens of one, L tokens that a rank sends (T / tp under sequence
 parallelism, else T), H hidden.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N815 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +22,13 @@ from workers.trainer.backward import run_backward
 from workers.trainer.data import Batch
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
-from workers.trainer.schedule import Backward, Forward, Transfer, one_forward_one_backward
+from workers.trainer.schedule import (
+    Backward,
+    Forward,
+    Transfer,
+    VirtualMicrobatch,
+    pipeline_schedule,
+)
 from workers.trainer.stopwatch import part
 
 _ACTIVATION_TAG: Final = 1
@@ -29,31 +36,61 @@ _GRADIENT_TAG: Final = 2
 
 
 @dataclass(slots=True)
-class _InFlight:
-    """What a stage holds of the micro-batches that it has begun and not ended."""
+class _Arrival:
+    """What a neighbour sends: to be read once the work has ended."""
 
-    inputs: dict[int, Tensor] = field(default_factory=dict)
+    x_LH: Tensor
+    work: Work | None = None
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return self.x_LH
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What a rank holds of the micro-batches that it has begun and not ended."""
+
+    inputs: dict[VirtualMicrobatch, _Arrival] = field(default_factory=dict)
     """Activations from the previous stage, whose gradient goes back to it."""
-    edges: dict[int, GradientEdge] = field(default_factory=dict)
+    edges: dict[VirtualMicrobatch, GradientEdge] = field(default_factory=dict)
     """Where each backward pass starts: the graph without its output, which is freed once sent."""
-    outbox: dict[int, Tensor] = field(default_factory=dict)
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-    sending: list[tuple[Work, Tensor | None]] = field(default_factory=list)
-    """Sends under way, with the tensors that must live until they have ended."""
+    gradients: dict[VirtualMicrobatch, _Arrival] = field(default_factory=dict)
+    """Gradients of outputs: from the next stage, or of the loss."""
+    outbox: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
+    arriving: list[_Arrival] = field(default_factory=list)
+    sending: list[Work] = field(default_factory=list)
+    """The transfer under way, if any."""
+    sent: list[Tensor] = field(default_factory=list)
+    """What must live until it has ended."""
+
+    def end_transfer(self) -> None:
+        for arrival in self.arriving:
+            arrival.wait()
+        for work in self.sending:
+            work.wait()
+        self.arriving, self.sending, self.sent = [], [], []
 
 
 class Pipeline:
-    """One stage of the pipeline, and its part of the schedule.
+    """A rank's stages of the pipeline, and its part of the schedule.
 
     Forward: sends activations to the next stage. Backward: sends their gradients to the previous
     one. Both over the pp axis; an axis of one communicates nothing.
     """
 
-    def __init__(self, stage: Stage, mesh: Mesh, *, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], mesh: Mesh, *, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         layout = mesh.layout
-        self.stage, self.mesh, self.dtype, self.hidden_size = stage, mesh, dtype, hidden_size
-        self.schedule = one_forward_one_backward(
-            mesh.place.pp_rank, layout.pp, layout.num_microbatches
+        self.stages, self.mesh, self.dtype, self.hidden_size = stages, mesh, dtype, hidden_size
+        self.schedule = pipeline_schedule(
+            mesh.place.pp_rank,
+            pp=layout.pp,
+            vpp=layout.vpp,
+            num_microbatches=layout.num_microbatches,
         )
         self.token_shares = layout.tp if mesh.cuts_tokens else 1
         self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
@@ -63,89 +100,88 @@ class Pipeline:
 
         Returns:
             This replica's share of the global batch's mean loss (0 on all but the last stage), and
-            the tokens that this stage has embedded (0 on all but the first).
+            the tokens that this rank has embedded (0 on all but the first).
         """
         flight, losses, num_tokens = _InFlight(), [], 0
         for action in self.schedule:
             match action:
-                case Forward(microbatch=index):
-                    with part("compute"):
-                        loss = self._forward(index, batch, flight)
+                case Forward(of=virtual):
+                    loss = self._forward(virtual, batch, flight)
                     losses += [] if loss is None else [loss]
-                    num_tokens += batch.ids_MT[index].numel() if self.mesh.is_first_stage else 0
-                case Backward(microbatch=index):
-                    with part("compute"):
-                        self._backward(index, flight)
+                    if self.stages[virtual.chunk].is_first:
+                        num_tokens += batch.ids_MT[virtual.microbatch].numel()
+                case Backward(of=virtual):
+                    self._backward(virtual, flight)
                 case Transfer():
-                    with part("pp"):  # waiting for a neighbour is the pipeline's bubble
-                        self._transfer(action, batch, flight)
+                    with part("pp"):
+                        self._start(action, batch, flight)
         with part("pp"):
-            _await_sends(flight)
+            flight.end_transfer()
         device = batch.ids_MT.device
         total = torch.stack(losses).double().sum() if losses else torch.zeros((), device=device)
         return total * self.loss_scale, num_tokens
 
-    def _forward(self, index: int, batch: Batch, flight: _InFlight) -> Tensor | None:
-        first = self.mesh.is_first_stage
-        x = batch.ids_MT[index] if first else flight.inputs[index]
-        output = self.stage(x, batch.targets_MT[index])
-        flight.edges[index] = get_gradient_edge(output)
-        if self.mesh.is_last_stage:
-            flight.gradients[index] = torch.full_like(output, self.loss_scale)
+    def _forward(
+        self, virtual: VirtualMicrobatch, batch: Batch, flight: _InFlight
+    ) -> Tensor | None:
+        stage = self.stages[virtual.chunk]
+        if stage.is_first:
+            x = batch.ids_MT[virtual.microbatch]
+        else:
+            with part("pp"):  # waiting for a neighbour is the pipeline's bubble
+                x = flight.inputs[virtual].wait().requires_grad_()
+        with part("compute"):
+            output = stage(x, batch.targets_MT[virtual.microbatch])
+            flight.edges[virtual] = get_gradient_edge(output)
+        if stage.is_last:
+            gradient = torch.full_like(output, self.loss_scale)
+            flight.gradients[virtual] = _Arrival(gradient)
             return output.detach()  # type: ignore[no-any-return]
-        flight.outbox[index] = output.detach()
+        flight.outbox[virtual] = output.detach()
         return None
 
-    def _backward(self, index: int, flight: _InFlight) -> None:
-        run_backward(flight.edges.pop(index), flight.gradients.pop(index))
-        if not self.mesh.is_first_stage:
-            gradient_LH = flight.inputs.pop(index).grad
+    def _backward(self, virtual: VirtualMicrobatch, flight: _InFlight) -> None:
+        with part("pp"):
+            gradient = flight.gradients.pop(virtual).wait()
+        with part("compute"):
+            run_backward(flight.edges.pop(virtual), gradient)
+        if not self.stages[virtual.chunk].is_first:
+            gradient_LH = flight.inputs.pop(virtual).x_LH.grad
             assert gradient_LH is not None
-            flight.outbox[index] = gradient_LH.contiguous()
+            flight.outbox[virtual] = gradient_LH.contiguous()
 
-    def _transfer(self, action: Transfer, batch: Batch, flight: _InFlight) -> None:
-        """Starts all of it, and waits for what is received; what is sent, until the next time."""
-        _await_sends(flight)
+    def _start(self, transfer: Transfer, batch: Batch, flight: _InFlight) -> None:
+        """Starts all of it; what is received is waited for when it is needed.
+
+        One transfer is under way at a time: what was sent is freed as the next one starts, the same
+        in every step, however fast the peers are.
+        """
+        flight.end_transfer()
         shape = (batch.ids_MT.shape[1] // self.token_shares, self.hidden_size)
-        place, operations, received = self.mesh.place.pp_rank, [], []
-        for index, peer, tag in (
-            (action.receive_activation, place - 1, _ACTIVATION_TAG),
-            (action.receive_gradient, place + 1, _GRADIENT_TAG),
+        place, operations = self.mesh.place.pp_rank, []
+        for virtual, peer, tag, expected in (
+            (transfer.receive_activation, place - 1, _ACTIVATION_TAG, flight.inputs),
+            (transfer.receive_gradient, place + 1, _GRADIENT_TAG, flight.gradients),
         ):
-            if index is not None:
+            if virtual is not None:
                 x_LH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
                 operations.append(self._operation(dist.irecv, x_LH, peer, tag))
-                received.append((index, tag, x_LH))
-        for index, peer, tag in (
-            (action.send_activation, place + 1, _ACTIVATION_TAG),
-            (action.send_gradient, place - 1, _GRADIENT_TAG),
+                expected[virtual] = _Arrival(x_LH)
+                flight.arriving.append(expected[virtual])
+        for virtual, peer, tag in (
+            (transfer.send_activation, place + 1, _ACTIVATION_TAG),
+            (transfer.send_gradient, place - 1, _GRADIENT_TAG),
         ):
-            if index is not None:
-                sent_LH = flight.outbox.pop(index)
-                operations.append(self._operation(dist.isend, sent_LH, peer, tag))
+            if virtual is not None:
+                flight.sent.append(flight.outbox.pop(virtual))
+                operations.append(self._operation(dist.isend, flight.sent[-1], peer, tag))
         works = dist.batch_isend_irecv(operations)
-        if len(works) < len(operations):  # NCCL coalesces the batch into one work
-            _wait_all(works)
-        else:
-            _wait_all(works[: len(received)])
-            sends = zip(works, operations, strict=True)
-            flight.sending = [(w, op.tensor) for w, op in list(sends)[len(received) :]]
-        for index, tag, x_LH in received:
-            if tag == _ACTIVATION_TAG:
-                flight.inputs[index] = x_LH.requires_grad_()
-            else:
-                flight.gradients[index] = x_LH
+        if len(works) < len(operations):  # NCCL's one work for the whole batch
+            works *= len(operations)
+        for arrival, work in zip(flight.arriving, works, strict=False):
+            arrival.work = work
+        flight.sending = works[len(flight.arriving) :]
 
     def _operation(self, kind: object, x_LH: Tensor, pp_rank: int, tag: int) -> P2POp:
-        peer = self.mesh.stage_rank(pp_rank)
+        peer = self.mesh.stage_rank(pp_rank % self.mesh.layout.pp)
         return P2POp(kind, x_LH, peer, self.mesh.pp_group, tag)  # type: ignore[arg-type]
-
-
-def _await_sends(flight: _InFlight) -> None:
-    _wait_all([work for work, _ in flight.sending])
-    flight.sending = []
-
-
-def _wait_all(works: list[Work]) -> None:
-    for work in works:
-        work.wait()

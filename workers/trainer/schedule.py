@@ -1,88 +1,174 @@
-"""The pipeline schedule: what a stage does, and in which order, as a table made by a pure function.
+"""The pipeline schedule: what a rank does, and in which order, as a table made by a pure function.
 
-1F1B (arXiv:2006.09503, arXiv:2104.04473): a stage first runs as many forward passes as there are
-stages after it, then alternates, so that at most min(m, pp - stage) micro-batches are in flight.
+A rank holds vpp chunks of the model, which its micro-batches pass one by one: chunk c of rank r is
+stage c * pp + r of pp * vpp. With one chunk the schedule is 1F1B (arXiv:2006.09503): a stage first runs
+as many forward passes as there are stages after it, then alternates, so that at most
+min(m, pp - stage) micro-batches are in flight. With several it is interleaved (arXiv:2104.04473,
+section 2.2): the bubble shrinks by vpp, for vpp times the transfers and more in flight.
+
+Transfers of neighbours pair up in the same order everywhere, so that ranks which block in each
+transfer until the other side has come, as on NCCL, cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class VirtualMicrobatch(NamedTuple):
+    """A micro-batch in one of the rank's chunks: one forward and one backward pass."""
+
+    chunk: int
+    microbatch: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forward:
-    """Run the stage's forward pass."""
+    """Run a chunk's forward pass."""
 
-    microbatch: int
+    of: VirtualMicrobatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backward:
-    """Run the stage's backward pass."""
+    """Run a chunk's backward pass."""
 
-    microbatch: int
+    of: VirtualMicrobatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
     """Exchange activations and their gradients with both neighbours, all of it at once.
 
-    Each field is a micro-batch, or None. Activations go to and come from the stages on either
-    side in the forward direction, gradients in the other.
+    Each field names the pass of this rank that made what is sent, or that needs what is received;
+    None: nothing. Activations come from the previous stage and go to the next one, gradients the
+    other way. Ranks form a ring: the last rank's chunks precede the first rank's next ones.
     """
 
-    send_activation: int | None = None
-    receive_activation: int | None = None
-    send_gradient: int | None = None
-    receive_gradient: int | None = None
+    send_activation: VirtualMicrobatch | None = None
+    receive_activation: VirtualMicrobatch | None = None
+    send_gradient: VirtualMicrobatch | None = None
+    receive_gradient: VirtualMicrobatch | None = None
 
 
 Action = Forward | Backward | Transfer
 
 
-def one_forward_one_backward(stage: int, pp: int, num_microbatches: int) -> list[Action]:
-    """The actions of one stage for one step.
+def pipeline_schedule(pp_rank: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Action]:
+    """The actions of one rank for one step.
 
-    Neighbours' transfers pair up in the same order, so that ranks which block in each transfer
-    cannot wait for each other in a circle.
+    Interleaved (vpp > 1), the micro-batches go in groups of pp, which must divide them.
     """
+    if vpp == 1:
+        actions = _one_forward_one_backward(pp_rank, pp, num_microbatches)
+    else:
+        actions = _interleaved(pp_rank, pp, vpp, num_microbatches)
+    last_stage = pp * vpp - 1
+    return [
+        trimmed
+        for action in actions
+        if (trimmed := _without_ends(action, pp_rank, pp=pp, last_stage=last_stage))
+    ]
+
+
+def _one_forward_one_backward(stage: int, pp: int, num_microbatches: int) -> list[Action]:
+    virtual = [VirtualMicrobatch(0, i) for i in range(num_microbatches)]
     num_warmup = min(pp - 1 - stage, num_microbatches)
-    num_steady = num_microbatches - num_warmup
     actions: list[Action] = []
-    for i in range(num_warmup):
+    for each in virtual[:num_warmup]:
         actions += [
-            Transfer(receive_activation=i),
-            Forward(microbatch=i),
-            Transfer(send_activation=i),
+            Transfer(receive_activation=each),
+            Forward(of=each),
+            Transfer(send_activation=each),
         ]
-    if num_steady:
-        actions.append(Transfer(receive_activation=num_warmup))
-    for i in range(num_steady):
-        forward = num_warmup + i
-        next_forward = forward + 1 if i + 1 < num_steady else None
+    if num_warmup < num_microbatches:
+        actions.append(Transfer(receive_activation=virtual[num_warmup]))
+    for backward, forward in zip(virtual, virtual[num_warmup:], strict=False):
         actions += [
-            Forward(microbatch=forward),
-            Transfer(send_activation=forward, receive_gradient=i),
-            Backward(microbatch=i),
-            Transfer(send_gradient=i, receive_activation=next_forward),
+            Forward(of=forward),
+            Transfer(send_activation=forward, receive_gradient=backward),
+            Backward(of=backward),
+            Transfer(
+                send_gradient=backward, receive_activation=_after(virtual, forward.microbatch)
+            ),
         ]
-    for i in range(num_steady, num_microbatches):
+    for each in virtual[num_microbatches - num_warmup :]:
         actions += [
-            Transfer(receive_gradient=i),
-            Backward(microbatch=i),
-            Transfer(send_gradient=i),
+            Transfer(receive_gradient=each),
+            Backward(of=each),
+            Transfer(send_gradient=each),
         ]
-    return [trimmed for action in actions if (trimmed := _without_ends(action, stage, pp))]
+    return actions
 
 
-def _without_ends(action: Action, stage: int, pp: int) -> Action | None:
-    """Drops what would cross the first or the last stage's outer edge."""
+def _interleaved(pp_rank: int, pp: int, vpp: int, num_microbatches: int) -> list[Action]:
+    """Each pass is followed by one transfer, which brings the next pass of its kind its input.
+
+    That transfer runs while a pass of the other kind is computed, which is why the warm-up is as
+    long as it is: two passes more for each rank that follows.
+
+    No deadlock: let round k + r of the forward passes be all transfers that follow the k-th forward
+    pass of a rank r, and round j + pp - 1 - r of the backward passes those after the j-th backward
+    pass. Both ends of every transfer lie in the same round, and every rank goes through its rounds
+    in one and the same order: with that warm-up, the forward round x comes right before the
+    backward round x - vpp * pp + 1.
+    """
+    assert num_microbatches % pp == 0, f"{num_microbatches} micro-batches are not groups of {pp}"
+    forwards = _interleaved_order(pp, range(vpp), num_microbatches)
+    backwards = _interleaved_order(pp, range(vpp)[::-1], num_microbatches)
+    num_warmup = min(2 * (pp - 1 - pp_rank) + (vpp - 1) * pp, len(forwards))
+    actions: list[Action] = [Transfer(receive_activation=forwards[0])]
+    for k, forward in enumerate(forwards):
+        if k >= num_warmup:
+            actions += _backward_round(backwards, k - num_warmup - 1)
+        following = _after(forwards, k)
+        actions.append(Forward(of=forward))
+        actions.append(Transfer(send_activation=forward, receive_activation=following))
+    for j in range(len(forwards) - num_warmup - 1, len(backwards)):
+        actions += _backward_round(backwards, j)
+    return actions
+
+
+def _backward_round(backwards: list[VirtualMicrobatch], j: int) -> list[Action]:
+    """The j-th backward pass and what follows it; before the first one there is but a transfer."""
+    if j < 0:
+        return [Transfer(receive_gradient=backwards[0])]
+    backward = backwards[j]
+    transfer = Transfer(send_gradient=backward, receive_gradient=_after(backwards, j))
+    return [Backward(of=backward), transfer]
+
+
+def _interleaved_order(
+    pp: int, chunks: Sequence[int], num_microbatches: int
+) -> list[VirtualMicrobatch]:
+    """Groups of pp micro-batches; each goes through all chunks before the next one begins."""
+    return [
+        VirtualMicrobatch(chunk, first + i)
+        for first in range(0, num_microbatches, pp)
+        for chunk in chunks
+        for i in range(pp)
+    ]
+
+
+def _after(order: list[VirtualMicrobatch], index: int) -> VirtualMicrobatch | None:
+    return order[index + 1] if index + 1 < len(order) else None
+
+
+def _without_ends(action: Action, pp_rank: int, *, pp: int, last_stage: int) -> Action | None:
+    """Drops what would cross the model's first or last stage's outer edge."""
     if not isinstance(action, Transfer):
         return action
+
+    def unless(edge: int, virtual: VirtualMicrobatch | None) -> VirtualMicrobatch | None:
+        is_edge = virtual is not None and virtual.chunk * pp + pp_rank == edge
+        return None if is_edge else virtual
+
     trimmed = Transfer(
-        send_activation=None if stage == pp - 1 else action.send_activation,
-        receive_activation=None if stage == 0 else action.receive_activation,
-        send_gradient=None if stage == 0 else action.send_gradient,
-        receive_gradient=None if stage == pp - 1 else action.receive_gradient,
+        send_activation=unless(last_stage, action.send_activation),
+        receive_activation=unless(0, action.receive_activation),
+        send_gradient=unless(0, action.send_gradient),
+        receive_gradient=unless(last_stage, action.receive_gradient),
     )
     return None if trimmed == Transfer() else trimmed

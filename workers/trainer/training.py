@@ -16,7 +16,7 @@ from workers.trainer.collectives import finish, start_all_reduce
 from workers.trainer.data import Batch, SampleSource, SyntheticTokens, cut_batch
 from workers.trainer.flat import FlatBuffers, plan_model
 from workers.trainer.mesh import Mesh
-from workers.trainer.model import Stage
+from workers.trainer.model import RankModel
 from workers.trainer.optimizer import FlatOptimizer, OptimizerSettings
 from workers.trainer.pipeline import Pipeline
 from workers.trainer.precision import COMPUTE_DTYPES, keeps_master_weights
@@ -55,16 +55,18 @@ class Training:
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
         self.settings = settings
         self.source = source or SyntheticTokens(shape=shape, seed=seed)
-        self.stage = Stage(shape, mesh, recompute=layout.recompute)
+        self.model = RankModel(shape, mesh, recompute=layout.recompute)
         self.flat = FlatBuffers(
-            self.stage, mesh, dtype=dtype, device=device, seed=seed, shared=self.stage.tied_weight
+            self.model, mesh, dtype=dtype, device=device, seed=seed, shared=self.model.tied_weight
         )
-        self.stage.prepare_rotary(shape, dtype=dtype, device=device)
+        self.model.prepare_rotary(shape, dtype=dtype, device=device)
         self.optimizer = FlatOptimizer(
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
         self.reduction = GradientReduction(self.flat, mesh)
-        self.pipeline = Pipeline(self.stage, mesh, hidden_size=shape.hidden_size, dtype=dtype)
+        self.pipeline = Pipeline(
+            self.model.stages, mesh, hidden_size=shape.hidden_size, dtype=dtype
+        )
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
@@ -126,7 +128,7 @@ class Training:
 
     def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that outlives a step."""
-        rotary = self.stage.rotary_tables
+        rotary = self.model.rotary_tables
         buffers = [self.flat.weights, self.flat.gradients]
         return [*buffers, *self.optimizer.state_tensors, *rotary]
 
@@ -149,8 +151,8 @@ class _Sums:
 def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings) -> int:
     """Bytes of weights, gradients and optimizer states of a rank, before any of it is made."""
     layout = mesh.layout
-    stage = Stage(shape, mesh, recompute=layout.recompute)
-    elements = plan_model(stage, dp=layout.dp, shared=stage.tied_weight).num_elements
+    model = RankModel(shape, mesh, recompute=layout.recompute)
+    elements = plan_model(model, dp=layout.dp, shared=model.tied_weight).num_elements
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)

@@ -159,3 +159,17 @@ def largest_difference(found: list[float], expected: list[float]) -> float:
 
 def largest_ratio(found: list[float], expected: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def assert_same_training(found: Run, expected: Run) -> None:
+    assert largest_difference(found.losses, expected.losses) < 1e-5
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
+    assert relative_l2(found.weights, expected.weights) < 1e-4
+
+
+def assert_bitwise_equal(found: Run, expected: Run) -> None:
+    assert found.losses == expected.losses
+    # Each rank sums the squares of its share, so the sums' order depends on the layout.
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-7
+    for name, value in expected.weights.items():
+        assert torch.equal(found.weights[name], value), name

@@ -45,7 +45,7 @@ def test_parameters_are_views_of_the_flat_buffers_before_and_after_a_step(
     training.step(training.batch(0))
     assert_aliased(training)
     held = {id(slot.parameter) for slot in training.flat.slots}
-    assert {id(parameter) for parameter in training.stage.parameters()} == held
+    assert {id(parameter) for parameter in training.model.parameters()} == held
 
 
 def test_parameters_lie_in_reverse_order() -> None:

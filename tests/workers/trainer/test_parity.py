@@ -19,6 +19,8 @@ from tests.workers.trainer.cases import (
     ADAMW,
     STEPS,
     Run,
+    assert_bitwise_equal,
+    assert_same_training,
     initial_weights,
     largest_difference,
     largest_ratio,
@@ -76,20 +78,6 @@ def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
     losses, norms, arrays = run_ranks(1, work)[0]
     weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Run(losses=losses, grad_norms=norms, weights=weights)
-
-
-def assert_same_training(found: Run, expected: Run) -> None:
-    assert largest_difference(found.losses, expected.losses) < 1e-5
-    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
-    assert relative_l2(found.weights, expected.weights) < 1e-4
-
-
-def assert_bitwise_equal(found: Run, expected: Run) -> None:
-    assert found.losses == expected.losses
-    # Each rank sums the squares of its share, so the sums' order depends on the layout.
-    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-7
-    for name, value in expected.weights.items():
-        assert torch.equal(found.weights[name], value), name
 
 
 @FAMILIES

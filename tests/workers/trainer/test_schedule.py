@@ -1,146 +1,191 @@
-"""The 1F1B table, without processes: order, memory, and transfers that pair up."""
+"""The schedule's tables, without processes: order, memory, transfers that pair up, and the bubble."""
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 
 import pytest
 
+from tests.workers.trainer.simulated_ranks import (
+    Message,
+    SimulatedRanks,
+    received_by,
+    sent_by,
+    tables,
+)
 from workers.trainer.schedule import (
     Action,
     Backward,
     Forward,
     Transfer,
-    one_forward_one_backward,
+    VirtualMicrobatch,
+    pipeline_schedule,
 )
 
-GRID = pytest.mark.parametrize(
-    ("pp", "num_microbatches"), list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 16)))
-)
+PLAIN = list(itertools.product((1, 2, 3, 4, 8), (1,), (1, 2, 3, 4, 7, 8, 16)))
+INTERLEAVED = [
+    (pp, vpp, pp * groups)
+    for pp, vpp, groups in itertools.product((2, 3, 4, 5, 6, 7, 8), (2, 3, 4), (1, 2, 3, 5))
+]
+GRID = pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), PLAIN + INTERLEAVED)
 
 
-def tables(pp: int, num_microbatches: int) -> list[list[Action]]:
-    return [one_forward_one_backward(stage, pp, num_microbatches) for stage in range(pp)]
+def passes(actions: list[Action], kind: type[Forward] | type[Backward]) -> list[VirtualMicrobatch]:
+    return [action.of for action in actions if isinstance(action, kind)]
 
 
-def computations(actions: list[Action]) -> list[str]:
-    return [
-        f"{'F' if isinstance(action, Forward) else 'B'}{action.microbatch}"
-        for action in actions
-        if not isinstance(action, Transfer)
+def most_in_flight(actions: list[Action]) -> int:
+    in_flight = most = 0
+    for action in actions:
+        in_flight += {Forward: 1, Backward: -1, Transfer: 0}[type(action)]
+        most = max(most, in_flight)
+    return most
+
+
+def test_one_forward_one_backward_in_full() -> None:
+    first, second = VirtualMicrobatch(0, 0), VirtualMicrobatch(0, 1)
+    assert pipeline_schedule(0, pp=2, vpp=1, num_microbatches=2) == [
+        Forward(of=first),
+        Transfer(send_activation=first),
+        Forward(of=second),
+        Transfer(send_activation=second, receive_gradient=first),
+        Backward(of=first),
+        Transfer(receive_gradient=second),
+        Backward(of=second),
+    ]
+    assert pipeline_schedule(1, pp=2, vpp=1, num_microbatches=2) == [
+        Transfer(receive_activation=first),
+        Forward(of=first),
+        Backward(of=first),
+        Transfer(send_gradient=first, receive_activation=second),
+        Forward(of=second),
+        Backward(of=second),
+        Transfer(send_gradient=second),
+    ]
+
+
+def test_an_interleaved_schedule_in_full() -> None:
+    """Rank 1 of 2, two chunks: the last rank's first chunk feeds the first rank's second one."""
+    a0, a1, b0, b1 = itertools.starmap(VirtualMicrobatch, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert pipeline_schedule(1, pp=2, vpp=2, num_microbatches=2) == [
+        Transfer(receive_activation=a0),
+        Forward(of=a0),
+        Transfer(send_activation=a0, receive_activation=a1),
+        Forward(of=a1),
+        Transfer(send_activation=a1, receive_activation=b0),
+        Forward(of=b0),
+        Transfer(receive_activation=b1),
+        Backward(of=b0),
+        Transfer(send_gradient=b0),
+        Forward(of=b1),
+        Backward(of=b1),
+        Transfer(send_gradient=b1, receive_gradient=a0),
+        Backward(of=a0),
+        Transfer(send_gradient=a0, receive_gradient=a1),
+        Backward(of=a1),
+        Transfer(send_gradient=a1),
     ]
 
 
 @GRID
-def test_every_microbatch_goes_forward_then_backward_once(pp: int, num_microbatches: int) -> None:
-    for actions in tables(pp, num_microbatches):
-        order = computations(actions)
-        assert len(order) == 2 * num_microbatches
-        for i in range(num_microbatches):
-            assert order.index(f"F{i}") < order.index(f"B{i}")
+def test_every_chunk_takes_every_microbatch_forward_then_backward_once(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
+    every = set(
+        itertools.starmap(VirtualMicrobatch, itertools.product(range(vpp), range(num_microbatches)))
+    )
+    for actions in tables(pp, vpp, num_microbatches):
+        for kind in (Forward, Backward):
+            assert len(passes(actions, kind)) == len(every)
+            assert set(passes(actions, kind)) == every
+        for virtual in every:
+            assert actions.index(Forward(of=virtual)) < actions.index(Backward(of=virtual))
 
 
 @GRID
-def test_backward_passes_keep_the_order_of_the_microbatches(pp: int, num_microbatches: int) -> None:
+def test_backward_passes_of_a_chunk_keep_the_order_of_the_microbatches(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
     """Sums of gradients keep their order, so that a pipeline is bitwise equal to one process."""
-    for actions in tables(pp, num_microbatches):
-        for kind in (Forward, Backward):
-            indices = [a.microbatch for a in actions if isinstance(a, kind)]
+    for actions in tables(pp, vpp, num_microbatches):
+        for kind, chunk in itertools.product((Forward, Backward), range(vpp)):
+            indices = [v.microbatch for v in passes(actions, kind) if v.chunk == chunk]
             assert indices == list(range(num_microbatches))
 
 
-@GRID
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), PLAIN)
 def test_no_more_microbatches_are_in_flight_than_stages_follow(
-    pp: int, num_microbatches: int
+    pp: int, vpp: int, num_microbatches: int
 ) -> None:
-    for stage, actions in enumerate(tables(pp, num_microbatches)):
-        in_flight = most = 0
-        for action in actions:
-            in_flight += {Forward: 1, Backward: -1, Transfer: 0}[type(action)]
-            most = max(most, in_flight)
-        assert most == min(num_microbatches, pp - stage)
+    for stage, actions in enumerate(tables(pp, vpp, num_microbatches)):
+        assert most_in_flight(actions) == min(num_microbatches, pp - stage)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), INTERLEAVED)
+def test_interleaving_holds_more_in_flight_by_its_published_factor(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
+    """On the first rank 1 + (p - 1) / (p v) times p micro-batches (arXiv:2205.05198, 4.2.3)."""
+    for rank, actions in enumerate(tables(pp, vpp, num_microbatches)):
+        wanted = 2 * (pp - 1 - rank) + (vpp - 1) * pp + 1
+        assert most_in_flight(actions) == min(wanted, vpp * num_microbatches)
+        if rank == 0 and num_microbatches >= 2 * pp:
+            assert most_in_flight(actions) / vpp == pytest.approx(pp * (1 + (pp - 1) / (pp * vpp)))
 
 
 @GRID
-def test_ranks_that_block_in_every_transfer_get_through(pp: int, num_microbatches: int) -> None:
-    """Runs the tables in lockstep: a transfer passes when both sides of each of its parts stand
-    at it, which is what a blocking, pairwise transport needs. Nobody may get stuck."""
-    tables_left = tables(pp, num_microbatches)
-    position = [0] * pp
-    posted: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
-    computed: set[tuple[int, str, int]] = set()
-    while any(position[s] < len(tables_left[s]) for s in range(pp)):
-        moved = False
-        for stage in range(pp):
-            if position[stage] == len(tables_left[stage]):
-                continue
-            action = tables_left[stage][position[stage]]
-            if isinstance(action, Transfer):
-                posted[stage] |= messages(stage, action)
-                if not all(peer_has(posted, m, stage) for m in messages(stage, action)):
-                    continue
-                for kind, link, index in messages(stage, action):
-                    source = link if kind == "activation" else link + 1
-                    if source == stage:
-                        what = "F" if kind == "activation" else "B"
-                        assert (stage, what, index) in computed, "sent before it was computed"
-            else:
-                computed.add(
-                    (stage, "F" if isinstance(action, Forward) else "B", action.microbatch)
-                )
-            position[stage] += 1
-            moved = True
-        assert moved, f"stuck at {position}"
+def test_ranks_that_block_in_every_transfer_get_through_with_the_published_bubble(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
+    """A bubble of (p - 1) / v forward and backward passes of all a rank's layers (arXiv:2104.04473)."""
+    for blocking in (True, False):
+        ranks = SimulatedRanks(pp, vpp, num_microbatches, blocking)
+        both = ranks.forward_time + ranks.backward_time
+        assert ranks.run() == (num_microbatches * vpp + pp - 1) * both
 
 
-def messages(stage: int, action: Transfer) -> set[tuple[str, int, int]]:
-    """(what, the link between stage i and i + 1, micro-batch) of each part of a transfer."""
-    parts = {
-        ("activation", stage, action.send_activation),
-        ("activation", stage - 1, action.receive_activation),
-        ("gradient", stage - 1, action.send_gradient),
-        ("gradient", stage, action.receive_gradient),
-    }
-    return {(kind, link, index) for kind, link, index in parts if index is not None}
+@pytest.mark.parametrize(("pp", "vpp"), list(itertools.product((2, 4, 8), (2, 4))))
+def test_interleaved_transfers_hide_behind_passes(pp: int, vpp: int) -> None:
+    """Those of the fill and the drain alone take time, however many micro-batches there are."""
 
+    def added(num_microbatches: int) -> float:
+        quick = SimulatedRanks(pp, vpp, num_microbatches)
+        slow = SimulatedRanks(pp, vpp, num_microbatches, blocking=False, transfer_time=0.5)
+        return slow.run() - quick.run()
 
-def peer_has(
-    posted: dict[int, set[tuple[str, int, int]]], message: tuple[str, int, int], stage: int
-) -> bool:
-    _, link, _ = message
-    return message in posted[link + 1 if link == stage else link]
+    assert added(4 * pp) == added(8 * pp) == added(16 * pp)
 
 
 @GRID
-def test_transfers_of_neighbours_come_in_the_same_order(pp: int, num_microbatches: int) -> None:
-    """A transport matches messages of one kind by their order alone."""
-    all_tables = tables(pp, num_microbatches)
-    for left, right in itertools.pairwise(all_tables):
-        sent = [a.send_activation for a in left if isinstance(a, Transfer)]
-        received = [a.receive_activation for a in right if isinstance(a, Transfer)]
-        assert [i for i in sent if i is not None] == [i for i in received if i is not None]
-        returned = [a.send_gradient for a in right if isinstance(a, Transfer)]
-        taken = [a.receive_gradient for a in left if isinstance(a, Transfer)]
-        assert [i for i in returned if i is not None] == [i for i in taken if i is not None]
+def test_messages_between_two_ranks_come_in_the_order_in_which_they_are_sent(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
+    """NCCL matches what a rank sends to another by its order alone, activation or gradient."""
+    sent: dict[tuple[int, int], list[Message]] = {}
+    received: dict[tuple[int, int], list[Message]] = {}
+    for rank, actions in enumerate(tables(pp, vpp, num_microbatches)):
+        for transfer in (action for action in actions if isinstance(action, Transfer)):
+            for messages, found in ((sent_by, sent), (received_by, received)):
+                for message in messages(transfer, rank, pp):
+                    ends = (message.from_stage % pp, message.to_stage % pp)
+                    found.setdefault(ends, []).append(message)
+    assert sent == received
+    num_edges = (pp * vpp - 1) * 2 * num_microbatches
+    assert sum(len(messages) for messages in sent.values()) == num_edges
 
 
 def test_one_stage_communicates_nothing() -> None:
-    assert not any(isinstance(a, Transfer) for a in one_forward_one_backward(0, 1, 8))
+    actions = pipeline_schedule(0, pp=1, vpp=1, num_microbatches=8)
+    assert not any(isinstance(action, Transfer) for action in actions)
 
 
-@pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 2), (2, 8), (3, 5), (4, 4), (4, 9)])
-def test_passes_alternate_as_in_torchs_schedule(pp: int, num_microbatches: int) -> None:
-    """Kinds alone are compared: torch numbers the last stage's forward passes from one."""
-    from torch.distributed.pipelining.schedules import Schedule1F1B
-
-    oracle = object.__new__(Schedule1F1B)  # the table needs no stage, the constructor does
-    oracle._num_stages, oracle._n_microbatches = pp, num_microbatches
-    order = oracle._get_pipeline_order()
-    assert order is not None
-    letters = {"FORWARD": "F", "FULL_BACKWARD": "B"}
-    for stage in range(pp):
-        names = [action.computation_type.name for action in order[stage] if action is not None]
-        expected = [letters[name] for name in names if name in letters]
-        found = computations(one_forward_one_backward(stage, pp, num_microbatches))
-        assert [computation[0] for computation in found] == expected
+def test_the_simulation_sees_ranks_that_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receives that are posted alone, as an eager schedule might, block both neighbours for ever."""
+    a, b = VirtualMicrobatch(0, 0), VirtualMicrobatch(1, 0)
+    stuck = [
+        [Forward(of=a), Transfer(receive_gradient=a), Transfer(send_activation=a)],
+        [Transfer(receive_activation=a), Forward(of=a), Transfer(send_gradient=b)],
+    ]
+    monkeypatch.setattr("tests.workers.trainer.simulated_ranks.tables", lambda *_: stuck)
+    with pytest.raises(AssertionError, match=r"ranks \[0, 1\] wait for each other"):
+        SimulatedRanks(2, 1, 1).run()

@@ -1,0 +1,145 @@
+"""Runs schedule tables without processes: ranks that compute, start transfers, and wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from workers.trainer.schedule import (
+    Action,
+    Backward,
+    Forward,
+    Transfer,
+    VirtualMicrobatch,
+    pipeline_schedule,
+)
+
+
+class Message(NamedTuple):
+    """What one stage makes of a micro-batch, and a neighbour needs."""
+
+    kind: str
+    from_stage: int
+    to_stage: int
+    microbatch: int
+
+
+def tables(pp: int, vpp: int, num_microbatches: int) -> list[list[Action]]:
+    """The actions of every rank."""
+    return [
+        pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+        for rank in range(pp)
+    ]
+
+
+def sent_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
+    """What a rank's transfer sends."""
+
+    def message(kind: str, virtual: VirtualMicrobatch | None, step: int) -> list[Message]:
+        if virtual is None:
+            return []
+        stage = virtual.chunk * pp + rank
+        return [Message(kind, stage, stage + step, virtual.microbatch)]
+
+    return message("activation", transfer.send_activation, 1) + message(
+        "gradient", transfer.send_gradient, -1
+    )
+
+
+def received_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
+    """What a rank's transfer receives."""
+
+    def message(kind: str, virtual: VirtualMicrobatch | None, step: int) -> list[Message]:
+        if virtual is None:
+            return []
+        stage = virtual.chunk * pp + rank
+        return [Message(kind, stage - step, stage, virtual.microbatch)]
+
+    return message("activation", transfer.receive_activation, 1) + message(
+        "gradient", transfer.receive_gradient, -1
+    )
+
+
+@dataclass
+class SimulatedRanks:
+    """A message passes once both ends have started the transfers that it belongs to: none is buffered.
+
+    A rank that blocks stands in a transfer until all of it has passed, as a stream does on NCCL.
+    Else it computes on as the trainer does: it waits for what it needs, and before it starts the
+    next transfer, for the last one.
+    """
+
+    pp: int
+    vpp: int
+    num_microbatches: int
+    blocking: bool = True
+    forward_time: float = 1.0
+    backward_time: float = 2.0
+    transfer_time: float = 0.0
+    started: dict[tuple[int, Message], float] = field(default_factory=dict)
+    """When a rank started the transfer that a message belongs to."""
+
+    def run(self) -> float:
+        """The time at which the last rank has ended.
+
+        Raises:
+            AssertionError: ranks wait for each other in a circle, or something is computed or sent
+                before it can be.
+        """
+        ends = [0.0] * self.pp
+        ranks = {
+            rank: self._run_rank(rank, actions, ends)
+            for rank, actions in enumerate(tables(self.pp, self.vpp, self.num_microbatches))
+        }
+        while ranks:
+            before, running = len(self.started), len(ranks)
+            for rank in list(ranks):
+                if next(ranks[rank], None) is None:
+                    del ranks[rank]
+            moved = len(self.started) > before or len(ranks) < running
+            assert moved, f"ranks {list(ranks)} wait for each other"
+        return max(ends)
+
+    def _run_rank(self, rank: int, actions: list[Action], ends: list[float]) -> Iterator[str]:
+        """Yields whenever the rank has to wait for one that has not come so far."""
+        made: set[Message] = set()
+        posted: set[Message] = set()
+        under_way: list[Message] = []
+        for action in actions:
+            if isinstance(action, Transfer):
+                yield from self._await(rank, under_way, ends)
+                sent, received = sent_by(action, rank, self.pp), received_by(action, rank, self.pp)
+                assert made.issuperset(sent), "sent before it was made"
+                under_way = sent + received
+                posted.update(received)
+                self.started.update({(rank, message): ends[rank] for message in under_way})
+                if self.blocking:
+                    yield from self._await(rank, under_way, ends)
+            else:
+                needs, makes = self._needs_and_makes(rank, action)
+                assert posted.issuperset(needs), f"rank {rank} lacks the input of {action}"
+                yield from self._await(rank, needs, ends)
+                is_forward = isinstance(action, Forward)
+                ends[rank] += self.forward_time if is_forward else self.backward_time
+                made.add(makes)
+        yield from self._await(rank, under_way, ends)
+
+    def _await(self, rank: int, needed: list[Message], ends: list[float]) -> Iterator[str]:
+        for message in needed:
+            peers = [stage % self.pp for stage in (message.from_stage, message.to_stage)]
+            while not all((peer, message) in self.started for peer in peers):
+                yield "waiting"
+            start = max(self.started[peer, message] for peer in peers)
+            ends[rank] = max(ends[rank], start + self.transfer_time)
+
+    def _needs_and_makes(
+        self, rank: int, action: Forward | Backward
+    ) -> tuple[list[Message], Message]:
+        stage, microbatch = action.of.chunk * self.pp + rank, action.of.microbatch
+        if isinstance(action, Forward):
+            needs = [Message("activation", stage - 1, stage, microbatch)] if stage > 0 else []
+            return needs, Message("activation", stage, stage + 1, microbatch)
+        is_last = stage == self.pp * self.vpp - 1
+        needs = [] if is_last else [Message("gradient", stage + 1, stage, microbatch)]
+        return needs, Message("gradient", stage, stage - 1, microbatch)

@@ -1,0 +1,153 @@
+"""Interleaved stages train the same model, and hold what they should."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.workers.trainer.cases import (
+    assert_bitwise_equal,
+    assert_same_training,
+    make_layout,
+    make_shape,
+    make_training,
+    train,
+)
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.measure import rehearse
+from workers.trainer.mesh import build_mesh
+from workers.trainer.model import Stage
+from workers.trainer.parameters import ModelParameter
+from workers.trainer.training import Training
+
+FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+FOUR_RANKS = [
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"dp": 2},
+    {"dp": 2, "zero_stage": 1},
+]
+
+
+@FAMILIES
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2)])
+def test_interleaving_is_bitwise_equal_to_one_process(family: str, pp: int, vpp: int) -> None:
+    shape = make_shape(family, num_layers=8)
+    assert_bitwise_equal(train(shape, make_layout(pp=pp, vpp=vpp)), train(shape, make_layout()))
+
+
+@FAMILIES
+@pytest.mark.parametrize("axes", FOUR_RANKS, ids=str)
+def test_interleaving_beside_other_axes_is_bitwise_equal_to_them_alone(
+    family: str, axes: dict[str, Any]
+) -> None:
+    shape = make_shape(family, num_layers=4)
+    both = train(shape, make_layout(pp=2, vpp=2, **axes))
+    assert_bitwise_equal(both, train(shape, make_layout(**axes)))
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "changes", [{"recompute": "full"}, {"recompute": "selective"}, {"precision": "bf16"}], ids=str
+)
+def test_interleaved_stages_recompute_and_round_as_one_process_does(
+    family: str, changes: dict[str, Any]
+) -> None:
+    shape = make_shape(family, num_layers=4)
+    found = train(shape, make_layout(pp=2, vpp=2, **changes))
+    assert_bitwise_equal(found, train(shape, make_layout(**changes)))
+
+
+@FAMILIES
+@pytest.mark.parametrize("axes", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=str)
+def test_a_tied_embedding_lies_on_the_first_chunk_and_the_last(
+    family: str, axes: dict[str, Any]
+) -> None:
+    """Both ends' gradients are summed as in a plain pipeline; `train` refuses copies that differ."""
+    shape = make_shape(family, num_layers=4, tied_embeddings=True)
+    interleaved = train(shape, make_layout(pp=2, vpp=2, **axes))
+    assert_bitwise_equal(interleaved, train(shape, make_layout(pp=2, **axes)))
+    assert_same_training(interleaved, train(shape, make_layout()))
+
+
+def on_two_ranks(work: Any, **changes: Any) -> list[Any]:
+    """Calls `work(training)` on both ranks of an interleaved pipeline of two chunks each."""
+
+    def of_rank(rank: int) -> Any:
+        layout = make_layout(pp=2, vpp=2, **changes)
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        return work(make_training(make_shape("gpt", num_layers=4), mesh=mesh))
+
+    return run_ranks(2, of_rank)
+
+
+def test_ranks_take_turns_over_the_layers() -> None:
+    def layers(training: Training) -> list[str]:
+        names = [slot.parameter.parts[0].name for slot in training.flat.slots]
+        return [name for name in names if name.endswith("feed_forward.down.weight")]
+
+    def named(*layers: int) -> list[str]:
+        return [f"layers.{i}.feed_forward.down.weight" for i in layers]
+
+    assert on_two_ranks(layers) == [named(2, 0), named(3, 1)]
+
+
+def test_flat_buffers_follow_the_order_in_which_backward_passes_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Buckets close in turn only if a chunk's gradients are final before the one's under it."""
+    last_seen: dict[int, int] = {}
+    clock = itertools.count()
+    for method in ("add_gradient", "add_product", "add_rows"):
+        original = getattr(ModelParameter, method)
+
+        def noted(self: ModelParameter, *args: Tensor, _original: Any = original) -> None:
+            last_seen[id(self)] = next(clock)
+            _original(self, *args)
+
+        monkeypatch.setattr(ModelParameter, method, noted)
+
+    def chunks(training: Training) -> tuple[list[int], list[int]]:
+        training.step(training.batch(0))
+        chunk_of = {
+            id(parameter): chunk
+            for chunk, stage in enumerate(training.model.stages)
+            for parameter in stage.parameters()
+        }
+        finished = sorted(chunk_of, key=lambda parameter: last_seen[parameter])
+        in_memory = [chunk_of[id(slot.parameter)] for slot in training.flat.slots]
+        return in_memory, [chunk_of[parameter] for parameter in finished]
+
+    for in_memory, finished in on_two_ranks(chunks):
+        assert in_memory == finished == sorted(in_memory, reverse=True)
+
+
+def test_outputs_are_freed_once_sent() -> None:
+    """Of all that rank 0 has sent forward, never more than the last one and the one in the making."""
+
+    def most_alive(training: Training) -> int:
+        outputs: list[weakref.ref[Any]] = []
+        alive = []
+
+        def note(stage: Stage, _: Any, output: Tensor) -> None:
+            outputs.append(weakref.ref(output.untyped_storage()))
+            alive.append(sum(reference() is not None for reference in outputs))
+
+        for stage in training.model.stages:
+            stage.register_forward_hook(note)
+        training.step(training.batch(0))
+        assert len(alive) == 8, "4 micro-batches through 2 chunks"
+        return max(alive)
+
+    assert on_two_ranks(most_alive)[0] == 2
+
+
+def test_the_peak_does_not_depend_on_how_fast_the_peers_are() -> None:
+    def peaks(training: Training) -> set[int]:
+        return {rehearse(training, limit_bytes=None) for _ in range(3)}
+
+    assert all(len(peaks) == 1 for peaks in on_two_ranks(peaks))
