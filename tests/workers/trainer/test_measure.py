@@ -109,5 +109,7 @@ def test_a_measured_peak_that_is_passed_is_measured_again_on_every_rank(
     assert m.mfu == pytest.approx(m.model_tflops_per_device / 0.6)
     assert m.peak_source == context["peak_source"]
     monkeypatch.setattr(again, lambda device, precision: (2e-6, ""))
-    with pytest.raises(RanksFailedError, match=r"ResultImplausibleError: .* over its peak of 2e-06"):
+    with pytest.raises(
+        RanksFailedError, match=r"ResultImplausibleError: .* over its peak of 2e-06"
+    ):
         measured(request, **context)
