@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.layout import Precision
+from search_spaces.layout import PRECISIONS, Precision
 
 ZERO_GROUPS_SUPPORTED: Final[bool] = True
 """Whether ZeRO's shard groups may be smaller than dp (zero_replicas over 1)."""
 
-PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16")
-"""Precisions that it trains in; fp16 needs a loss scaler, which it lacks."""
+PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = PRECISIONS
+"""Precisions that it trains in."""

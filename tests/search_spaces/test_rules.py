@@ -232,6 +232,7 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
 def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that lacks everything that a rule asks about."""
     monkeypatch.setattr(trainer_support, "ZERO_GROUPS_SUPPORTED", False)
+    monkeypatch.setattr(trainer_support, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
 
 
 @pytest.mark.usefixtures("lesser_trainer")
@@ -295,6 +296,7 @@ def test_a_probe_by_hand_may_have_more_ranks_than_devices_and_be_redundant() -> 
     assert violations(layout, make_model(), NODES, scopes=PROBE_SCOPES) == []
 
 
+@pytest.mark.usefixtures("lesser_trainer")
 def test_a_probe_by_hand_is_held_to_the_model_and_the_trainer() -> None:
     layout = make_layout(tp=5, precision="fp16")
     sentences = violations(layout, make_model(), NODES, scopes=PROBE_SCOPES)

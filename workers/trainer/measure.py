@@ -121,6 +121,7 @@ def summarise(
         breakdown=median_breakdown(breakdowns, step_time_s=median_s),
         peak_reserved_bytes_by_stage=memory.reserved_by_stage,
         warmup_settled=has_settled(step_times_s(iterations, "warmup")),
+        skipped_steps=sum(iteration.grad_norm is None for iteration in iterations),
     )
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from workers.trainer.exchange import Pending, start_gather_of_shares
 from workers.trainer.flat import FlatBuffers, Span
+from workers.trainer.loss_scaling import LossScaler
 from workers.trainer.mesh import Mesh
+from workers.trainer.precision import needs_loss_scaling
 from workers.trainer.stopwatch import part
 
 
@@ -53,6 +55,7 @@ class FlatOptimizer:
         # One tensor a kind of state, cut like the weights: few tensors, and memory that adds up.
         self.masters = self._like_spans(spans) if master_weights else self.weights
         self.is_mixed = master_weights
+        self.scaler = LossScaler() if needs_loss_scaling(mesh.layout.precision) else None
         if master_weights:
             for master, weights in zip(self.masters, self.weights, strict=True):
                 master.copy_(weights)
@@ -80,6 +83,16 @@ class FlatOptimizer:
         return views
 
     @property
+    def loss_scale(self) -> float:
+        """What the gradients of a step are multiplied by until the update."""
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    @property
+    def waits_for_norm(self) -> bool:
+        """Whether the update needs to know the norm of the whole gradient."""
+        return self.settings.clip_grad_norm is not None or self.scaler is not None
+
+    @property
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that the optimizer keeps beside the flat buffers."""
         states = [*self.first_moments, *self.second_moments, *self.steps]
@@ -90,17 +103,30 @@ class FlatOptimizer:
         views = self._norm_views[bucket]
         return list(torch._foreach_norm(views)) if views else []
 
-    def clip(self, grad_norm: float) -> None:
-        """Scales the owned gradients down where the global norm is over the limit."""
-        limit = self.settings.clip_grad_norm
-        if limit is not None and grad_norm > limit:
-            torch._foreach_mul_(self.gradients, limit / grad_norm)
+    def divisor(self, grad_norm: float) -> float | None:
+        """What the gradients are divided by in the update: the loss's scale, and what clips them.
 
-    def start_step(self, learning_rate: float, buckets: Iterable[int]) -> None:
+        None where that would be 1.
+        """
+        limit = self.settings.clip_grad_norm
+        clips = limit is not None and grad_norm > limit
+        divisor = (grad_norm / limit if clips and limit else 1.0) * self.loss_scale
+        return None if divisor == 1.0 else divisor
+
+    def start_step(
+        self, learning_rate: float, buckets: Iterable[int], *, divisor: float | None = None
+    ) -> None:
         """Updates the owned weights of these buckets, and starts sending each to the other shards."""
+        scale = None
+        if divisor is not None and self.settings.kind == "adamw":
+            scale = torch.full((), divisor, device=self.flat.weights.device)
         with torch.no_grad():
             for index in buckets:
-                self._update(index, learning_rate)
+                if self.settings.kind == "sgd":
+                    rate = learning_rate / (divisor or 1.0)
+                    self.masters[index].add_(self.gradients[index], alpha=-rate)
+                else:
+                    self._update_adamw(index, learning_rate, scale)
                 self._start_publishing(index)
 
     def publish_weights(self) -> None:
@@ -127,11 +153,9 @@ class FlatOptimizer:
                     pending.wait()
         self._gathering = []
 
-    def _update(self, bucket: int, learning_rate: float) -> None:
+    def _update_adamw(self, bucket: int, learning_rate: float, divisor: Tensor | None) -> None:
+        """AdamW (arXiv:1711.05101); divides the gradient in the same pass."""
         settings, one = self.settings, slice(bucket, bucket + 1)
-        if settings.kind == "sgd":
-            self.masters[bucket].add_(self.gradients[bucket], alpha=-learning_rate)
-            return
         self.steps[bucket].add_(1.0)
         torch._fused_adamw_(
             self.masters[one],
@@ -147,9 +171,12 @@ class FlatOptimizer:
             eps=settings.epsilon,
             amsgrad=False,
             maximize=False,
+            grad_scale=divisor,
         )
 
     def forget(self) -> None:
-        """Clears the moments and the step count, as at the start."""
+        """Clears the moments and the step count, as at the start; so is the loss's scale."""
         for state in (*self.first_moments, *self.second_moments, *self.steps):
             state.zero_()
+        if self.scaler is not None:
+            self.scaler = LossScaler()

@@ -53,6 +53,7 @@ class _Arrival:
 class _InFlight:
     """What a rank holds of the micro-batches that it has begun and not ended."""
 
+    gradient_scale: float
     inputs: dict[VirtualMicrobatch, _Arrival] = field(default_factory=dict)
     """Activations from the previous stage, whose gradient goes back to it."""
     edges: dict[VirtualMicrobatch, GradientEdge] = field(default_factory=dict)
@@ -95,14 +96,16 @@ class Pipeline:
         self.token_shares = layout.tp if mesh.cuts_tokens else 1
         self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
 
-    def run(self, batch: Batch) -> tuple[Tensor, int]:
+    def run(self, batch: Batch, *, gradient_scale: float = 1.0) -> tuple[Tensor, int]:
         """Runs forward and backward of every micro-batch; gradients add up in the flat buffer.
+
+        They are `gradient_scale` times what they are; the loss that is returned is not.
 
         Returns:
             This replica's share of the global batch's mean loss (0 on all but the last stage), and
             the tokens that this rank has embedded (0 on all but the first).
         """
-        flight, losses, num_tokens = _InFlight(), [], 0
+        flight, losses, num_tokens = _InFlight(gradient_scale), [], 0
         for action in self.schedule:
             match action:
                 case Forward(of=virtual):
@@ -134,7 +137,7 @@ class Pipeline:
             output = stage(x, batch.targets_MT[virtual.microbatch])
             flight.edges[virtual] = get_gradient_edge(output)
         if stage.is_last:
-            gradient = torch.full_like(output, self.loss_scale)
+            gradient = torch.full_like(output, self.loss_scale * flight.gradient_scale)
             flight.gradients[virtual] = _Arrival(gradient)
             return output.detach()  # type: ignore[no-any-return]
         flight.outbox[virtual] = output.detach()

@@ -20,3 +20,8 @@ COMPUTE_DTYPES: Final[Mapping[Precision, torch.dtype]] = {
 def keeps_master_weights(precision: Precision) -> bool:
     """Whether the optimizer updates an fp32 copy of the weights instead of the weights."""
     return COMPUTE_DTYPES[precision] is not torch.float32
+
+
+def needs_loss_scaling(precision: Precision) -> bool:
+    """Whether gradients are too small for the type's exponent, so that the loss must be scaled."""
+    return COMPUTE_DTYPES[precision] is torch.float16

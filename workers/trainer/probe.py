@@ -13,6 +13,7 @@ from search_spaces.outcome import Environment, Iteration, IterationKind, Measure
 from workers.trainer.breakdown import break_down
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
+from workers.trainer.errors import LossDivergedError
 from workers.trainer.measure import describe_environment, peak_memory, rehearse, summarise
 from workers.trainer.optimizer import OptimizerSettings
 from workers.trainer.plausibility import plausible
@@ -45,7 +46,8 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
-        LossDivergedError: the loss or the gradient norm is not finite.
+        LossDivergedError: the loss or the gradient norm is not finite; or fp16 skipped every timed
+            step.
         ResultImplausibleError: the result is above the device's peak.
     """
     settings = SessionSettings(
@@ -63,6 +65,7 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
     timed = [_iterate(training, index, "timed", report) for index in indices]
+    _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     breakdowns = break_down(timed, request.layout, device=training.device)
     speed = plausible(_speed(request, timed, peak_tflops), peak_source, device=training.device)
@@ -117,13 +120,22 @@ def _iterate(training: Training, index: int, kind: IterationKind, report: Report
     return step
 
 
+def _refuse_all_skipped(timed: list[TimedStep]) -> None:
+    """Raises LossDivergedError where fp16 never took a step: nothing was trained, or timed."""
+    if all(step.stats.is_skipped for step in timed):
+        raise LossDivergedError(
+            f"the gradients of all {len(timed)} timed steps overflowed in fp16, down to a loss scale "
+            f"of {timed[-1].stats.loss_scale:g}; ask for more warm-up, or for precision=bf16"
+        )
+
+
 def _iteration(index: int, kind: IterationKind, step: TimedStep) -> Iteration:
     return Iteration(
         index=index,
         kind=kind,
         step_time_s=step.step_time_s,
         loss=step.stats.loss,
-        grad_norm=step.stats.grad_norm,
+        grad_norm=None if step.stats.is_skipped else step.stats.grad_norm,
     )
 
 

@@ -13,8 +13,12 @@ def print_event(event: Mapping[str, Any], *, stream: TextIO) -> None:
 
 
 def _step(event: Mapping[str, Any]) -> str:
+    if event["grad_norm"] is None:
+        norm = f"skipped: gradients overflowed at loss scale {event['loss_scale']:g}"
+    else:
+        norm = f"grad norm {event['grad_norm']:.3f}"
     return (
-        f"step {event['index']:>4}  loss {event['loss']:.4f}  grad norm {event['grad_norm']:.3f}  "
+        f"step {event['index']:>4}  loss {event['loss']:.4f}  {norm}  "
         f"{event['tokens_per_s']:>10,.0f} tokens/s  mfu {event['mfu']:.1%}"
     )
 

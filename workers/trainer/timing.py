@@ -44,7 +44,8 @@ def timed_step(training: Training, index: int) -> TimedStep:
     """Takes one step over the batch of this index; tokens are made before the clock starts.
 
     Raises:
-        LossDivergedError: the loss or the gradient norm is not finite.
+        LossDivergedError: the loss or the gradient norm is not finite; of a step that fp16's loss
+            scaler has skipped, the loss alone.
     """
     batch = training.batch(index)
     barrier(training.device)
@@ -57,10 +58,15 @@ def timed_step(training: Training, index: int) -> TimedStep:
         time.perf_counter() - started, dtype=torch.float64, device=training.device
     )
     dist.all_reduce(elapsed, op=ReduceOp.MAX)
-    for name, value in (("loss", stats.loss), ("gradient norm", stats.grad_norm)):
-        if not math.isfinite(value):
-            raise LossDivergedError(f"{name} is {value} at iteration {index}")
+    _refuse_divergence(stats, index)
     return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)
+
+
+def _refuse_divergence(stats: StepStats, index: int) -> None:
+    if not math.isfinite(stats.loss):
+        raise LossDivergedError(f"loss is {stats.loss} at iteration {index}")
+    if not math.isfinite(stats.grad_norm) and not stats.is_skipped:
+        raise LossDivergedError(f"gradient norm is {stats.grad_norm} at iteration {index}")
 
 
 def has_settled(step_times_s: Sequence[float]) -> bool:

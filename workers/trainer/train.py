@@ -71,7 +71,8 @@ def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) 
         "event": "step",
         "index": index,
         "loss": step.stats.loss,
-        "grad_norm": step.stats.grad_norm,
+        "grad_norm": None if step.stats.is_skipped else step.stats.grad_norm,
+        "loss_scale": step.stats.loss_scale,
         "tokens_per_s": step.tokens_per_s,
         "mfu": _throughput(job, step.tokens_per_s, peak_tflops).mfu,
     }

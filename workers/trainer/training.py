@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,9 +31,13 @@ class StepStats:
     loss: float
     """Mean over the tokens of the global batch, before the update, in nats."""
     grad_norm: float
-    """Norm of the whole model's gradient, before any clipping."""
+    """Norm of the whole model's gradient, before any clipping; not finite where fp16 overflowed."""
     num_tokens: int
     """Tokens that the first stages embedded, all replicas together."""
+    loss_scale: float = 1.0
+    """What the loss was multiplied by for the backward pass."""
+    is_skipped: bool = False
+    """Whether the gradients overflowed at that scale, so that the step changed nothing."""
 
 
 class Training:
@@ -84,30 +88,38 @@ class Training:
 
         Communicates over tp and pp as the passes do, over dp, tp and the embedding group as
         `GradientReduction` and `FlatOptimizer` say, and one sum of three numbers over all ranks.
-        Without clipping a bucket's weights are updated while the next one's gradients arrive.
+        A bucket's weights are updated while the next one's gradients arrive, unless clipping or fp16
+        make the update wait for the norm of the whole gradient. In fp16 a step whose gradients
+        overflow is skipped, on every rank.
+
+        Raises:
+            LossDivergedError: fp16 gradients overflow at the smallest loss scale.
         """
         rate = self.settings.learning_rate if learning_rate is None else learning_rate
         self.flat.expect_gradients(self.mesh.layout.num_microbatches)
         self.reduction.begin()
-        loss, num_tokens = self.pipeline.run(batch)
+        scale = self.optimizer.loss_scale
+        loss, num_tokens = self.pipeline.run(batch, gradient_scale=scale)
         assert self.flat.has_all_gradients, "a parameter missed a gradient, or had one too many"
         with part("optimizer"):
-            sums = self._update(rate, loss, num_tokens)
-        return sums.stats()
+            return self._update(rate, loss, num_tokens)
 
-    def _update(self, rate: float, loss: Tensor, num_tokens: int) -> _Sums:
-        norms: list[Tensor] = []
+    def _update(self, rate: float, loss: Tensor, num_tokens: int) -> StepStats:
+        optimizer, norms = self.optimizer, list[Tensor]()
         buckets = self._with_norms(norms)
-        if self.settings.clip_grad_norm is None:
-            self.optimizer.start_step(rate, buckets)
+        if not optimizer.waits_for_norm:
+            optimizer.start_step(rate, buckets)
             sums = self._start_sums(loss, num_tokens, norms)
-        else:
-            every = list(buckets)
-            sums = self._start_sums(loss, num_tokens, norms)
-            self.optimizer.clip(sums.stats().grad_norm)
-            self.optimizer.start_step(rate, every)
-        self.optimizer.finish_step()
-        return sums
+            optimizer.finish_step()
+            return sums.stats()
+        every = list(buckets)
+        stats = self._start_sums(loss, num_tokens, norms).stats()
+        divisor = optimizer.divisor(stats.grad_norm)
+        if optimizer.scaler is not None and optimizer.scaler.update(stats.grad_norm):
+            return replace(stats, is_skipped=True)
+        optimizer.start_step(rate, every, divisor=divisor)
+        optimizer.finish_step()
+        return stats
 
     def _with_norms(self, norms: list[Tensor]) -> Iterator[int]:
         """The buckets as their gradients arrive; adds each one's part of the norm."""
@@ -124,7 +136,7 @@ class Training:
             squares = torch.stack(norms).double().square_().sum()
         sums = torch.stack((loss * speaks, tokens, squares))
         world = dist.group.WORLD if self.mesh.layout.num_devices > 1 else None
-        return _Sums(sums, start_all_reduce(sums, world))
+        return _Sums(sums, start_all_reduce(sums, world), self.optimizer.loss_scale)
 
     def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that outlives a step."""
@@ -136,16 +148,19 @@ class Training:
 class _Sums:
     """Three sums over all ranks, under way: loss, tokens, squared norm of the gradient."""
 
-    def __init__(self, sums: Tensor, work: Work | None) -> None:
-        self._sums, self._work = sums, work
+    def __init__(self, sums: Tensor, work: Work | None, loss_scale: float) -> None:
+        self._sums, self._work, self._loss_scale = sums, work, loss_scale
 
     def stats(self) -> StepStats:
-        """Waits for the sums, the first time, and reads them."""
-        with part("idle"):
-            finish(self._work)
-        self._work = None
+        """Waits for the sums, and reads them."""
+        finish(self._work)
         loss, num_tokens, squared_norm = self._sums.tolist()
-        return StepStats(loss=loss, grad_norm=math.sqrt(squared_norm), num_tokens=round(num_tokens))
+        return StepStats(
+            loss=loss,
+            grad_norm=math.sqrt(squared_norm) / self._loss_scale,
+            num_tokens=round(num_tokens),
+            loss_scale=self._loss_scale,
+        )
 
 
 def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings) -> int:

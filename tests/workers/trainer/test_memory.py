@@ -187,7 +187,7 @@ def test_the_copy_that_gloo_makes_of_gathered_tokens_is_counted() -> None:
         assert peak_bytes == 2 * whole_bytes
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_persistent_bytes_are_known_before_anything_is_built(family: str, precision: str) -> None:
     shape, mesh = make_shape(family), lone_mesh(make_layout(precision=precision))

@@ -211,8 +211,8 @@ def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
 
 
 def test_a_layout_that_the_trainer_cannot_run_says_why() -> None:
-    layout = make_layout(precision="fp16", vpp=2)
-    with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: vpp=2 .*fp16"):
+    layout = make_layout(pp=3, sequence_parallel=True)
+    with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: num_layers=2 .*pp=3"):
         probe(make_request(layout=layout))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout, Precision, Recompute
+from search_spaces.layout import RECOMPUTE_MODES, Layout, Precision, Recompute
 from search_spaces.trainer_support import PRECISIONS_SUPPORTED
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
@@ -91,9 +91,9 @@ def test_transport_errors_are_told_from_causes(error: Exception, transport: bool
 
 
 def test_unsupported_names_every_reason_with_its_numbers() -> None:
-    layout = Layout(tp=3, pp=3, vpp=2, sequence_parallel=True, precision="fp16")
+    layout = Layout(tp=3, pp=3, vpp=2, sequence_parallel=True)
     reasons = " | ".join(unsupported(layout, make_shape()))
-    for text in ("vpp=2", "sequence_parallel", "fp16", "num_layers=2", "num_heads=4", "tp=3"):
+    for text in ("vpp=2", "sequence_parallel", "num_layers=2", "num_heads=4", "tp=3"):
         assert text in reasons
     assert unsupported(make_layout(tp=2, pp=2, dp=2, zero_stage=1), make_shape()) == []
 
@@ -117,8 +117,7 @@ def test_the_trainer_runs_what_the_search_space_says_it_does(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tp": 3}, {"pp": 4}, {"vpp": 2, "pp": 1}]
-    + [{"precision": p} for p in PRECISIONS if p not in PRECISIONS_SUPPORTED],
+    [{"tp": 3}, {"pp": 4}, {"vpp": 2, "pp": 1}],
     ids=str,
 )
 def test_what_the_trainer_cannot_run_is_unsupported(changes: dict[str, Any]) -> None:

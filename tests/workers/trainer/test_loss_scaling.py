@@ -1,0 +1,214 @@
+"""fp16: the scale of the loss, and steps that are skipped because gradients overflowed."""
+
+from __future__ import annotations
+
+import io
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.trainer.cases import (
+    CPU,
+    initial_weights,
+    largest_difference,
+    largest_ratio,
+    make_layout,
+    make_shape,
+    make_training,
+    relative_l2,
+    train,
+)
+from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from tests.workers.trainer.test_parity import CLIPPED, FAMILIES, SGD
+from tests.workers.trainer.test_probe import make_request, measured, probe
+from workers.trainer import optimizer
+from workers.trainer.errors import LossDivergedError
+from workers.trainer.loss_scaling import LossScaler
+from workers.trainer.measure import rehearse
+from workers.trainer.mesh import build_mesh
+from workers.trainer.progress import print_event
+from workers.trainer.training import Training
+
+TOO_LARGE = 2.0**60
+AXES = pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"tp": 2},
+        {"pp": 2},
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 1},
+        {"tp": 2, "sequence_parallel": True},
+        pytest.param({"dp": 4, "zero_stage": 1, "zero_replicas": 2}, marks=pytest.mark.slow),
+        pytest.param({"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+
+
+def test_an_overflow_halves_the_scale_and_skips_the_step() -> None:
+    scaler = LossScaler(scale=1024.0, good_steps=7)
+    assert scaler.update(math.inf)
+    assert (scaler.scale, scaler.good_steps) == (512.0, 0)
+    assert scaler.update(math.nan)
+    assert scaler.scale == 256.0
+    assert not scaler.update(3.0)
+    assert (scaler.scale, scaler.good_steps) == (256.0, 1)
+
+
+def test_good_steps_in_a_row_double_the_scale() -> None:
+    scaler = LossScaler(scale=8.0, growth_interval=3)
+    scales = []
+    for norm in (1.0, 1.0, math.inf, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        scaler.update(norm)
+        scales.append(scaler.scale)
+    assert scales == [8.0, 8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 16.0]
+
+
+def test_an_overflow_at_the_smallest_scale_is_a_divergence() -> None:
+    scaler = LossScaler(scale=1.5)
+    assert scaler.update(math.inf)
+    assert scaler.scale == 1.0
+    with pytest.raises(LossDivergedError, match="inf at loss scale 1, the smallest"):
+        scaler.update(math.inf)
+
+
+@FAMILIES
+@AXES
+def test_fp16_follows_fp32_within_its_precision(family: str, axes: dict[str, Any]) -> None:
+    """Measured: 1.3e-4, 2.3e-4 and 9.5e-4."""
+    shape = make_shape(family)
+    found, expected = (
+        train(shape, make_layout(precision="fp16", **axes)),
+        train(shape, make_layout()),
+    )
+    assert largest_difference(found.losses, expected.losses) < 5e-4
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-3
+    assert relative_l2(found.weights, expected.weights) < 3e-3
+
+
+@pytest.mark.parametrize("settings", [SGD, CLIPPED], ids=["sgd", "clipped"])
+def test_the_scale_is_divided_out_before_clipping_and_the_update(settings: Any) -> None:
+    """AdamW alone would forgive gradients that are 65,536 times too large."""
+    shape = make_shape("gpt", tied_embeddings=True)
+    start = initial_weights(shape)
+    axes = {"dp": 2, "zero_stage": 1}
+    found = train(shape, make_layout(precision="fp16", **axes), settings)
+    expected = train(shape, make_layout(**axes), settings)
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-3
+    moved = {name: value - start[name] for name, value in found.weights.items()}
+    should = {name: value - start[name] for name, value in expected.weights.items()}
+    assert relative_l2(moved, should) < 1e-2
+
+
+def state(training: Training) -> list[torch.Tensor]:
+    return [t.clone() for t in (training.flat.weights, *training.optimizer.state_tensors)]
+
+
+@AXES
+def test_a_skipped_step_changes_nothing_but_the_scale(axes: dict[str, Any]) -> None:
+    layout = make_layout(precision="fp16", **axes)
+
+    def work(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        skipping, fresh = (make_training(make_shape(), mesh=mesh) for _ in range(2))
+        scaler = skipping.optimizer.scaler
+        assert scaler is not None
+        for training in (skipping, fresh):
+            training.step(training.batch(0))
+        before = state(skipping)
+        scaler.scale = TOO_LARGE
+        stats = skipping.step(skipping.batch(1))
+        assert not math.isfinite(stats.grad_norm)
+        assert (stats.is_skipped, stats.loss_scale, scaler.scale) == (
+            True,
+            TOO_LARGE,
+            TOO_LARGE / 2,
+        )
+        assert all(torch.equal(a, b) for a, b in zip(before, state(skipping), strict=True))
+        scaler.scale = 2.0**16
+        assert skipping.step(skipping.batch(2)) == fresh.step(fresh.batch(2))
+        assert all(torch.equal(a, b) for a, b in zip(state(skipping), state(fresh), strict=True))
+        return stats.loss
+
+    assert len(set(run_ranks(layout.num_devices, work))) == 1
+
+
+@AXES
+def test_an_overflow_on_one_rank_skips_the_step_on_every_rank(axes: dict[str, Any]) -> None:
+    layout = make_layout(precision="fp16", **axes)
+
+    def work(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        training = make_training(make_shape(), mesh=mesh)
+        run = training.pipeline.run
+        if rank == layout.num_devices - 1:
+            training.pipeline.run = (  # type: ignore[method-assign]
+                lambda batch, gradient_scale: run(batch, gradient_scale=TOO_LARGE)
+            )
+        before = state(training)
+        stats = training.step(training.batch(0))
+        assert all(torch.equal(a, b) for a, b in zip(before, state(training), strict=True))
+        assert training.optimizer.scaler is not None
+        return stats.is_skipped, training.optimizer.scaler.scale
+
+    assert set(run_ranks(layout.num_devices, work)) == {(True, 2.0**15)}
+
+
+def test_a_rehearsal_leaves_no_trace_in_the_scale() -> None:
+    def work(rank: int) -> Any:
+        training = make_training(make_shape(), make_layout(precision="fp16"))
+        rehearse(training, limit_bytes=None)
+        assert training.optimizer.scaler == LossScaler()
+        training.optimizer.scaler.scale = TOO_LARGE  # so that the rehearsal overflows
+        rehearse(training, limit_bytes=None)
+        return training.optimizer.scaler
+
+    assert run_ranks(1, work) == [LossScaler()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_else_is_scaled(precision: str) -> None:
+    training = make_training(make_shape(), make_layout(precision=precision))
+    assert training.optimizer.scaler is None
+    stats = training.step(training.batch(0))
+    assert (stats.loss_scale, stats.is_skipped) == (1.0, False)
+
+
+def test_a_probe_counts_the_steps_that_were_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "LossScaler", partial(LossScaler, scale=2.0**25))
+    layout = make_layout(precision="fp16", dp=2, zero_stage=1)
+    found = measured(make_request(layout=layout, iterations=12))
+    norms = [iteration.grad_norm for iteration in found.iterations]
+    skipped = [norm is None for norm in norms]
+    assert found.skipped_steps == sum(skipped) > 1
+    assert skipped == sorted(skipped, reverse=True), "the scale settles"
+    assert all(math.isfinite(iteration.loss) for iteration in found.iterations)
+
+
+def test_a_probe_that_skipped_every_timed_step_has_diverged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optimizer, "LossScaler", partial(LossScaler, scale=TOO_LARGE))
+    sentence = "LossDivergedError: the gradients of all 3 timed steps overflowed in fp16"
+    with pytest.raises(RanksFailedError, match=sentence):
+        probe(make_request(layout=make_layout(precision="fp16")))
+
+
+def test_the_log_of_a_job_says_that_a_step_was_skipped() -> None:
+    event = {"event": "step", "index": 3, "loss": 4.0, "tokens_per_s": 100.0, "mfu": 0.1}
+    stream = io.StringIO()
+    print_event({**event, "grad_norm": None, "loss_scale": 65536.0}, stream=stream)
+    assert "loss 4.0000  skipped: gradients overflowed at loss scale 65536  " in stream.getvalue()
+
+
+def test_the_state_of_fp16_is_that_of_bf16() -> None:
+    def state_bytes(precision: str) -> list[int]:
+        training = make_training(make_shape(), make_layout(precision=precision))
+        assert training.flat.weights.device == CPU
+        return [tensor.nbytes for tensor in training.persistent_tensors()]
+
+    assert state_bytes("fp16") == state_bytes("bf16")
