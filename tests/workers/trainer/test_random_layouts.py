@@ -1,0 +1,109 @@
+"""The same loss under every layout: random legal layouts, drawn by hypothesis.
+
+What is legal is what the search space's own rules say, so that a knob whose range is opened there
+is trained here.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from search_spaces.cluster import detect_local_cpu
+from search_spaces.layout import RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.rules import ALL_SCOPES
+from search_spaces.space import SearchSpace, enumerate_legal
+from tests.workers.trainer.cases import (
+    largest_difference,
+    largest_ratio,
+    make_layout,
+    make_shape,
+    relative_l2,
+    train,
+)
+from workers.trainer.optimizer import OptimizerSettings
+
+GLOBAL_BATCH = 8
+NUM_STEPS = 4
+
+MODELS = [
+    make_shape("gpt", num_layers=4, tied_embeddings=True),
+    make_shape("llama", num_layers=4),
+    make_shape("llama", num_layers=4, num_kv_heads=1, tied_embeddings=True),
+]
+CLIPPING = [None, 0.5]
+"""The second is below every gradient norm of these models, so that each step is clipped."""
+
+
+SPACE = SearchSpace(
+    global_batch_size=GLOBAL_BATCH,
+    tp=(1, 2, 4, 8),
+    pp=(1, 2, 4, 8),
+    dp=(1, 2, 4, 8),
+    vpp=(1, 2, 4),
+    micro_batch_size=(1, 2, 4),
+    zero_stage=ZERO_STAGES,
+    zero_replicas=(1, 2, 4),
+    recompute=RECOMPUTE_MODES,
+    sequence_parallel=(False, True),
+)
+
+
+@functools.cache
+def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
+    """Every layout of the space on so many ranks, which need not be cores of this machine."""
+    legal = enumerate_legal(SPACE, model, detect_local_cpu(), scopes=ALL_SCOPES - {"machine"})
+    layouts = [legal.layout(index) for index in range(len(legal))]
+    return [layout for layout in layouts if layout.num_devices == num_devices]
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, sizes: tuple[int, ...]) -> tuple[ModelShape, Layout, float | None]:
+    model = draw(st.sampled_from(MODELS))
+    legal = legal_layouts(model, num_devices=draw(st.sampled_from(sizes)))
+    # By its degrees first: else those with the most variants would be nearly all that is drawn.
+    degrees = draw(st.sampled_from(sorted({(x.tp, x.pp, x.dp, x.vpp) for x in legal})))
+    layout = draw(st.sampled_from([x for x in legal if (x.tp, x.pp, x.dp, x.vpp) == degrees]))
+    return model, layout, draw(st.sampled_from(CLIPPING))
+
+
+def assert_trains_as_one_process(model: ModelShape, layout: Layout, clip: float | None) -> None:
+    optimizer = OptimizerSettings(clip_grad_norm=clip)
+    found = train.__wrapped__(model, layout, optimizer, NUM_STEPS)
+    expected = train(model, make_layout(), optimizer, NUM_STEPS)
+    assert largest_difference(found.losses, expected.losses) < 1e-5
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
+    assert relative_l2(found.weights, expected.weights) < 1e-4
+
+
+def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
+    """Else the tests below would not try what they are there for."""
+    four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
+    eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
+    for layouts in (four, eight):
+        for knob in ("tp", "pp", "dp", "micro_batch_size", "zero_stage"):
+            assert len({getattr(layout, knob) for layout in layouts}) > 1, knob
+        assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
+        assert {layout.sequence_parallel for layout in layouts} == {False, True}
+        assert {layout.vpp for layout in layouts} >= {1, 2}
+        assert {layout.zero_replicas for layout in layouts} >= {1, 2}
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(sizes=(2, 4)))
+def test_random_layouts_train_as_one_process(case: tuple[ModelShape, Layout, float | None]) -> None:
+    assert_trains_as_one_process(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(sizes=(2, 4, 8)))
+def test_many_random_layouts_train_as_one_process(
+    case: tuple[ModelShape, Layout, float | None],
+) -> None:
+    assert_trains_as_one_process(*case)
