@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from search_spaces.cluster import Cluster
     from search_spaces.model_shape import ModelShape
     from workers.trainer.job import TrainJob
+    from workers.trainer.progress import Progress
 
 _GIB: Final = 1 << 30
 _MOST_GB: Final = 1 << 20
@@ -187,56 +188,66 @@ def probe(
 )
 @click.option("--steps", type=int, help="Steps, instead of the job's own.")
 @click.option("--warmup", type=int, help="First steps that do not count, instead of the job's.")
+@click.option(
+    "--log", type=click.Path(path_type=Path), help="File that a JSON line a step is appended to."
+)
 @click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr."
 )
-def train(config: Path, steps: int | None, warmup: int | None, cluster: str, as_json: bool) -> None:
-    """Run an exported training job on this machine, or as one rank under torchrun."""
+def train(
+    config: Path,
+    steps: int | None,
+    warmup: int | None,
+    log: Path | None,
+    cluster: str,
+    as_json: bool,
+) -> None:
+    """Run a training job on this machine, or as one rank under torchrun or srun.
+
+    A job that saves checkpoints goes on from the newest one.
+    """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _train_as_rank(config, steps, warmup, as_json=as_json)
+        _train_as_rank(config, as_json=as_json, steps=steps, warmup=warmup, log=log)
     from workers.errors import WorkerError
     from workers.trainer.errors import TrainerError
     from workers.trainer.job import read_job
-    from workers.trainer.progress import print_event
+    from workers.trainer.progress import Progress
 
     try:
         job = read_job(config, steps=steps, warmup=warmup)
         job.refuse_unusable()
+        progress = Progress(stream=sys.stderr if as_json else sys.stdout, log=log)
     except TrainerError as error:
         _refuse(str(error))
     machine = _machine(cluster)
     _refuse_illegal(job.layout, job.model, machine)
     try:
-        result = _train_here(job, machine, as_json=as_json)
+        result = _train_here(job, machine, progress)
     except WorkerError as error:
         _fail(str(error))
     if as_json:
+        progress.record(result)
         click.echo(json.dumps(result))
     else:
-        print_event(result, stream=sys.stdout)
+        progress(result)
 
 
-def _train_as_rank(
-    config: Path, steps: int | None, warmup: int | None, *, as_json: bool
-) -> NoReturn:
+def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
     """One rank of those that torchrun has started: the trainer's own command."""
     from workers.trainer.train import main
 
-    given = {"--steps": steps, "--warmup": warmup}
-    flags = [f"{name}={value}" for name, value in given.items() if value is not None]
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     status = main([f"--config={config}", *flags, *(["--json"] if as_json else [])])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # tearing a gloo group down can hang once the job is done
 
 
-def _train_here(job: TrainJob, machine: Cluster, *, as_json: bool) -> Any:
+def _train_here(job: TrainJob, machine: Cluster, progress: Progress) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
     from workers.launchers.local import local_launcher
-    from workers.trainer.progress import print_event
 
-    stream = sys.stderr if as_json else sys.stdout
     with local_launcher(machine) as launcher:
         if job.layout.num_devices > launcher.devices_per_node:
             click.echo(
@@ -244,11 +255,7 @@ def _train_here(job: TrainJob, machine: Cluster, *, as_json: bool) -> Any:
                 "devices; expect fewer tokens/s than were measured",
                 err=True,
             )
-        end = launcher.train(
-            job.to_mapping(),
-            on_event=lambda event: print_event(event, stream=stream),
-            cancelled=_never,
-        )
+        end = launcher.train(job.to_mapping(), on_event=progress, cancelled=_never)
     if end.result is None:
         if end.log_tail:
             click.echo(end.log_tail, err=True)

@@ -12,13 +12,18 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
+from workers.trainer.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointRecord,
+    CheckpointSettings,
+)
 from workers.trainer.errors import TrainerError, TrainJobInvalidError
 from workers.trainer.token_file import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1
 
-_PATHS: Final = (("data", "tokens"),)
+_PATHS: Final = (("data", "tokens"), ("checkpoint", "directory"))
 """Fields of the document that are paths."""
 
 
@@ -48,6 +53,8 @@ class TrainJob:
     """Largest norm of the global gradient; None: no clipping, as in a probe."""
     data: TokenFileSettings | None = None
     """The token file; None: synthetic tokens, as in a probe."""
+    checkpoint: CheckpointSettings | None = None
+    """Where and how often to save; None: never."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
@@ -95,7 +102,8 @@ class TrainJob:
                 values[name] = kind.from_mapping(values[name])
             except (SearchSpaceError, TypeError) as error:
                 raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
-        values["data"] = _read_part(TokenFileSettings, "data", values.get("data"))
+        for name, part in (("data", TokenFileSettings), ("checkpoint", CheckpointSettings)):
+            values[name] = _read_part(part, name, values.get(name))
         return cls(**values)
 
     def refuse_unusable(self) -> None:
@@ -103,8 +111,33 @@ class TrainJob:
 
         Raises:
             TokenFileInvalidError: the token file can't be trained on.
+            CheckpointInvalidError: no checkpoint can be written, or the newest one can't be used.
         """
         self.open_token_file()
+        if self.checkpoint is not None:
+            CheckpointDirectory(self.checkpoint.directory).mark().unlink(missing_ok=True)
+            self.newest_checkpoint()
+
+    def newest_checkpoint(self) -> tuple[Path, CheckpointRecord] | None:
+        """The newest whole checkpoint of this job, from which it goes on, and what it is of.
+
+        Raises:
+            CheckpointInvalidError: it can't be read, or is of another job.
+        """
+        if self.checkpoint is None:
+            return None
+        newest = CheckpointDirectory(self.checkpoint.directory).newest()
+        if newest is not None:
+            path, record = newest
+            record.refuse_other_job(
+                path, model=self.model, seed=self.seed, tokens=self.describe_tokens()
+            )
+        return newest
+
+    def describe_tokens(self) -> dict[str, Any] | None:
+        """What a checkpoint remembers of the token file; None: the tokens are synthetic."""
+        file = self.open_token_file()
+        return None if file is None else file.describe()
 
     def open_token_file(self, *, first_step: int = 0, first_sample: int = 0) -> TokenFile | None:
         """The job's tokens, from a step on before which so many samples were taken.

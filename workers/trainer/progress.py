@@ -1,14 +1,58 @@
-"""What a training job says while it runs, for people. Nothing here needs torch."""
+"""What a training job says while it runs, to people and to a log. Nothing here needs torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, TextIO
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Self, TextIO
+
+from workers.trainer.errors import TrainJobInvalidError
+
+_BYTE_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Progress:
+    """Prints each event as a line for people, and appends it to a log as a line of JSON.
+
+    Args:
+        stream: where people read.
+        log: file of JSON lines that is appended to; None: none.
+
+    Raises:
+        TrainJobInvalidError: the log can't be opened.
+    """
+
+    def __init__(self, *, stream: TextIO, log: Path | None = None) -> None:
+        self._stream, self._files = stream, ExitStack()
+        self._log: TextIO | None = None
+        if log is not None:
+            try:
+                self._log = self._files.enter_context(log.open("a"))
+            except OSError as error:
+                raise TrainJobInvalidError(f"the log {log} can't be written: {error}") from error
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        print_event(event, stream=self._stream)
+        self.record(event)
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Appends an event to the log alone."""
+        if self._log is not None:
+            self._log.write(json.dumps({"event": "result", **event}) + "\n")
+            self._log.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
 
 
 def print_event(event: Mapping[str, Any], *, stream: TextIO) -> None:
-    """Prints one line of what `run_train` reported (a step), or of what it returned (the result)."""
-    stream.write(f"{_step(event) if event.get('event') == 'step' else _result(event)}\n")
+    """Prints one line of what `run_train` reported, or of what it returned (the result)."""
+    stream.write(f"{_LINES[event.get('event', 'result')](event)}\n")
     stream.flush()
 
 
@@ -23,7 +67,39 @@ def _step(event: Mapping[str, Any]) -> str:
     )
 
 
+def _resume(event: Mapping[str, Any]) -> str:
+    return (
+        f"resuming from {event['path']}, saved after {event['step']} of {event['steps']} steps "
+        f"under {event['layout']}"
+    )
+
+
+def _checkpoint(event: Mapping[str, Any]) -> str:
+    size = float(event["bytes"])
+    unit = 0
+    while size >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"saved {event['path']} ({size:,.1f} {_BYTE_UNITS[unit]} in {event['seconds']:.1f} s)"
+
+
+def _note(event: Mapping[str, Any]) -> str:
+    return f"note: {event['message']}"
+
+
 def _result(result: Mapping[str, Any]) -> str:
+    if not result["steps"]:
+        return f"nothing to do: all {result['first_step']} steps had been taken"
+    if result["tokens_per_s"] is None:
+        return f"tokens/s: not measured ({result['steps']} steps, all of them warm-up)"
     timed = result["steps"] - result["warmup"]
     shared = "; ranks shared devices" if result["oversubscribed"] else ""
     return f"tokens/s: {result['tokens_per_s']:,.0f} (median of {timed} steps{shared})"
+
+
+_LINES: Final = {
+    "step": _step,
+    "resume": _resume,
+    "checkpoint": _checkpoint,
+    "note": _note,
+    "result": _result,
+}

@@ -12,7 +12,6 @@ from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from workers.trainer.capabilities import refuse_unsupported
 from workers.trainer.context import RankContext
-from workers.trainer.data import SampleSource
 from workers.trainer.errors import RankContextInvalidError
 from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.mesh import build_mesh
@@ -32,8 +31,6 @@ class SessionSettings:
     memory_limit_bytes: int | None = None
     timeout_s: float = 1800.0
     """How long a collective waits for a peer."""
-    source: SampleSource | None = None
-    """Where tokens come from; None: synthetic ones."""
 
 
 def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
@@ -65,12 +62,7 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
         )
         enforce_limit(settings.memory_limit_bytes, device)
     return Training(
-        settings.model,
-        mesh,
-        seed=settings.seed,
-        device=device,
-        settings=settings.optimizer,
-        source=settings.source,
+        settings.model, mesh, seed=settings.seed, device=device, settings=settings.optimizer
     )
 
 

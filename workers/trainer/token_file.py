@@ -138,6 +138,10 @@ class TokenFile:
             self._refuse(int(positions[outside][0]), int(ids[outside][0]))
         return ids
 
+    def describe(self) -> dict[str, Any]:
+        """What tells this file from another: the number of its tokens, and their type."""
+        return {"number": len(self.tokens), "dtype": self.tokens.dtype.name}
+
     def _order(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which samples of the file are drawn as number so and so, counted over all epochs."""
         epochs, places = np.divmod(drawn, self.num_samples)

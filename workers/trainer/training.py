@@ -51,14 +51,12 @@ class Training:
         seed: int,
         device: torch.device,
         settings: OptimizerSettings,
-        source: SampleSource | None = None,
     ) -> None:
-        """Builds the rank's share; batches come from the source, else they are synthetic."""
         layout = mesh.layout
         dtype = COMPUTE_DTYPES[layout.precision]
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
         self.settings = settings
-        self.source = source or SyntheticTokens(shape=shape, seed=seed)
+        self.source: SampleSource = SyntheticTokens(shape=shape, seed=seed)
         self.model = RankModel(shape, mesh, recompute=layout.recompute)
         self.flat = FlatBuffers(
             self.model, mesh, dtype=dtype, device=device, seed=seed, shared=self.model.tied_weight
