@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow bench-enumerate clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate clean
 
 install: $(INSTALLED)
 
@@ -53,6 +53,9 @@ test: check
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m "slow and not gpu"
+
+test-gpu: $(INSTALLED)
+	$(BIN)/pytest -m gpu
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate

@@ -76,7 +76,7 @@ class Environment:
     device: str
     """Name of the device."""
     backend: str
-    """Communication library: gloo, nccl (also RCCL)."""
+    """Communication library: gloo, nccl or rccl."""
     python_version: str
     torch_version: str
     numpy_version: str

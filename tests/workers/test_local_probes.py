@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -185,6 +188,47 @@ def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: Lo
     for _ in range(20):
         assert run(launcher, request).state == "completed"
         assert ranks_of(nodes) == []
+
+
+def test_a_zygote_that_has_run_probes_has_touched_no_device(
+    launcher: GroupLauncher, nodes: LocalNodes
+) -> None:
+    """A driver that is initialised before a fork is broken after it, and a thread is lost."""
+    assert run(launcher, make_request()).state == "completed"
+    zygote = psutil.Process(nodes.ranks.pids["zygote"])
+    assert zygote.num_threads() == 1
+    opened = [str(fd.readlink()) for fd in Path(f"/proc/{zygote.pid}/fd").iterdir()]
+    assert [
+        name for name in opened if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))
+    ] == []
+
+
+def test_what_a_zygote_imports_loads_no_device_library_beyond_torchs_own() -> None:
+    program = """
+import re, sys
+from pathlib import Path
+import torch
+
+def device_libraries():
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    names = r"cuda|cudnn|cublas|nccl|nvidia|nvrtc|hip|hsa|rocm|rccl|miopen"
+    return {name for name in mapped if re.search(names, Path(name).name)}
+
+before = device_libraries()
+import workers.zygote
+workers.zygote.load_entry("workers.rank:main")
+print(device_libraries() - before, torch.cuda.is_initialized())
+print(len(list(Path("/proc/self/task").iterdir())))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert found.stdout.splitlines() == ["set() False", "1"], found.stdout
 
 
 def test_a_lost_zygote_is_a_lost_node_and_the_next_probe_gets_another(

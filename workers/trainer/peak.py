@@ -17,7 +17,9 @@ DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
     "V100": {"fp32": 15.7, "fp16": 125.0},
     "A100": {"fp32": 19.5, "bf16": 312.0, "fp16": 312.0},
     "H100 PCIe": {"fp32": 51.0, "bf16": 756.0, "fp16": 756.0},
+    "H100 NVL": {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
     "H100": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
+    "H200 NVL": {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
     "H200": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
     "MI250X": {"fp32": 47.9, "bf16": 191.5, "fp16": 191.5},
     "MI300X": {"fp32": 163.4, "bf16": 1307.4, "fp16": 1307.4},
@@ -38,13 +40,16 @@ def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
     A GPU's is looked up by its name; a CPU's, and that of a GPU which no table knows, is the best
     of repeated square matrix products, on the threads that the calling process has.
     """
-    if device == "cuda":
-        name = torch.cuda.get_device_name()
-        for known in sorted(DENSE_PEAK_TFLOPS, key=len, reverse=True):
-            if known in name and precision in DENSE_PEAK_TFLOPS[known]:
-                return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
+    known = known_device(torch.cuda.get_device_name()) if device == "cuda" else None
+    if known is not None and precision in DENSE_PEAK_TFLOPS[known]:
+        return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
     tflops = max(_measured_tflops(device, precision, size) for size in _SIZES[device])
     return tflops, f"{MEASURED} ({precision})"
+
+
+def known_device(name: str) -> str | None:
+    """The table's entry for a device of this name, as torch gives it; the most exact one."""
+    return max((known for known in DENSE_PEAK_TFLOPS if known in name), key=len, default=None)
 
 
 def _measured_tflops(device: str, precision: Precision, size: int) -> float:

@@ -6,16 +6,19 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from torch import distributed as dist
 
 from search_spaces.measurement import Breakdown
+from search_spaces.presets.clusters import CLUSTER_PRESETS
 from tests.workers.trainer.cases import CPU, make_layout
 from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.breakdown import break_down, breakdown_of, median_breakdown
 from workers.trainer.errors import ResultImplausibleError
 from workers.trainer.failure import classify
-from workers.trainer.peak import MEASURED
+from workers.trainer.measure import backend_of
+from workers.trainer.peak import DENSE_PEAK_TFLOPS, MEASURED, known_device
 from workers.trainer.stopwatch import PARTS, Part
 from workers.trainer.timing import TimedStep
 from workers.trainer.training import StepStats
@@ -113,3 +116,37 @@ def test_a_measured_peak_that_is_passed_is_measured_again_on_every_rank(
         RanksFailedError, match=r"ResultImplausibleError: .* over its peak of 2e-06"
     ):
         measured(request, **context)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("AMD Instinct MI250X", "MI250X"),
+        ("AMD Instinct MI250X/MI250", "MI250X"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_devices_are_known_by_the_names_that_torch_gives_them(name: str, known: str | None) -> None:
+    assert known_device(name) == known
+
+
+def test_the_tables_half_of_an_mi250x_is_the_presets() -> None:
+    """torch shows each of its two dies as a device."""
+    peaks = {precision: 1e12 * peak for precision, peak in DENSE_PEAK_TFLOPS["MI250X"].items()}
+    assert peaks == pytest.approx(dict(CLUSTER_PRESETS["frontier"].peak_flops_per_s))
+
+
+def test_a_rocm_build_says_that_rccl_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend_of(CPU) == "gloo"
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert backend_of(device) == "nccl"
+    monkeypatch.setattr(torch.version, "hip", "6.2.41133")
+    assert backend_of(device) == "rccl"

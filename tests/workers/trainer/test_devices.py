@@ -1,0 +1,172 @@
+"""What must hold on every device: on the CPU here, on GPUs where there are any (`make test-gpu`).
+
+Bounds on GPUs are those of the CPU: fp32 products are full fp32 (no TF32), and the models are small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from tests.workers.trainer.cases import (
+    ADAMW,
+    largest_difference,
+    largest_ratio,
+    make_layout,
+    make_shape,
+)
+from tests.workers.trainer.devices import DEVICES, make_context, on_gpus, on_ranks, train_on
+from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.test_parity import reference
+from workers.trainer.attention import causal_attention
+from workers.trainer.failure import classify
+from workers.trainer.measure import peak_memory, rehearse
+from workers.trainer.probe import run_probe
+from workers.trainer.training import Training
+
+STEPS = 5
+WIDE = make_shape(
+    num_layers=4, hidden_size=256, ffn_hidden_size=512, seq_length=256, vocab_size=2048
+)
+
+
+@DEVICES
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_one_device_follows_the_reference_in_fp32(device: str, family: str) -> None:
+    shape = make_shape(family)
+    losses, grad_norms = train_on(device, shape, make_layout(), steps=STEPS)
+    expected = reference(shape, ADAMW)
+    assert largest_difference(losses, expected.losses[:STEPS]) < 1e-5
+    assert largest_ratio(grad_norms, expected.grad_norms[:STEPS]) < 1e-5
+    assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
+
+
+@DEVICES
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_one_device_follows_fp32_within_its_precision(
+    device: str, family: str, precision: str
+) -> None:
+    shape = make_shape(family)
+    losses, grad_norms = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
+    expected = reference(shape, ADAMW)
+    assert largest_difference(losses, expected.losses[:STEPS]) < 1e-2
+    assert largest_ratio(grad_norms, expected.grad_norms[:STEPS]) < 3e-2
+
+
+@pytest.mark.parametrize("device", ["cpu", on_gpus(2, "cuda")])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"tp": 2},
+        {"tp": 2, "sequence_parallel": True},
+        {"pp": 2},
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 1},
+    ],
+    ids=str,
+)
+def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
+    """Over gloo, NCCL or RCCL: whichever the device has."""
+    shape = make_shape("llama")
+    losses, grad_norms = train_on(device, shape, make_layout(**axes), steps=STEPS)
+    alone_losses, alone_grad_norms = train_on(device, shape, make_layout(), steps=STEPS)
+    assert largest_difference(losses, alone_losses) < 1e-5
+    assert largest_ratio(grad_norms, alone_grad_norms) < 1e-5
+
+
+@pytest.mark.parametrize("device", [on_gpus(4, "cuda")])
+@pytest.mark.parametrize("axes", [{"tp": 2, "pp": 2}, {"pp": 2, "dp": 2, "zero_stage": 1}], ids=str)
+def test_four_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
+    """On CPU ranks test_parity does the same."""
+    test_two_devices_train_as_one_does(device, axes)
+
+
+@DEVICES
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_peak_is_what_the_estimate_says(device: str, precision: str) -> None:
+    """A GPU's allocator gives out temporaries of operators and a matmul workspace, too."""
+    layout = Layout(micro_batch_size=4, num_microbatches=2, precision=precision)
+
+    def work(training: Training) -> tuple[int, int | None]:
+        if device == "cpu":
+            return rehearse(training, limit_bytes=None), None
+        training.step(training.batch(0))
+        torch.cuda.reset_peak_memory_stats(training.device)
+        training.step(training.batch(1))
+        memory = peak_memory(training, None)
+        return memory.by_stage[0], memory.reserved_by_stage[0]
+
+    peak_bytes, reserved_bytes = on_ranks(WIDE, layout, device, work)[0]
+    estimate = float(peak_memory_bytes(layout, WIDE).item())
+    workspace = 0 if device == "cpu" else 64 << 20
+    assert 0.95 * estimate < peak_bytes < 1.25 * estimate + workspace
+    assert reserved_bytes is None or reserved_bytes >= peak_bytes
+
+
+@DEVICES
+def test_a_step_that_does_not_fit_reads_as_out_of_memory(device: str) -> None:
+    """Weights and states fit below the limit, the activations of 64 sequences do not."""
+    layout = Layout(micro_batch_size=64, num_microbatches=1)
+    limit_bytes = int(float(peak_memory_bytes(layout, WIDE).item()) / 2)
+
+    def work(training: Training) -> str:
+        try:
+            if device == "cpu":
+                rehearse(training, limit_bytes=limit_bytes)
+            training.step(training.batch(0))
+        except RuntimeError as error:
+            return classify(error)
+        return "it fitted"
+
+    found = on_ranks(WIDE, layout, device, work, memory_limit_bytes=limit_bytes)
+    assert found == ["out_of_memory"]
+
+
+@DEVICES
+@pytest.mark.parametrize("num_kv_heads", [8, 2])
+def test_attention_is_fused(device: str, num_kv_heads: int) -> None:
+    """With every other kernel forbidden, the flash kernel takes what the model hands in."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def work(rank: int) -> float:
+        torch.manual_seed(0)
+        q_BNSD = torch.randn(2, 8, 128, 64, device=device, dtype=dtype)
+        k_BKSD, v_BKSD = torch.randn(2, 2, num_kv_heads, 128, 64, device=device, dtype=dtype)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            fused = causal_attention(q_BNSD, k_BKSD, v_BKSD)
+        with sdpa_kernel(SDPBackend.MATH):
+            plain = causal_attention(q_BNSD, k_BKSD, v_BKSD)
+        return float((fused - plain).abs().max())
+
+    assert run_ranks(1, work)[0] < (1e-5 if device == "cpu" else 3e-2)
+
+
+@DEVICES
+def test_a_probe_says_where_its_time_went(device: str) -> None:
+    layout = Layout(micro_batch_size=2, num_microbatches=1)
+    request = ProbeRequest(model=WIDE, layout=layout, iterations=3)
+
+    def work(rank: int, store: Any) -> Any:
+        result = run_probe(request, make_context(rank, 1, store, device), lambda event: None)
+        assert result is not None
+        return result
+
+    result = run_ranks(1, work, own_group=True)[0]
+    m = result.measurement
+    assert result.environment.backend in ({"gloo"} if device == "cpu" else {"nccl", "rccl"})
+    assert m.memory_kind == ("logical" if device == "cpu" else "allocated")
+    assert len(m.peak_reserved_bytes_by_stage) == (0 if device == "cpu" else 1)
+    parts = m.breakdown
+    assert parts is not None
+    assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
+    assert min(parts.compute_s, parts.optimizer_s) > 0
+    assert (parts.tp_s, parts.pp_s, parts.dp_s) == (0, 0, 0)
+    # The device's clock and the host's are not the same one.
+    assert parts.unexplained_s > -0.01 * m.step_time_s
