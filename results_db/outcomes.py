@@ -50,7 +50,7 @@ _TEACHES_NOTHING: Final = ("node_lost", "cancelled")
 """Reasons that say nothing about the layout."""
 
 _RATE_TOLERANCE: Final = 1e-6
-"""How far tokens_per_s may be from tokens_per_step over step_time_s: rounding, nothing more."""
+"""How far two figures that follow from each other may be apart: rounding, nothing more."""
 
 
 class Outcomes(StorePart):
@@ -207,4 +207,11 @@ def _check(measurement: Measurement, trial: Trial) -> None:
             f"the measurement has tokens_per_s={measurement.tokens_per_s}, which is not "
             f"tokens_per_step={measurement.tokens_per_step} over "
             f"step_time_s={measurement.step_time_s}"
+        )
+    rate = measurement.tokens_per_s_per_device * trial.num_devices
+    if not math.isclose(rate, measurement.tokens_per_s, rel_tol=_RATE_TOLERANCE):
+        raise MeasurementInvalidError(
+            f"the measurement has tokens_per_s_per_device={measurement.tokens_per_s_per_device}, "
+            f"which is not tokens_per_s={measurement.tokens_per_s} over the {trial.num_devices} "
+            "devices of the layout"
         )

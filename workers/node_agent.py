@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from search_spaces.machine import usable_cores
 from workers.json_lines import Document
 from workers.node_ranks import NodeRanks
 from workers.processes import die_with_parent
@@ -34,7 +35,7 @@ class NodeAgent:
         self._ranks.wait_until_ready()
         return {
             "name": socket.gethostname(),
-            "num_cores": len(os.sched_getaffinity(0)),
+            "num_cores": usable_cores(),
             "pids": {"agent": os.getpid(), **self._ranks.pids},
         }
 

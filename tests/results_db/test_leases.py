@@ -228,7 +228,8 @@ def test_a_waiting_trial_is_too_large_when_no_worker_that_is_there_can_run_it(
 def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store, num_nodes=2)
-    trial = store.add_trial(campaign, Layout(num_nodes=2, dp=2))
+    layout = Layout(num_nodes=2, dp=2)
+    trial = store.add_trial(campaign, layout)
     lease_one(store, worker.id)
     clock.forward(10)
     store.heartbeat(worker.id, [TrialBeat(trial_id=trial.id, attempt=1, iterations_done=1)])
@@ -237,7 +238,7 @@ def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: Turnabl
     # Heard of for 10 seconds, on two nodes.
     assert store.trial(trial.id).node_seconds == pytest.approx(20)
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 2, completed(duration_s=4))
+    store.post_outcome(trial.id, 2, completed(layout, duration_s=4))
     assert store.trial(trial.id).node_seconds == pytest.approx(28)
     assert store.campaign(campaign).node_seconds == pytest.approx(28)
     costs = [a.node_seconds for a in store.trial_detail(trial.id).attempts]

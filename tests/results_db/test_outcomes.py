@@ -226,6 +226,10 @@ def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) 
             r"tokens_per_s=1000\.0, which is not tokens_per_step=512 over step_time_s=0\.25",
         ),
         ({"tokens_per_step": 511}, "which is not tokens_per_step=511"),
+        (
+            {"tokens_per_s_per_device": 500.0},
+            r"tokens_per_s_per_device=500\.0, which is not tokens_per_s=1000\.0 over the 1 devices",
+        ),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(

@@ -224,10 +224,15 @@ def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: S
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    ids = {
-        value: run_trial(store, campaign, Layout(tp=tp), worker.id, **{objective: value})
-        for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0))
-    }
+    ids = {}
+    for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0)):
+        # The rate of a device follows from that of all.
+        figures = (
+            {"tokens_per_s": value * tp}
+            if objective == "tokens_per_s_per_device"
+            else {objective: value}
+        )
+        ids[value] = run_trial(store, campaign, Layout(tp=tp), worker.id, **figures)
     ranked = [trial.id for trial in store.leaderboard(campaign, objective)]
     assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]
 

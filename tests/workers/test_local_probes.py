@@ -243,3 +243,15 @@ def test_a_lost_zygote_is_a_lost_node_and_the_next_probe_gets_another(
     assert (outcome.state, outcome.reason) == ("failed", "node_lost")
     assert run(launcher, make_request()).state == "completed"
     assert nodes.ranks.pids["zygote"] != zygote
+
+
+def test_a_container_of_half_the_cores_holds_half_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 3)
+    nodes = LocalNodes(num_devices=8, rank_entry="tests.workers.rank_programs:main")
+    try:
+        (node,) = nodes.nodes
+        assert node.num_cores == 3
+    finally:
+        nodes.close()

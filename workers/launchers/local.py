@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from search_spaces.cluster import Cluster
+from search_spaces.machine import usable_cores
 from workers.errors import NodeLostError
 from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
@@ -31,7 +31,7 @@ class LocalNodes:
             name=socket.gethostname(),
             address=_LOOPBACK,
             num_devices=num_devices,
-            num_cores=len(os.sched_getaffinity(0)),
+            num_cores=usable_cores(),
         )
         self._nodes = (node,)
         self._rank_entry = rank_entry

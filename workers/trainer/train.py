@@ -15,6 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from search_spaces.machine import usable_cores
 from workers.trainer.capabilities import refuse_unsupported
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
@@ -145,7 +146,7 @@ def context_from_environment() -> RankContext:
     else:
         store, rank, world_size = HashStore(), 0, 1
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    devices = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
+    devices = torch.cuda.device_count() if cuda else usable_cores()
     return RankContext(
         rank=rank,
         world_size=world_size,
