@@ -92,6 +92,8 @@ def train_reference(
     weights: dict[str, Tensor],
     batches: list[tuple[Tensor, Tensor]],
     make_optimizer: object,
+    *,
+    clip_grad_norm: float | None = None,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, gradient norms and final weights over these global batches (ids, targets)."""
     model = ReferenceModel(shape, weights)
@@ -101,7 +103,8 @@ def train_reference(
         optimizer.zero_grad()
         loss = model(ids, targets)
         loss.backward()
-        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+        limit = float("inf") if clip_grad_norm is None else clip_grad_norm
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
         losses.append(loss.item())
     return losses, norms, model.named_weights()

@@ -55,20 +55,62 @@ def test_parameters_lie_in_reverse_order() -> None:
     assert all(a.end <= b.start for a, b in itertools.pairwise(slots))
 
 
-def test_sharded_weights_and_gradients_are_views_of_the_own_share() -> None:
+@pytest.mark.parametrize(
+    ("axes", "group"),
+    [
+        ({"dp": 2}, 1),
+        ({"dp": 2, "zero_stage": 1}, 2),
+        ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, 2),
+        ({"dp": 4, "zero_stage": 1, "zero_replicas": 2}, 2),
+        ({"pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1}, 2),
+    ],
+    ids=str,
+)
+def test_owned_weights_and_gradients_are_views_of_the_buffers_and_replicas_stay_equal(
+    axes: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat, "BUCKET_ELEMENTS", 4000)
+    layout, shape = make_layout(**axes), make_shape(num_layers=4, tied_embeddings=True)
+
+    def work(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=True)
+        training = make_training(shape, mesh=mesh)
+        assert len(training.flat.plan.buckets) > 3
+        for step in range(2):
+            assert_aliased(training)
+            assert_owned(training, mesh.place.dp_rank % group, group)
+            training.step(training.batch(step))
+        assert_aliased(training)
+        assert_owned(training, mesh.place.dp_rank % group, group)
+        return mesh.place.pp_rank, training.flat.weights.float().numpy()
+
+    results = run_ranks(layout.num_devices, work)
+    for stage in range(layout.pp):
+        first, *others = (weights for place, weights in results if place == stage)
+        assert len(others) == layout.dp - 1
+        assert all((first == other).all() for other in others)
+
+
+def assert_owned(training: Training, shard: int, num_shards: int) -> None:
+    buffers, optimizer = training.flat, training.optimizer
+    size, is_fp32 = buffers.weights.element_size(), buffers.weights.dtype == torch.float32
+    for index, bucket in enumerate(buffers.plan.buckets):
+        share = bucket.share(num_shards, shard)
+        weights, gradients = optimizer.weights[index], optimizer.gradients[index]
+        assert weights.data_ptr() == buffers.weights.data_ptr() + share.start * size
+        assert gradients.data_ptr() == buffers.gradients.data_ptr() + share.start * 4
+        assert len(weights) == len(gradients) == share.end - share.start
+        assert (optimizer.masters[index] is weights) == is_fp32, "fp32 needs no second copy"
+
+
+def test_a_share_of_the_optimizer_is_half_of_it() -> None:
     layout = make_layout(dp=2, zero_stage=1)
 
     def work(rank: int) -> Any:
         mesh = build_mesh(rank, layout, tied_embeddings=False)
         training = make_training(make_shape(), mesh=mesh)
-        flat, optimizer = training.flat, training.optimizer
-        share = flat.plan.buckets[0].share(2, rank)
-        assert optimizer.weights[0].data_ptr() == flat.weights.data_ptr() + share.start * 4
-        assert optimizer.gradients[0].data_ptr() == flat.gradients.data_ptr() + share.start * 4
-        assert optimizer.masters[0] is optimizer.weights[0], "fp32 needs no second copy"
-        training.step(training.batch(0))
-        assert_aliased(training)
-        return share.end - share.start, sum(t.nbytes for t in optimizer.state_tensors)
+        share = training.flat.plan.buckets[0].share(2, rank)
+        return share.end - share.start, sum(t.nbytes for t in training.optimizer.state_tensors)
 
     shapes = run_ranks(2, work)
     assert shapes[0] == shapes[1]

@@ -18,7 +18,6 @@ from tests.workers.trainer.cases import (
 )
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.test_parity import (
-    CLIPPED,
     SGD,
     assert_same_training,
     reference,
@@ -69,23 +68,6 @@ def test_shard_groups_train_as_the_reference_does(family: str) -> None:
         )
         < 1e-4
     )
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        pytest.param({"tp": 2, "sequence_parallel": True}, marks=pytest.mark.slow),
-        pytest.param({"pp": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_clipping_counts_each_share_of_a_group_once(axes: dict[str, Any]) -> None:
-    shape = make_shape("gpt", tied_embeddings=True)
-    alone = train(shape, make_layout(), CLIPPED)
-    assert min(alone.grad_norms) > 0.5, "nothing was clipped"
-    layout = make_layout(dp=4, zero_stage=1, zero_replicas=2, **axes)
-    assert_same_training(train(shape, layout, CLIPPED), alone)
 
 
 def test_a_group_keeps_one_copy_of_the_states() -> None:

@@ -1,0 +1,97 @@
+"""Clipping: by the norm of the whole model's gradient, each parameter counted once, everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workers.trainer.cases import (
+    initial_weights,
+    largest_difference,
+    largest_ratio,
+    make_layout,
+    make_shape,
+    relative_l2,
+    train,
+)
+from tests.workers.trainer.test_parity import CLIPPED, assert_same_training, reference
+from workers.trainer.optimizer import OptimizerSettings
+
+CLIPPED_SGD = OptimizerSettings(kind="sgd", learning_rate=0.1, clip_grad_norm=0.5)
+"""Moves the weights by what is left of the gradient, which AdamW's division would hide."""
+
+
+def layouts(*axes: dict[str, Any], slow: tuple[dict[str, Any], ...] = ()) -> Any:
+    marked = [pytest.param(each, marks=pytest.mark.slow) for each in slow]
+    return pytest.mark.parametrize("axes", [*axes, *marked], ids=str)
+
+
+COMBINATIONS = layouts(
+    {},
+    {"tp": 2},
+    {"pp": 2},
+    {"pp": 2, "vpp": 2},
+    {"dp": 2},
+    {"dp": 2, "zero_stage": 1},
+    {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"tp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True},
+    {"pp": 2, "dp": 2, "zero_stage": 1},
+    slow=(
+        {"tp": 2, "pp": 2},
+        {"tp": 2, "pp": 2, "vpp": 2, "sequence_parallel": True},
+        {"pp": 2, "dp": 2},
+        {"pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1},
+        {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True},
+        {"tp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2, "sequence_parallel": True},
+        {"pp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2},
+    ),
+)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@COMBINATIONS
+def test_clipped_gradients_move_the_weights_as_the_references_do(
+    axes: dict[str, Any], tied: bool
+) -> None:
+    shape = make_shape("gpt", num_layers=4, tied_embeddings=tied)
+    expected, found = reference(shape, CLIPPED_SGD), train(shape, make_layout(**axes), CLIPPED_SGD)
+    assert min(expected.grad_norms) > 0.5, "nothing was clipped"
+    assert largest_difference(found.losses, expected.losses) < 1e-5
+    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
+    start = initial_weights(shape)
+    moved = {name: value - start[name] for name, value in found.weights.items()}
+    should = {name: value - start[name] for name, value in expected.weights.items()}
+    assert relative_l2(moved, should) < 1e-4
+
+
+@layouts(
+    {"tp": 2, "dp": 2, "zero_stage": 1},
+    {"tp": 2, "pp": 2, "sequence_parallel": True},
+    {"pp": 2, "vpp": 2, "dp": 2},
+)
+def test_clipping_sees_the_norm_of_the_whole_model_under_adamw(axes: dict[str, Any]) -> None:
+    shape = make_shape("llama", num_layers=4, tied_embeddings=True)
+    expected = reference(shape, CLIPPED)
+    assert min(expected.grad_norms) > 0.5, "nothing was clipped"
+    assert_same_training(train(shape, make_layout(**axes), CLIPPED), expected)
+
+
+def test_clipping_scales_the_update_to_the_limit() -> None:
+    settings = OptimizerSettings(kind="sgd", learning_rate=1.0, clip_grad_norm=0.5)
+    shape = make_shape("llama")
+    start, run = initial_weights(shape), train(shape, make_layout(), settings, 1)
+    moved = sum(float((run.weights[n] - start[n]).double().square().sum()) for n in start)
+    assert moved**0.5 == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_gradient_within_the_limit_is_left_alone() -> None:
+    shape = make_shape("llama")
+    for kind in ("adamw", "sgd"):
+        loose = OptimizerSettings(kind=kind, clip_grad_norm=1e6)  # type: ignore[arg-type]
+        free = OptimizerSettings(kind=kind)  # type: ignore[arg-type]
+        assert (
+            train(shape, make_layout(), loose, 3).losses
+            == train(shape, make_layout(), free, 3).losses
+        )
