@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-trainer clean
 
 install: $(INSTALLED)
 
@@ -59,6 +59,9 @@ test-gpu: $(INSTALLED)
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate
+
+bench-trainer: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_trainer --record
 
 clean:
 	rm -rf $(VENV) demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,60 +1,116 @@
 """The trainer beside its peers: a bare single-process model, and a torch-native composition.
 
-Run as `make bench-trainer`, or `python -m benchmarks.bench_trainer`. It prints as it goes; with
-`--record` it writes the section "Trainer" of `benchmarks/RESULTS.md`. `--cell` and `--precision`
-choose a part, for work on the trainer.
+Run as `make bench-trainer`, or `python -m benchmarks.bench_trainer --record`: eight minutes on two
+cores. It prints as it goes; `--record` writes the section "Trainer" of `benchmarks/RESULTS.md`.
+`--cell` and `--precision` choose a part, for work on the trainer.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from benchmarks.forked_ranks import RankFailedError, restart_with_rank_environment
-from benchmarks.results_file import describe_machine
-from benchmarks.side_by_side import LossesDifferError, Ratio
-from benchmarks.trainer_cells import Cell, CellResult, make_layout, measure_cell
+from benchmarks.results_file import describe_machine, record
+from benchmarks.side_by_side import LossesDifferError
+from benchmarks.trainer_cells import (
+    MICRO_BATCH_SIZE,
+    MODEL,
+    NUM_MICROBATCHES,
+    Cell,
+    make_layout,
+    measure_cell,
+    optimizer_bytes,
+)
+from benchmarks.trainer_start import (
+    ProbeNotCompletedError,
+    breakdown_figures,
+    start_figures,
+    warm_launcher,
+)
+from benchmarks.trainer_table import (
+    Figure,
+    cells_table,
+    memory_figure,
+    render,
+    single_rank_figures,
+)
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
-NAN: Final = float("nan")
-_ROUNDS: Final[dict[Precision, int]] = {"fp32": 8, "bf16": 10}
+NOTHING: Final = float("nan")
 
+_TENSOR_PARALLEL: Final = (
+    "torch-native",
+    "torch-native, plain plan",
+    "torch-native, sequence plan",
+)
 ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
     "1,1,1": {
-        "fp32": {"bare": 1.05, "torch-native": NAN},
-        "bf16": {"bare": 1.05, "bare, autocast": NAN, "torch-native": NAN},
+        "fp32": {"bare": 1.05, "bare, own process": NOTHING, "torch-native": NOTHING},
+        "bf16": {
+            "bare": 1.05,
+            "bare, own process": NOTHING,
+            "torch-native": NOTHING,
+            "torch-native, autocast": NOTHING,
+        },
     },
-    "2,1,1": {"fp32": {"torch-native": 1.35}, "bf16": {"torch-native": 1.6}},
+    "2,1,1": {
+        "fp32": dict.fromkeys(_TENSOR_PARALLEL, 1.35),
+        "bf16": dict.fromkeys(_TENSOR_PARALLEL, 1.6),
+    },
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
 }
 """By tp,pp,dp, by precision, by peer: how many times longer the peer should take."""
 
+ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
+    "fp32": {
+        "1,1,1": 6,
+        "2,1,1": 6,
+        "1,2,1": 10,
+        "1,1,2": 8,
+        "1,2,1,2": 6,
+        "2,2,1": 3,
+        "2,1,2": 3,
+        "1,2,2": 3,
+    },
+    "bf16": {"1,1,1": 8, "2,1,1": 8, "1,2,1": 12, "1,1,2": 10},
+}
+"""Rounds of each cell of the whole table."""
+
 
 def main() -> None:
-    """Prints what was asked for."""
-    restart_with_rank_environment()
+    """Prints, and records, what was asked for."""
     arguments = _arguments()
+    chosen = bool(arguments.cell or arguments.precision)
+    if arguments.record and (chosen or arguments.rounds):
+        _refuse("--record is for the whole table; leave --cell, --precision and --rounds away")
     try:
-        cells = [
-            make_cell(name, precision)
-            for precision in arguments.precision or PRECISIONS
-            for name in arguments.cell or ASKED
-        ]
+        cells = _cells(arguments)
     except (SearchSpaceError, ValueError) as error:
         _refuse(str(error))
-    print(describe_machine("torch", "numpy"), flush=True)
+    restart_with_rank_environment()
+    machine = describe_machine("torch", "numpy")
+    print(machine, end="\n\n", flush=True)
     try:
-        for cell in cells:
-            rounds = arguments.rounds or _ROUNDS[cell.layout.precision]
-            for line in describe(measure_cell(cell, num_rounds=rounds)):
-                print(line, flush=True)
-    except (RankFailedError, LossesDifferError) as error:
+        text = _measure(cells, everything=not chosen)
+    except (RankFailedError, LossesDifferError, ProbeNotCompletedError) as error:
         sys.exit(str(error))
+    if arguments.record:
+        record("Trainer", f"`make bench-trainer`; {machine}.\n\n{text}")
+
+
+def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
+    cells = []
+    for precision in arguments.precision or PRECISIONS:
+        for name in arguments.cell or ALL_CELLS[precision]:
+            rounds = arguments.rounds or ALL_CELLS[precision].get(name, 6)
+            cells.append((make_cell(name, precision), rounds))
+    return cells
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
@@ -68,41 +124,65 @@ def make_cell(name: str, precision: Precision) -> Cell:
     if len(parts) not in (3, 4) or not all(part.isdecimal() for part in parts):
         raise ValueError(f"cell {name!r} is not tp,pp,dp or tp,pp,dp,vpp, such as 2,1,1")
     tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
-    asked = ASKED.get(name, {}).get(precision, {"torch-native": NAN})
+    asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
     layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision)
     return Cell(layout=layout, asked=asked, by_cpu_time=tp * pp * dp > 2)
 
 
-def describe(result: CellResult) -> Iterator[str]:
-    """A cell's result for people, one line a peer."""
-    cell, ours = result.cell, result.series["ours"]
-    peak = ""
-    if result.peak_tflops:
-        share = result.tflops_per_rank / result.peak_tflops
-        peak = f" of {result.peak_tflops * 1e3:.1f}, {share:.1%}"
-    yield (
-        f"{cell.name} {cell.layout.precision}: ours {ours.step_time_s * 1e3:.0f} ms a step, "
-        f"{ours.cpu_time_s:.2f} CPU s, {result.tflops_per_rank * 1e3:.1f} GFLOP/s a rank{peak}"
-    )
-    for peer in cell.asked:
-        found, series = result.ratio(peer), result.series[peer]
-        yield (
-            f"  {peer}: {series.step_time_s * 1e3:.0f} ms, {series.cpu_time_s:.2f} CPU s; "
-            f"{shown(found)}; losses within {result.loss_differences[peer]:.0e}"
-        )
+def _measure(cells: Sequence[tuple[Cell, int]], *, everything: bool) -> str:
+    """Measures one thing after the other, and prints each as soon as it is known."""
+    results, figures = [], []
+
+    def add(figure: Figure) -> None:
+        figures.append(figure)
+        print(" | ".join(figure.cells()), flush=True)
+
+    for cell, rounds in cells:
+        result = measure_cell(cell, num_rounds=rounds)
+        header, rule, *rows = cells_table([result]).splitlines()
+        print("\n".join(rows if results else [header, rule, *rows]), flush=True)
+        results.append(result)
+        if cell.layout.num_devices == 1:
+            for figure in single_rank_figures(result):
+                add(figure)
+    if everything:
+        for precision in PRECISIONS:
+            whole, sharded = (
+                optimizer_bytes(make_layout(precision=precision, dp=2, zero_stage=stage))
+                for stage in (0, 1)
+            )
+            add(memory_figure(whole, sharded, precision))
+        with warm_launcher() as launcher:
+            for figure in (*start_figures(launcher, MODEL), *breakdown_figures(launcher)):
+                add(figure)
+    return render(results, figures, _NOTES)
 
 
-def shown(found: Ratio) -> str:
-    return (
-        f"{found.of_medians:.3f} (pairs {found.of_pairs:.3f}, {found.q25:.3f} to {found.q75:.3f})"
-    )
+_NOTES: Final = {
+    "Model": f"Llama, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, {MODEL.num_heads} heads, "
+    f"FFN {MODEL.ffn_hidden_size}, vocabulary {MODEL.vocab_size}, sequence {MODEL.seq_length}; "
+    f"{NUM_MICROBATCHES} micro-batches of {MICRO_BATCH_SIZE} a replica; the same weights and tokens",
+    "Ratios": "how many times longer the peer takes; steps alternate on the same batches within the "
+    "same ranks, one core each, from barrier to barrier, the slowest rank's; four ranks on two cores "
+    "have no wall time worth comparing: there it is the processor time of all ranks. What is asked is "
+    "held against the pairs' median",
+    "bare": "in the trainer's own process, hence with its allocator settings; as a bf16 model beside "
+    "fp32 master weights, which is faster than autocast. `own process`: with the allocator's defaults",
+    "torch-native": "`parallelize_module`, `torch.distributed.pipelining`, DDP with "
+    "ZeroRedundancyOptimizer. For tensor parallelism the fastest plan of three, one "
+    "`PrepareModuleInput` before the layers that share an input; the plain plan converts for each "
+    "layer, the sequence plan is torchtitan's. In bf16 with DDP: autocast, whose gradients are fp32",
+}
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-trainer", description=__doc__.splitlines()[0])
-    parser.add_argument("--cell", action="append", metavar="TP,PP,DP", help="This cell alone.")
+    parser.add_argument(
+        "--cell", action="append", metavar="TP,PP,DP[,VPP]", help="this cell alone; repeatable"
+    )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
-    parser.add_argument("--rounds", type=_count, help="Timed steps of each implementation.")
+    parser.add_argument("--rounds", type=_count, help="timed steps of each implementation")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     return parser.parse_args()
 
 
@@ -113,7 +193,7 @@ def _count(text: str) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
+    print(f"bench-trainer: {message}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import torch
-
-from benchmarks.bare_model import BareLoop
+from benchmarks.bare_model import BareLoop, MixedPrecision
+from benchmarks.bare_process import BareProcess
 from benchmarks.forked_ranks import run_ranks
 from benchmarks.side_by_side import (
     Ratio,
@@ -97,20 +96,14 @@ class CellResult:
         return flops / self.series["ours"].step_time_s / 1e12
 
 
-def make_layout(
-    *, precision: Precision, tp: int = 1, pp: int = 1, dp: int = 1, vpp: int = 1
-) -> Layout:
+def make_layout(*, precision: Precision, **degrees: int) -> Layout:
     """A cell's layout: replicas shard the optimizer's states, as the peer's ZeRO does."""
-    return Layout(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        vpp=vpp,
-        zero_stage=1 if dp > 1 else 0,
-        precision=precision,
-        micro_batch_size=MICRO_BATCH_SIZE,
-        num_microbatches=NUM_MICROBATCHES,
-    )
+    defaults = {
+        "zero_stage": 1 if degrees.get("dp", 1) > 1 else 0,
+        "micro_batch_size": MICRO_BATCH_SIZE,
+        "num_microbatches": NUM_MICROBATCHES,
+    }
+    return Layout(precision=precision, **{**defaults, **degrees})
 
 
 def measure_cell(cell: Cell, *, num_rounds: int) -> CellResult:
@@ -140,7 +133,7 @@ def _run_sides(cell: Cell, ctx: RankContext, num_rounds: int) -> tuple[dict[str,
     training = open_our_training(cell.layout, ctx)
     sides: dict[str, Step] = {"ours": _our_step(training)}
     for name in cell.asked:
-        sides[name] = _PEERS[name](cell.layout)
+        sides[name] = PEERS[name](cell.layout)
     best = 0.0
 
     def measure_peak() -> None:
@@ -168,7 +161,7 @@ def _our_step(training: Training) -> Step:
     return step
 
 
-def _bare(mixed: str) -> Callable[[Layout], Step]:
+def _bare(mixed: MixedPrecision) -> Callable[[Layout], Step]:
     def make(layout: Layout) -> Step:
         loop = BareLoop(
             MODEL, precision=layout.precision, seed=SEED, settings=OPTIMIZER, mixed=mixed
@@ -178,17 +171,25 @@ def _bare(mixed: str) -> Callable[[Layout], Step]:
     return make
 
 
-def _native(layout: Layout) -> Step:
-    from benchmarks.torch_native import NativeLoop  # a second of imports, in peers' ranks alone
+def _native(**options: Any) -> Callable[[Layout], Step]:
+    def make(layout: Layout) -> Step:
+        from benchmarks.torch_native import NativeLoop  # a second of imports, in its ranks alone
 
-    return NativeLoop(MODEL, layout, seed=SEED, settings=OPTIMIZER).step
+        return NativeLoop(MODEL, layout, seed=SEED, settings=OPTIMIZER, **options).step
+
+    return make
 
 
-_PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
+PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
     "bare": _bare("masters"),
     "bare, autocast": _bare("autocast"),
-    "torch-native": _native,
+    "bare, own process": lambda layout: BareProcess(layout).step,
+    "torch-native": _native(),
+    "torch-native, autocast": _native(mixed="autocast"),
+    "torch-native, plain plan": _native(plan="plain"),
+    "torch-native, sequence plan": _native(plan="sequence"),
 }
+"""What the trainer can run beside."""
 
 
 def optimizer_bytes(layout: Layout) -> list[int]:
@@ -199,7 +200,3 @@ def optimizer_bytes(layout: Layout) -> list[int]:
         return sum(state.nbytes for state in training.optimizer.state_tensors)
 
     return run_ranks(layout.num_devices, work)
-
-
-def torch_version() -> str:
-    return torch.__version__

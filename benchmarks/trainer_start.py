@@ -1,0 +1,172 @@
+"""What a probe costs beside its iterations, what its iterations spend where, and torchrun's start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from benchmarks.trainer_cells import MODEL, make_layout
+from benchmarks.trainer_table import Figure
+from search_spaces.cluster import detect_local_cpu
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.outcome import Measurement, Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+from workers.json_lines import Document
+from workers.launchers.base import Launcher
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import LocalNodes
+from workers.trainer.measure import quartiles
+
+BEYOND_S: Final = 0.5
+"""Most seconds of a probe beside its iterations."""
+TORCHRUN_TIMES: Final = 5
+UNEXPLAINED: Final = 0.05
+"""Most of an iteration that its parts may leave unexplained."""
+
+
+class ProbeNotCompletedError(Exception):
+    """A probe of the benchmark did not complete."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCost:
+    """What a probe needs from its request to the end of its last process."""
+
+    wall_s: float
+    iterations_s: float
+    """Warm-up and timed iterations."""
+    memory_iteration_s: float
+    """The step that counts memory, of the slowest rank."""
+    measurement: Measurement
+
+    @property
+    def beyond_s(self) -> float:
+        """Everything but iterations: forks, rendezvous, weights, tokens, reports, the end."""
+        return self.wall_s - self.iterations_s - self.memory_iteration_s
+
+
+@contextmanager
+def warm_launcher() -> Iterator[Launcher]:
+    """The launcher of `layout-tuner probe`, whose ranks also say how long they counted memory."""
+    cluster = detect_local_cpu()
+    nodes = LocalNodes(
+        num_devices=cluster.devices_per_node, rank_entry="benchmarks.clocked_rank:main"
+    )
+    launcher = GroupLauncher(nodes, cluster, allow_sharing=True)
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
+
+def probe_cost(
+    launcher: Launcher, model: ModelShape, layout: Layout, *, iterations: int, repeats: int
+) -> ProbeCost:
+    """The probe whose cost is the median of some; one before them makes everything warm.
+
+    Raises:
+        ProbeNotCompletedError: it did not complete.
+    """
+    request = ProbeRequest(model=model, layout=layout, iterations=iterations)
+    costs = [_run(launcher, request) for _ in range(repeats + 1)][1:]
+    return sorted(costs, key=lambda cost: cost.beyond_s)[len(costs) // 2]
+
+
+def _run(launcher: Launcher, request: ProbeRequest) -> ProbeCost:
+    memory_s: list[float] = []
+
+    def note(event: Document) -> None:
+        if event["event"] == "memory_iteration":
+            memory_s.append(event["seconds"])
+
+    started = time.perf_counter()
+    outcome = launcher.run(request, on_event=note, cancelled=lambda: False)
+    wall_s = time.perf_counter() - started
+    measurement = _measured(outcome)
+    return ProbeCost(
+        wall_s=wall_s,
+        iterations_s=sum(iteration.step_time_s for iteration in measurement.iterations),
+        memory_iteration_s=max(memory_s),
+        measurement=measurement,
+    )
+
+
+def _measured(outcome: Outcome) -> Measurement:
+    if outcome.measurement is None:
+        raise ProbeNotCompletedError(f"a probe ended as {outcome.state}: {outcome.message}")
+    return outcome.measurement
+
+
+def torchrun_start_s(num_ranks: int, *, repeats: int) -> float:
+    """Seconds that torchrun needs for an empty job, from its start to its end; the median."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
+    job = Path(__file__).with_name("empty_job.py")
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run(
+            [*command, "--standalone", str(job)],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        seconds.append(time.perf_counter() - started)
+    return quartiles(seconds)[1]
+
+
+def start_figures(launcher: Launcher, model: ModelShape) -> list[Figure]:
+    """What a probe of two ranks costs beyond its iterations, and torchrun's start beside it."""
+    layout = make_layout(precision="fp32", dp=2, num_microbatches=1)
+    costs = {
+        shape.name: probe_cost(launcher, shape, layout, iterations=1, repeats=3)
+        for shape in (model, model_preset("tiny"))
+    }
+    figures = [
+        Figure(
+            name=f"a probe beyond its iterations, 2 ranks, warm zygote, {name}",
+            asked=f"under {BEYOND_S} s",
+            measured=f"{cost.beyond_s:.3f} s of {cost.wall_s:.2f} s",
+            reached=cost.beyond_s < BEYOND_S,
+        )
+        for name, cost in costs.items()
+    ]
+    torchrun_s, beyond_s = torchrun_start_s(2, repeats=3), costs[model.name].beyond_s
+    times = torchrun_s / beyond_s
+    torchrun = Figure(
+        name="torchrun's start of an empty 2-rank job over that",
+        asked=f"{TORCHRUN_TIMES} times",
+        measured=f"{times:.1f} times: {torchrun_s:.2f} s",
+        reached=times >= TORCHRUN_TIMES,
+    )
+    return [*figures, torchrun]
+
+
+def breakdown_figures(launcher: Launcher) -> list[Figure]:
+    """What the breakdown of an iteration leaves unexplained, a layout of two ranks each."""
+    figures = []
+    for axis in ("tp", "pp", "dp"):
+        layout = make_layout(precision="fp32", **{axis: 2})
+        request = ProbeRequest(model=MODEL, layout=layout, iterations=3)
+        breakdown = _run(launcher, request).measurement.breakdown
+        if breakdown is None:
+            raise ProbeNotCompletedError(f"a probe with {axis}=2 took no breakdown of its steps")
+        parts = {f.name.removesuffix("_s"): getattr(breakdown, f.name) for f in fields(breakdown)}
+        shares = {name: part / sum(parts.values()) for name, part in parts.items()}
+        said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        figures.append(
+            Figure(
+                name=f"unexplained by the breakdown of an iteration, {axis}=2",
+                asked=f"under {UNEXPLAINED:.0%}",
+                measured=f"{shares['unexplained']:.2%} ({said})",
+                reached=abs(shares["unexplained"]) < UNEXPLAINED,
+            )
+        )
+    return figures

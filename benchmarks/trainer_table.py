@@ -1,0 +1,123 @@
+"""The trainer's table: what is asked, what was measured, and whether that is enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.results_file import table
+from benchmarks.side_by_side import Ratio
+from benchmarks.trainer_cells import CellResult
+from search_spaces.layout import Precision
+
+NATIVE_SHARE: Final = 0.95
+"""Of the bare model's speed on one rank: what torch-native must reach to be worth comparing."""
+PEAK_SHARES: Final[dict[Precision, float]] = {"fp32": 0.78, "bf16": 0.35}
+"""Of the core's matmul peak, on one rank; bf16's is meant of a core with AMX."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One number that is asked for."""
+
+    name: str
+    asked: str
+    measured: str
+    reached: bool | None
+    """None: nothing is asked."""
+
+    def cells(self) -> tuple[str, ...]:
+        return self.name, self.asked, self.measured, verdict(self.reached)
+
+
+def verdict(reached: bool | None) -> str:
+    """A word for the table."""
+    return "" if reached is None else "yes" if reached else "**no**"
+
+
+def cells_table(results: Sequence[CellResult]) -> str:
+    """A row a cell and peer."""
+    header = (
+        *("tp,pp,dp", "precision", "against", "asked", "medians", "pairs (quartiles)", "reached"),
+        *("ours", "peer", "CPU s ours", "CPU s peer", "losses within"),
+    )
+    return table(header, [row for result in results for row in _rows(result)])
+
+
+def _rows(result: CellResult) -> list[tuple[str, ...]]:
+    rows, ours = [], result.series["ours"]
+    for peer, asked in result.cell.asked.items():
+        found, series = result.ratio(peer), result.series[peer]
+        nothing = math.isnan(asked)
+        rows.append(
+            (
+                result.cell.name,
+                result.cell.layout.precision,
+                peer + (" (CPU s)" if result.cell.by_cpu_time else ""),
+                "" if nothing else f"{asked:.2f}",
+                f"{found.of_medians:.3f}",
+                spread(found),
+                verdict(None if nothing else found.of_pairs >= asked),
+                f"{ours.step_time_s * 1e3:.0f} ms",
+                f"{series.step_time_s * 1e3:.0f} ms",
+                f"{ours.cpu_time_s:.2f}",
+                f"{series.cpu_time_s:.2f}",
+                f"{result.loss_differences[peer]:.0e}",
+            )
+        )
+    return rows
+
+
+def spread(found: Ratio) -> str:
+    """The median of the pairs between their quartiles."""
+    return f"{found.of_pairs:.3f} ({found.q25:.3f} to {found.q75:.3f})"
+
+
+def single_rank_figures(result: CellResult) -> list[Figure]:
+    """What cell 1,1,1 says beside its ratios: the share of the peak, and whether the peer is one."""
+    precision, figures = result.cell.layout.precision, []
+    if result.peak_tflops is not None:
+        share, asked = result.tflops_per_rank / result.peak_tflops, PEAK_SHARES[precision]
+        figures.append(
+            Figure(
+                name=f"{precision} on one rank, of the best square matmul of the run",
+                asked=f"{asked:.0%}" + (" of an AMX peak" if precision == "bf16" else ""),
+                measured=f"{share:.1%}: {result.tflops_per_rank * 1e3:.1f} of "
+                f"{result.peak_tflops * 1e3:.1f} GFLOP/s",
+                reached=share >= asked,
+            )
+        )
+    for peer in ("torch-native", "torch-native, autocast"):
+        if peer in result.series:
+            speed = 1.0 / result.ratio(peer, to="bare").of_pairs
+            figures.append(
+                Figure(
+                    name=f"{peer} on one rank, {precision}: its speed over the bare model's",
+                    asked=f"{NATIVE_SHARE}, or its rows are void",
+                    measured=f"{speed:.3f}",
+                    reached=speed >= NATIVE_SHARE,
+                )
+            )
+    return figures
+
+
+def memory_figure(whole: Sequence[int], sharded: Sequence[int], precision: Precision) -> Figure:
+    """Optimizer bytes of the fullest rank under ZeRO stage 1 against stage 0."""
+    share, dp = max(sharded) / max(whole), len(whole)
+    return Figure(
+        name=f"ZeRO-1 optimizer bytes a rank over ZeRO-0's, dp={dp}, {precision}",
+        asked=f"1/{dp} within 2 %",
+        measured=f"{share:.4f}: {max(sharded):,} of {max(whole):,}",
+        reached=abs(share * dp - 1.0) <= 0.02,
+    )
+
+
+def render(
+    results: Sequence[CellResult], figures: Sequence[Figure], notes: Mapping[str, str]
+) -> str:
+    """The section of the results file."""
+    numbers = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
+    said = "\n".join(f"- {name}: {note}" for name, note in notes.items())
+    return "\n\n".join((cells_table(results), numbers, said))
