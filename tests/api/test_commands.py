@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
-from api.commands.display import unit
+from api.commands.display import unit, zero
 from api.errors import ServiceError
 from results_db.data_dir import DataDir
 from results_db.store import Store
@@ -292,6 +292,18 @@ def test_every_objective_has_its_unit() -> None:
         "model_tflops_per_device": "model TFLOP/s/device",
         "hardware_tflops_per_device": "hardware TFLOP/s/device",
     }
+
+
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [
+        (Layout(dp=4), "0"),
+        (Layout(dp=4, zero_stage=1), "1"),
+        (Layout(dp=4, zero_stage=1, zero_replicas=2), "1x2"),
+    ],
+)
+def test_the_leaderboard_tells_zero_groups_apart(layout: Layout, shown: str) -> None:
+    assert zero(layout) == shown
 
 
 def test_the_client_follows_pages(service, store, name: str) -> None:
