@@ -207,7 +207,9 @@ def train(
 
     A job that saves checkpoints goes on from the newest one.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    from workers.trainer.launched import is_rank
+
+    if is_rank(os.environ):
         _train_as_rank(config, as_json=as_json, steps=steps, warmup=warmup, log=log)
     from workers.errors import WorkerError
     from workers.trainer.errors import TrainerError
@@ -234,7 +236,7 @@ def train(
 
 
 def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
-    """One rank of those that torchrun has started: the trainer's own command."""
+    """One rank of those that torchrun or srun has started: the trainer's own command."""
     from workers.trainer.train import main
 
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]

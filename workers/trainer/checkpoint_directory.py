@@ -93,7 +93,7 @@ class CheckpointRecord:
     optimizer_steps: int = 0
     """Updates of the weights: steps less those that loss scaling skipped."""
     loss_scaler: Mapping[str, Any] | None = None
-    """State of fp16's loss scaling, where there was any."""
+    """Scale and good steps of fp16's loss scaling, where there was any."""
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""

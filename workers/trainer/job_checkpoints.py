@@ -67,10 +67,17 @@ class JobCheckpoints:
         from workers.trainer.checkpoint import load_state
 
         load_state(self._training, path)
-        for steps in self._training.optimizer.steps:
-            steps.fill_(record.optimizer_steps)
+        self._restore_counts(record)
         self._first_step, self._first_sample = record.step, record.samples
         return record.step, record.samples
+
+    def _restore_counts(self, record: CheckpointRecord) -> None:
+        optimizer = self._training.optimizer
+        for steps in optimizer.steps:
+            steps.fill_(record.optimizer_steps)
+        if optimizer.scaler is not None and record.loss_scaler is not None:
+            optimizer.scaler.scale = float(record.loss_scaler["scale"])
+            optimizer.scaler.good_steps = int(record.loss_scaler["good_steps"])
 
     def save_if_due(self, step: int) -> None:
         """Saves after so many steps of the job, where the settings say so, or it was the last.
@@ -107,6 +114,7 @@ class JobCheckpoints:
     def _record(self, step: int) -> CheckpointRecord:
         job, optimizer = self._job, self._training.optimizer
         taken = (step - self._first_step) * job.layout.global_batch_size
+        scaler = optimizer.scaler
         return CheckpointRecord(
             step=step,
             samples=self._first_sample + taken,
@@ -115,6 +123,9 @@ class JobCheckpoints:
             layout=job.layout,
             tokens=job.describe_tokens(),
             optimizer_steps=round(optimizer.steps[0].item()) if optimizer.steps else 0,
+            loss_scaler=None
+            if scaler is None
+            else {"scale": scaler.scale, "good_steps": scaler.good_steps},
         )
 
     def _refuse_unshared(self) -> None:

@@ -10,18 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
-
-from search_spaces.machine import usable_cores
 from workers.trainer.capabilities import refuse_unsupported
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
 from workers.trainer.errors import TrainerError
 from workers.trainer.job import TrainJob, read_job
 from workers.trainer.job_checkpoints import JobCheckpoints, Report
+from workers.trainer.launch import context_from_environment
 from workers.trainer.mesh import refuse_wrong_world
 from workers.trainer.optimizer import OptimizerSettings
 from workers.trainer.progress import Progress, print_event
@@ -104,6 +99,7 @@ def _result(
         "first_step": first_step,
         "steps": len(steps),
         "warmup": job.warmup,
+        "skipped_steps": sum(step.stats.is_skipped for step in steps),
         "oversubscribed": ctx.oversubscribed,
         "first_loss": steps[0].stats.loss if steps else None,
         "final_loss": steps[-1].stats.loss if steps else None,
@@ -134,28 +130,6 @@ def _throughput(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> Throu
         layout=job.layout,
         tokens_per_s=tokens_per_s,
         peak_tflops_per_device=peak_tflops,
-    )
-
-
-def context_from_environment() -> RankContext:
-    """This rank's place as torchrun and srun wrappers state it; alone, where nothing does."""
-    cuda = torch.cuda.is_available()
-    store: Store
-    if "RANK" in os.environ:
-        store, rank, world_size = next(iter(rendezvous("env://")))
-    else:
-        store, rank, world_size = HashStore(), 0, 1
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    devices = torch.cuda.device_count() if cuda else usable_cores()
-    return RankContext(
-        rank=rank,
-        world_size=world_size,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        store=store,
-        device="cuda" if cuda else "cpu",
-        oversubscribed=local_ranks > devices,
-        peak_tflops_per_device=None,
-        peak_source="",
     )
 
 

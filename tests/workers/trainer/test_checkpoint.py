@@ -152,6 +152,33 @@ def test_another_precision_goes_on_from_the_masters(tmp_path: Path) -> None:
     assert not torch.equal(weight, weight.bfloat16().float())
 
 
+def test_fp16_goes_on_with_its_loss_scale_to_the_bit(tmp_path: Path) -> None:
+    layout = make_layout(precision="fp16", dp=2, zero_stage=1)
+    whole = losses_of(run_job(make_job(tmp_path, layout, checkpoint=None)))
+    first, second = save_half(tmp_path, layout), run_job(make_job(tmp_path, layout))
+    assert losses_of(first) | losses_of(second) == whole
+    record = json.loads((tmp_path / "saved/step-00000008/checkpoint.json").read_text())
+    assert record["loss_scaler"] == {"scale": 2.0**16, "good_steps": 8}
+
+
+def test_skipped_steps_are_told_and_are_no_updates(tmp_path: Path) -> None:
+    """From a scale at which every gradient overflows."""
+    layout = make_layout(precision="fp16")
+    save_half(tmp_path, layout)
+    path = tmp_path / "saved/step-00000004/checkpoint.json"
+    record = json.loads(path.read_text())
+    record["loss_scaler"]["scale"] = 2.0**60
+    path.write_text(json.dumps(record))
+    *told, result = run_job(make_job(tmp_path, layout))
+    steps = [event for event in told if event["event"] == "step"]
+    assert [step["loss_scale"] for step in steps] == [2.0**60, 2.0**59, 2.0**58, 2.0**57]
+    assert all(step["grad_norm"] is None for step in steps)
+    assert result["skipped_steps"] == 4
+    record = json.loads((tmp_path / "saved/step-00000008/checkpoint.json").read_text())
+    assert (record["step"], record["optimizer_steps"]) == (8, 4)
+    assert record["loss_scaler"] == {"scale": 2.0**56, "good_steps": 0}
+
+
 def converted(folder: Path) -> dict[str, Any]:
     """The checkpoint as torch's own tool converts it, which knows nothing of this project."""
     out = folder.parent / "converted.pt"

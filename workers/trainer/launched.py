@@ -1,0 +1,60 @@
+"""What torchrun and srun say in the environment of the processes that they start. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from workers.trainer.errors import RankContextInvalidError
+
+_FIRST_PORT: Final = 20000
+_NUM_PORTS: Final = 10000
+"""Ports below those that the kernel gives to outgoing connections."""
+
+
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has started this process as one rank of several, or says so of one.
+
+    A batch script has Slurm's variables too; a task of srun has a step, or is told where to meet.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return True
+    is_task = "SLURM_PROCID" in environment and slurm_tasks(environment) > 1
+    return is_task and bool({"SLURM_STEP_ID", "SLURM_STEPID", "MASTER_ADDR"} & set(environment))
+
+
+def slurm_meeting_point(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Where the tasks of a step meet: as MASTER_ADDR and MASTER_PORT say, else on its first host.
+
+    The port follows from job and step, so that two jobs on a node meet apart.
+
+    Raises:
+        RankContextInvalidError: neither says where.
+    """
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    host = environment.get("MASTER_ADDR") or first_host(hosts)
+    if not host:
+        raise RankContextInvalidError(
+            "SLURM_PROCID is set, and neither MASTER_ADDR nor SLURM_STEP_NODELIST says where the "
+            "ranks meet; start them with srun, or set MASTER_ADDR"
+        )
+    if port := environment.get("MASTER_PORT"):
+        return host, int(port)
+    job, step = (_number(environment.get(name)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return host, _FIRST_PORT + (job * 7 + step) % _NUM_PORTS
+
+
+def first_host(hosts: str) -> str:
+    """The first host of Slurm's compact list: `node[003-007,9],login1` begins with node003."""
+    found = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,]*))?", hosts)
+    return "".join(part for part in found.groups() if part) if found else ""
+
+
+def slurm_tasks(environment: Mapping[str, str]) -> int:
+    """Tasks of the step; a step may have fewer than its job."""
+    return _number(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS"))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
