@@ -41,13 +41,13 @@ def context_from_environment() -> RankContext:
         local_rank=local_rank,
         store=store,
         device=device,
-        oversubscribed=_shares_devices(store, rank, world_size, device),
+        oversubscribed=shares_devices(store, rank, world_size, device),
         peak_tflops_per_device=None,
         peak_source="",
     )
 
 
-def _shares_devices(store: Store, rank: int, world_size: int, device: str) -> bool:
+def shares_devices(store: Store, rank: int, world_size: int, device: str) -> bool:
     """Whether the ranks of rank 0's host are more than the devices that they may use; told to rank 0.
 
     A launcher may show all of a host's devices to each rank, or its own alone, so what counts is

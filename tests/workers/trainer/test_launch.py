@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from search_spaces.layout import Layout
 from tests.workers.trainer.cases import make_shape
 from workers.trainer.errors import RankContextInvalidError
 from workers.trainer.job import TrainJob
+from workers.trainer.launch import shares_devices
 from workers.trainer.launched import first_host, is_rank, slurm_meeting_point
 
 PROGRAMS = {
@@ -108,3 +110,23 @@ def test_ranks_meet_on_the_first_host_unless_told_where() -> None:
     assert slurm_meeting_point(told) == ("here", 12)
     with pytest.raises(RankContextInvalidError, match="neither MASTER_ADDR nor"):
         slurm_meeting_point({"SLURM_JOB_ID": "1"})
+
+
+@pytest.mark.parametrize(("cores", "shared"), [(1, True), (2, False)])
+def test_ranks_that_outnumber_a_containers_cores_share_them(
+    monkeypatch: pytest.MonkeyPatch, cores: int, shared: bool
+) -> None:
+    monkeypatch.setattr("workers.trainer.launch.usable_cores", lambda: cores)
+    store = HashStore()
+    assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
+    assert shares_devices(store, 0, 2, "cpu") is shared
+
+
+def test_ranks_that_are_bound_to_a_core_each_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
+    shares_devices(store, 1, 2, "cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4})
+    assert shares_devices(store, 0, 2, "cpu") is False
+    shares_devices(store, 1, 2, "cpu")
+    assert shares_devices(store, 0, 2, "cpu") is True, "both are bound to one core"

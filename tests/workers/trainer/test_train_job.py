@@ -17,7 +17,7 @@ from tests.workers.trainer.cases import make_layout, make_shape, train
 from workers.trainer.errors import TrainJobInvalidError
 from workers.trainer.job import TrainJob, read_job
 from workers.trainer.progress import print_event
-from workers.trainer.train import context_from_environment, main
+from workers.trainer.train import main
 
 
 def make_job(**changes: Any) -> TrainJob:
@@ -207,13 +207,3 @@ def test_reading_and_printing_a_job_need_no_torch() -> None:
     )
     done = run([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("cores", "shared"), [(1, True), (2, False)])
-def test_ranks_that_outnumber_a_containers_cores_are_oversubscribed(
-    monkeypatch: pytest.MonkeyPatch, cores: int, shared: bool
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr("workers.trainer.train.usable_cores", lambda: cores)
-    assert context_from_environment().oversubscribed is shared
