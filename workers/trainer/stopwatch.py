@@ -12,7 +12,6 @@ the part that was open, as in any timeline.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,55 +24,45 @@ Part = Literal["compute", "tp", "pp", "dp", "optimizer", "idle", "unexplained"]
 the wait for the peer included. optimizer: the update. idle: waiting for every rank at a step's end.
 unexplained: what no part claims."""
 
+_Opened = Part | Literal["communication"]
+
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 class Stopwatch:
-    """Marks where one part of a step ends and the next begins; a rank keeps one for all its steps."""
+    """Marks where one part of a step ends and the next begins; a rank keeps one for all its steps.
+
+    Which part is open is worked out after the step: what is done during it is to read the clock.
+    """
 
     def __init__(
         self, device: torch.device, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._events = _Events(device) if device.type == "cuda" else None
-        self._mark: Callable[[], Any] = self._events.record if self._events else clock
-        self._marks: list[tuple[Part, Any]] = []
-        self._open: list[Part] = ["unexplained"]
+        self._clock: Callable[[], Any] = self._events.record if self._events else clock
         # On a GPU the backward pass runs in a thread of autograd's. The thread that called it is
-        # blocked meanwhile, so parts still nest; the lock only keeps a part and its mark together.
-        self._lock = threading.Lock()
+        # blocked meanwhile, so parts still nest; an append is atomic, and needs no lock.
+        self._marks: list[tuple[_Opened | None, Any]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Records every `part` of this process, of any thread, until it is left."""
         global _running
         assert _running is None, "another stopwatch is running"
-        self._marks, self._open = [], ["unexplained"]
+        self._marks = []
         if self._events is not None:
             self._events.begin()
-        self.enter("unexplained")
+        self.mark("unexplained")
         _running = self
         try:
             yield
         finally:
             _running = None
-            self.leave()
+            self.mark(None)
 
-    def enter(self, part: Part) -> None:
-        """Opens a part inside the open one."""
-        with self._lock:
-            self._open.append(part)
-            self._marks.append((part, self._mark()))
-
-    def leave(self) -> None:
-        """Goes back to the part outside."""
-        with self._lock:
-            self._open.pop()
-            self._marks.append((self._open[-1], self._mark()))
-
-    @property
-    def open_part(self) -> Part:
-        """The innermost part that is open."""
-        return self._open[-1]
+    def mark(self, opened: _Opened | None) -> None:
+        """A part is opened inside the open one, or, with None, that one is closed."""
+        self._marks.append((opened, self._clock()))
 
     def seconds(self) -> dict[Part, float]:
         """Seconds of each part of what was recorded last; waits for the device where there is one."""
@@ -81,9 +70,21 @@ class Stopwatch:
         seconds = dict.fromkeys(PARTS, 0.0)
         if self._events is not None and self._marks:
             self._marks[-1][1].synchronize()
-        for (part, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[part] += between_s(start, end)
+        open_parts: list[Part] = []
+        for (opened, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            if opened is None:
+                open_parts.pop()
+            else:
+                open_parts.append(_resolved(opened, open_parts))
+            seconds[open_parts[-1]] += between_s(start, end)
         return seconds
+
+
+def _resolved(opened: _Opened, open_parts: list[Part]) -> Part:
+    """Communication is tensor parallel's in a pass; elsewhere it belongs to the part that is open."""
+    if opened != "communication":
+        return opened
+    return "tp" if open_parts[-1] == "compute" else open_parts[-1]
 
 
 class _Events:
@@ -121,29 +122,18 @@ def _difference(start: float, end: float) -> float:
 class _PartOfStep:
     """A context that may be entered anywhere, again and again: its state is the stopwatch's."""
 
-    __slots__ = ("_part",)
+    __slots__ = ("_opened",)
 
-    def __init__(self, part: Part) -> None:
-        self._part: Part = part
+    def __init__(self, opened: _Opened) -> None:
+        self._opened: _Opened = opened
 
     def __enter__(self) -> None:
         if _running is not None:
-            _running.enter(self._part)
+            _running.mark(self._opened)
 
     def __exit__(self, *_: object) -> None:
         if _running is not None:
-            _running.leave()
-
-
-class _Communication(_PartOfStep):
-    """Tensor parallel's where a pass is computed; elsewhere it belongs to the part that is open."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        if _running is not None:
-            is_pass = _running.open_part == "compute"
-            _running.enter("tp" if is_pass else _running.open_part)
+            _running.mark(None)
 
 
 _running: Stopwatch | None = None
@@ -151,7 +141,7 @@ _running: Stopwatch | None = None
 
 _OF_PART: Final = {name: _PartOfStep(name) for name in PARTS}
 
-communication: Final = _Communication("tp")
+communication: Final = _PartOfStep("communication")
 """What a collective is counted as: inside a pass none but tensor parallel's waits, unless it says so."""
 
 

@@ -49,7 +49,7 @@ def test_one_device_follows_the_reference_in_fp32(device: str, family: str) -> N
 
 @DEVICES
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize("precision", ["bf16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_one_device_follows_fp32_within_its_precision(
     device: str, family: str, precision: str
 ) -> None:
