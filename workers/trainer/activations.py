@@ -50,7 +50,7 @@ class Rotate(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TM: Tensor) -> tuple[Tensor, None, None, None]:
-        # The gradient is the fresh concatenation of three, so nobody else reads it.
+        # The gradient is attention's own, made for this, so nobody else reads it.
         _rotate(grad_TM, ctx.cos_SD, ctx.sin_SD, ctx.num_rotated, sign=-1.0)
         return grad_TM, None, None, None
 

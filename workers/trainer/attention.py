@@ -1,14 +1,17 @@
-"""The core of attention, and its selective recomputation (arXiv:2205.05198, section 5).
+"""The core of attention, its backward pass on the CPU, and its selective recomputation.
 
-Shapes: B sequences, S positions, N and K local query and key heads, D head size.
+Shapes: B sequences, S positions, M heads of a fused projection: N local query heads, then K key and
+K value heads; D head size. In the backward pass G of the heads and C of the positions are worked on
+at once, with the E positions that those attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,33 +20,144 @@ from torch.nn import functional as F
 
 from workers.trainer.backward import gradients_of
 
+_POSITIONS_AT_ONCE: Final = 64
+_SCORES_AT_ONCE: Final = 1 << 19
+"""fp32 scores that are worked on together: 2 MiB, a core's cache or little more."""
 
-def causal_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over the positions so far; by a fused kernel where there is one."""
-    grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
-    return F.scaled_dot_product_attention(
-        q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped
+_LOG2_E: Final = math.log2(math.e)
+
+
+def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v over the positions so far, (B, S, N, D); by a fused kernel where there is one."""
+    num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
+    if _is_ours(qkv_BSMD, num_heads, num_kv_heads):
+        return _cpu_attention(qkv_BSMD)
+    heads = [num_heads, num_kv_heads, num_kv_heads]
+    q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
+    y_BNSD = F.scaled_dot_product_attention(
+        q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=num_heads != num_kv_heads
     )
+    return y_BNSD.transpose(1, 2)
+
+
+def _is_ours(qkv_BSMD: Tensor, num_heads: int, num_kv_heads: int) -> bool:
+    """Whether the backward pass is ours: on CPUs, unless queries share keys.
+
+    The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) counts for the CPU's too.
+    """
+    is_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    return qkv_BSMD.is_cpu and num_heads == num_kv_heads and is_flash
+
+
+class CpuAttention(Function):
+    """torch's flash kernel forward, and batched products of larger blocks backward.
+
+    torch's backward kernel multiplies blocks of one head; of all heads at once they are as fast as
+    large products (decision 0017). Kept: the input, the output, and each row's log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv_BSMD: Tensor) -> Tensor:
+        q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSMD.chunk(3, dim=2))
+        y_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BNSD, k_BNSD, v_BNSD, 0.0, True
+        )
+        ctx.save_for_backward(qkv_BSMD, y_BNSD, lse_BNS)
+        return y_BNSD.transpose(1, 2)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad_BSND: Tensor) -> Tensor:
+        qkv_BSMD, y_BNSD, lse_BNS = ctx.saved_tensors
+        grad_BNSD = grad_BSND.transpose(1, 2)
+        # dS = P (dP - rowsum(dP P)), and that sum is dy y^T (arXiv:2205.14135, appendix B.2).
+        dot_BNS = (grad_BNSD.float() * y_BNSD).sum(-1)
+        num_heads, seq_length = lse_BNS.shape[1:]
+        size = max(_SCORES_AT_ONCE // (_POSITIONS_AT_ONCE * seq_length), 1)
+        grad_qkv_BSMD = torch.empty_like(qkv_BSMD)
+        for sequence in range(len(qkv_BSMD)):
+            q_NSD, k_NSD, v_NSD = qkv_BSMD[sequence].transpose(0, 1).chunk(3)
+            grads_NSD = grad_qkv_BSMD[sequence].transpose(0, 1).chunk(3)
+            for first in range(0, num_heads, size):
+                some = slice(first, first + size)
+                _attend_backward(
+                    (q_NSD[some], k_NSD[some], v_NSD[some], grad_BNSD[sequence, some]),
+                    lse_BNS[sequence, some] * _LOG2_E,
+                    dot_BNS[sequence, some],
+                    tuple(grad[some] for grad in grads_NSD),
+                )
+        return grad_qkv_BSMD
+
+
+def _attend_backward(
+    inputs_GSD: tuple[Tensor, Tensor, Tensor, Tensor],
+    lse_GS: Tensor,
+    dot_GS: Tensor,
+    grads_GSD: tuple[Tensor, ...],
+) -> None:
+    """Writes the gradients of query, key and value of some heads of a sequence.
+
+    Scores and their gradients are of fp32 whatever the inputs are; probabilities are of the inputs'
+    precision in products, as in the flash kernels. lse_GS is to the base of 2, for which the
+    exponential is cheapest.
+    """
+    q_GSD, k_GSD, _, dy_GSD = inputs_GSD
+    q32_GSD, k32_GSD, v32_GSD, dy32_GSD = (value.float() for value in inputs_GSD)
+    dtype, (_, seq_length, head_size) = q_GSD.dtype, q_GSD.shape
+    scale = head_size**-0.5
+    future_CC = torch.ones(_POSITIONS_AT_ONCE, _POSITIONS_AT_ONCE, dtype=torch.bool).triu_(1)
+    dk_GSD = torch.zeros(k_GSD.shape)
+    dv_GSD = torch.zeros(k_GSD.shape)
+    for start in range(0, seq_length, _POSITIONS_AT_ONCE):
+        end = min(start + _POSITIONS_AT_ONCE, seq_length)
+        rows = slice(start, end)
+        p_GCE = torch.baddbmm(
+            lse_GS[:, rows, None],
+            q32_GSD[:, rows],
+            k32_GSD[:, :end].mT,
+            beta=-1.0,
+            alpha=scale * _LOG2_E,
+        )
+        p_GCE[:, :, rows].masked_fill_(future_CC[: end - start, : end - start], -math.inf)
+        p_GCE.exp2_()
+        ds_GCE = torch.baddbmm(
+            dot_GS[:, rows, None], dy32_GSD[:, rows], v32_GSD[:, :end].mT, beta=-1.0
+        ).mul_(p_GCE)
+        _add_product(dv_GSD[:, :end], p_GCE.to(dtype).mT, dy_GSD[:, rows])
+        ds_GCE = ds_GCE.to(dtype)
+        _add_product(dk_GSD[:, :end], ds_GCE.mT, q_GSD[:, rows])
+        torch.mul(torch.bmm(ds_GCE, k_GSD[:, :end]), scale, out=grads_GSD[0][:, rows])
+    torch.mul(dk_GSD, scale, out=grads_GSD[1])
+    grads_GSD[2].copy_(dv_GSD)
+
+
+def _add_product(sum_GED: Tensor, left_GEC: Tensor, right_GCD: Tensor) -> None:
+    if left_GEC.dtype == sum_GED.dtype:
+        sum_GED.baddbmm_(left_GEC, right_GCD)
+    else:
+        sum_GED.add_(torch.bmm(left_GEC, right_GCD))
 
 
 class RecomputedAttention(Function):
     """Attends twice instead of keeping what attention saves: query, key and value alone are kept.
 
     No communication. Where attention is fused, what it saves beside them is a number a head and
-    token; where it is not, the probabilities, S of those numbers.
+    token; where it is not, the probabilities, S of those numbers (arXiv:2205.05198, section 5).
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        ctx.save_for_backward(q_BNSD, k_BKSD, v_BKSD)
-        return causal_attention(q_BNSD, k_BKSD, v_BKSD)
+    def forward(ctx: Any, qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+        ctx.save_for_backward(qkv_BSMD)
+        ctx.num_heads = num_heads
+        return causal_attention(qkv_BSMD, num_heads)
 
     @staticmethod
-    def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor, ...]:
-        inputs = tuple(saved.detach().requires_grad_() for saved in ctx.saved_tensors)
+    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None]:
+        qkv_BSMD = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
-            y_BNSD = causal_attention(*inputs)
-        return gradients_of(y_BNSD, grad_BNSD, inputs)
+            y_BSND = causal_attention(qkv_BSMD, ctx.num_heads)
+        (grad_qkv_BSMD,) = gradients_of(y_BSND, grad_BSND, (qkv_BSMD,))
+        return grad_qkv_BSMD, None
 
 
-recomputed_attention: Callable[[Tensor, Tensor, Tensor], Tensor] = RecomputedAttention.apply
+_cpu_attention: Callable[[Tensor], Tensor] = CpuAttention.apply
+recomputed_attention: Callable[[Tensor, int], Tensor] = RecomputedAttention.apply

@@ -119,12 +119,11 @@ class Attention(nn.Module):
         qkv_TM = self.qkv(x_LH)
         if self.rotary is not None:
             qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv_BSMD = qkv_TM.view(-1, self.seq_length, sum(heads), self.head_size)
-        q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in qkv_BSMD.split(heads, dim=2))
+        num_heads = self.num_heads + 2 * self.num_kv_heads
+        qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
         attend = recomputed_attention if self.recompute_core else causal_attention
-        y_BNSD = attend(q_BNSD, k_BKSD, v_BKSD)
-        return self.out(y_BNSD.transpose(1, 2).reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
+        y_BSND = attend(qkv_BSMD, self.num_heads)
+        return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):

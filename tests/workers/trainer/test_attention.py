@@ -1,0 +1,79 @@
+"""Attention against its definition, in double precision: values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.workers.trainer.parallel_layers import drawn
+from workers.trainer import attention
+from workers.trainer.attention import causal_attention, recomputed_attention
+
+HEADS = [pytest.param(4, 4, id="a-key-a-query"), pytest.param(4, 2, id="grouped")]
+
+
+def defined(qkv: Tensor, num_heads: int) -> Tensor:
+    num_kv_heads = (qkv.shape[2] - num_heads) // 2
+    q, k, v = torch.split(qkv, (num_heads, num_kv_heads, num_kv_heads), dim=2)
+    k, v = (part.repeat_interleave(num_heads // num_kv_heads, dim=2) for part in (k, v))
+    scores = torch.einsum("bqnd,bknd->bnqk", q, k) / qkv.shape[3] ** 0.5
+    future = torch.ones(qkv.shape[1], qkv.shape[1]).triu(1).bool()
+    return torch.einsum("bnqk,bknd->bqnd", scores.masked_fill(future, -torch.inf).softmax(-1), v)
+
+
+def values_of(
+    attend: Callable[[Tensor, int], Tensor], qkv: Tensor, num_heads: int, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    x = qkv.clone().requires_grad_()
+    y = attend(x, num_heads)
+    y.backward(dy)
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
+@pytest.mark.parametrize("seq_length", [1, 16, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_and_its_gradient_are_those_of_the_definition(
+    dtype: torch.dtype, seq_length: int, num_heads: int, num_kv_heads: int
+) -> None:
+    qkv = drawn(2, seq_length, num_heads + 2 * num_kv_heads, 8, seed=0).to(dtype)
+    dy = drawn(2, seq_length, num_heads, 8, seed=1).to(dtype)
+    expected = values_of(defined, qkv.double(), num_heads, dy.double())
+    found = values_of(causal_attention, qkv, num_heads, dy)
+    for value, exact in zip(found, expected, strict=True):
+        assert value.dtype == dtype
+        bound = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+        assert float((value.double() - exact).norm() / exact.norm()) < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_is_the_same_however_few_heads_are_worked_on_at_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qkv, dy = drawn(2, 100, 15, 8, seed=0).to(dtype), drawn(2, 100, 5, 8, seed=1).to(dtype)
+    at_once = values_of(causal_attention, qkv, 5, dy)
+    for heads_at_once in (1, 2):
+        monkeypatch.setattr(attention, "_SCORES_AT_ONCE", heads_at_once * 64 * 100)
+        for value, expected in zip(values_of(causal_attention, qkv, 5, dy), at_once, strict=True):
+            torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
+def test_attention_that_is_recomputed_has_the_same_bits(num_heads: int, num_kv_heads: int) -> None:
+    qkv = drawn(2, 70, num_heads + 2 * num_kv_heads, 8, seed=0)
+    dy = drawn(2, 70, num_heads, 8, seed=1)
+    kept = values_of(causal_attention, qkv, num_heads, dy)
+    again = values_of(recomputed_attention, qkv, num_heads, dy)
+    for value, expected in zip(again, kept, strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    qkv, dy = drawn(1, 80, 6, 8, seed=0) * 10, drawn(1, 80, 2, 8, seed=1)
+    expected = values_of(defined, qkv.double(), 2, dy.double())
+    for value, exact in zip(values_of(causal_attention, qkv, 2, dy), expected, strict=True):
+        assert float((value.double() - exact).norm() / exact.norm()) < 1e-4
