@@ -160,6 +160,32 @@ def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) ->
     assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
 
 
+def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) -> None:
+    config = str(make_job(tmp_path, checkpoint={"directory": "saved", "every": 3}))
+    log = tmp_path / "log.jsonl"
+    for steps in ("3", "4"):
+        ended = run("train", "--config", config, "--steps", steps, "--log", str(log), "--json")
+        assert ended.returncode == 0, ended.stderr
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [event["event"] for event in events] == [
+        *("step", "step", "step", "checkpoint", "result"),
+        *("resume", "step", "checkpoint", "result"),
+    ]
+    steps_told = [event for event in events if event["event"] == "step"]
+    assert [event["index"] for event in steps_told] == [0, 1, 2, 3]
+    assert all({"loss", "tokens_per_s", "mfu"} < event.keys() for event in steps_told)
+    assert json.loads(ended.stdout)["first_step"] == 3
+    assert "resuming from" in ended.stderr
+    assert (tmp_path / "saved/step-00000004").is_dir(), "paths are of the job file's folder"
+
+
+def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    arguments = ["--config", str(make_job(tmp_path)), "--log", str(tmp_path)]
+    ended = CliRunner().invoke(train, arguments)
+    assert ended.exit_code == 2
+    assert "can't be written" in ended.stderr
+
+
 def test_a_job_of_few_steps_can_be_had(tmp_path: Path) -> None:
     ended = run("train", "--config", str(make_job(tmp_path)), "--steps=1", "--warmup=0", "--json")
     assert ended.returncode == 0, ended.stderr

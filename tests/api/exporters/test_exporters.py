@@ -15,6 +15,7 @@ from api.exporters import (
 )
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from workers.trainer.job import TrainJob
 
 GPT = ModelShape(
     name="gpt",
@@ -138,6 +139,18 @@ def test_selective_recomputation_names_no_method(tmp_path: Path) -> None:
 def test_zero_in_fp32_is_refused_because_megatron_cannot_do_it() -> None:
     with pytest.raises(ExportImpossibleError, match="zero_stage=1 with precision=fp32"):
         export("megatron-lm", make_source(dp=2, zero_stage=1, precision="fp32"))
+
+
+def test_the_trainer_reads_the_exported_job_and_writes_it_back() -> None:
+    source = make_source(dp=2, zero_stage=1, precision="bf16")
+    (file,) = export("trainer", source).files
+    exported = json.loads(file.content)
+    job = TrainJob.from_mapping(exported)
+    assert (job.model, job.layout) == (source.model, source.layout)
+    assert exported.items() <= job.to_mapping().items()
+    more = {"data": {"tokens": "t.npy"}, "checkpoint": {"directory": "saved"}}
+    extended = TrainJob.from_mapping({**exported, **more})
+    assert TrainJob.from_mapping(extended.to_mapping()) == extended
 
 
 def test_the_trainer_job_holds_the_probe_s_model_layout_and_seed() -> None:
