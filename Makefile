@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-trainer clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-trainer bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -62,6 +62,10 @@ bench-enumerate: $(INSTALLED)
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record
+
+# Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
+bench-gpu:
+	$(PYTHON) -m benchmarks.bench_gpu --record
 
 clean:
 	rm -rf $(VENV) demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

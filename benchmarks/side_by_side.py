@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
+from workers.trainer.collectives import barrier
 from workers.trainer.data import Batch
 from workers.trainer.measure import quartiles
 
@@ -67,6 +68,7 @@ def take_turns(
     num_rounds: int,
     num_warmup: int,
     between: Callable[[], None] = lambda: None,
+    device: torch.device | None = None,
 ) -> dict[str, Series]:
     """Every side takes a step on each batch; who begins alternates. Needs the process group.
 
@@ -76,12 +78,14 @@ def take_turns(
         num_rounds: timed steps of each side.
         num_warmup: steps of each side before those.
         between: called after each round, on every rank, outside of any timing.
+        device: what the ranks compute on; None: the CPU.
     """
+    device = device or torch.device("cpu")
     taken: dict[str, list[list[float]]] = {name: [] for name in sides}
     for index in range(num_warmup + num_rounds):
         batch = make_batch(index)
         for name in list(sides)[:: 1 if index % 2 else -1]:
-            taken[name].append(_timed(sides[name], batch))
+            taken[name].append(_timed(sides[name], batch, device))
         between()
     series = {}
     for name, rows in taken.items():
@@ -92,17 +96,18 @@ def take_turns(
     return series
 
 
-def _timed(step: Step, batch: Batch) -> list[float]:
-    dist.barrier()
+def _timed(step: Step, batch: Batch, device: torch.device) -> list[float]:
+    barrier(device)
     started, cpu_started = time.perf_counter(), time.process_time()
     share_of_loss = step(batch)
     cpu_s = time.process_time() - cpu_started
-    dist.barrier()
-    elapsed = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
-    sums = torch.tensor([cpu_s, share_of_loss], dtype=torch.float64)
-    dist.all_reduce(elapsed, op=ReduceOp.MAX)
+    barrier(device)
+    elapsed_s = time.perf_counter() - started
+    slowest = torch.tensor(elapsed_s, dtype=torch.float64, device=device)
+    sums = torch.tensor([cpu_s, share_of_loss], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=ReduceOp.MAX)
     dist.all_reduce(sums)
-    return [elapsed.item(), *sums.tolist()]
+    return [slowest.item(), *sums.tolist()]
 
 
 def refuse_different_losses(
