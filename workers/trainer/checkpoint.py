@@ -8,6 +8,7 @@ same tensors. Importing this module takes a second: only jobs that save or load 
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,9 +200,12 @@ def _together(what: str, folder: Path, act: Callable[[], Any]) -> None:
     try:
         act()
     except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        # torch's writer does not always pass on that the disk was full; how full it is says so.
+        free_gib = shutil.disk_usage(folder.parent).free / 2**30
         raise CheckpointFailedError(
-            f"the checkpoint {folder} could not be {what}: rank {rank}: {_reason(cause)}"
+            f"the checkpoint {folder} could not be {what}: rank {rank}: {_reason(cause)} "
+            f"({free_gib:.1f} GiB are free there)"
         ) from error
 
 

@@ -322,7 +322,7 @@ def test_a_full_disk_ends_the_job_and_leaves_the_earlier_checkpoint(tmp_path: Pa
         if rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
 
-    with pytest.raises(RanksFailedError, match=r"could not be saved: rank 1: .*File too large"):
+    with pytest.raises(RanksFailedError, match=r"could not be saved: rank 1: .*GiB are free"):
         run_job(make_job(tmp_path, layout), limit)
     assert folders(tmp_path) == ["step-00000004", "step-00000008.partial"]
     told = run_job(make_job(tmp_path, layout))
