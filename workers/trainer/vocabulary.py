@@ -8,7 +8,6 @@ vocabulary, C some of the tokens, L tokens of this rank where they are cut over 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,8 +19,6 @@ from torch.nn import functional as F
 
 from workers.trainer.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
 from workers.trainer.parameters import ModelParameter
-
-_LOG2_E: Final = math.log2(math.e)
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits that are worked on together: 1 MiB on a CPU, whose cache holds it; on a GPU few kernels."""
@@ -104,12 +101,12 @@ class VocabCrossEntropy(Function):
         offset_T = -largest_T
         all_reduce_max(largest_T, group)
         offset_T = offset_T.add_(largest_T).neg_()
-        sums_2T[0].mul_(offset_T.exp2())
+        sums_2T[0].mul_(offset_T.exp())
         sums_2T[1].add_(offset_T).masked_fill_(elsewhere_T, 0.0)
         all_reduce(sums_2T, group)
-        scale_T = offset_T.exp2_().div_(sums_2T[0] * rows_T.numel())
+        scale_T = offset_T.exp_().div_(sums_2T[0] * rows_T.numel())
         ctx.save_for_backward(exp_TV, scale_T, rows_T, elsewhere_T)
-        return (sums_2T[0].log2() - sums_2T[1]).mean().mul_(math.log(2.0))
+        return (sums_2T[0].log() - sums_2T[1]).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -129,9 +126,7 @@ def _exponentials(logits_TV: Tensor, rows_T: Tensor) -> tuple[Tensor, Tensor, Te
     """fp32 exponentials relative to each token's largest local logit, in place of fp32 logits.
 
     Also that logit, and two numbers a token: the sum of the exponentials, and the logit of the
-    local row that `rows_T` names, relative to the largest. Logits that are returned are to the base
-    of 2, whose exponential is the cheapest: torch's other one goes to a library that is slow on
-    processors which are not Intel's.
+    local row that `rows_T` names, relative to the largest.
     """
     is_fp32 = logits_TV.dtype == torch.float32
     exp_TV = logits_TV if is_fp32 else torch.empty_like(logits_TV, dtype=torch.float32)
@@ -140,10 +135,9 @@ def _exponentials(logits_TV: Tensor, rows_T: Tensor) -> tuple[Tensor, Tensor, Te
     for some in _slices(logits_TV):
         exp_CV = exp_TV[some] if is_fp32 else exp_TV[some].copy_(logits_TV[some])
         largest_C = torch.amax(exp_CV, -1, out=largest_T[some])
-        exp_CV.sub_(largest_C[:, None]).mul_(_LOG2_E)
+        exp_CV.sub_(largest_C[:, None])
         sums_2T[1, some].copy_(exp_CV.gather(1, rows_T[some, None]).squeeze(1))
-        torch.sum(exp_CV.exp2_(), -1, out=sums_2T[0, some])
-    largest_T.mul_(_LOG2_E)
+        torch.sum(exp_CV.exp_(), -1, out=sums_2T[0, some])
     return exp_TV, largest_T, sums_2T
 
 
