@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from search_spaces.layout import Layout
 from tests.workers.trainer.cases import (
     initial_weights,
     make_layout,
@@ -138,26 +139,45 @@ def test_buckets_cover_the_buffer_and_divide_over_dp(dp: int, bucket_elements: i
     assert len(plan.buckets) == {1: 7, 1000: 3, 1 << 20: 1}[bucket_elements]
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
+        {"pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1},
+        pytest.param(
+            {"pp": 2, "vpp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"tp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2, "sequence_parallel": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
 def test_buckets_do_not_change_the_training(
-    monkeypatch: pytest.MonkeyPatch, zero_stage: int
+    monkeypatch: pytest.MonkeyPatch, axes: dict[str, Any]
 ) -> None:
-    layout = make_layout(dp=2, zero_stage=zero_stage)
+    """Nor do many of them block each other, wherever a rank waits in its backward pass."""
+    layout = Layout(micro_batch_size=2, num_microbatches=4, **axes)
+    shape = make_shape(num_layers=4, tied_embeddings=True)
 
     def losses(bucket_elements: int) -> Any:
         monkeypatch.setattr(flat, "BUCKET_ELEMENTS", bucket_elements)
 
         def work(rank: int) -> Any:
-            mesh = build_mesh(rank, layout, tied_embeddings=False)
-            training = make_training(make_shape(), mesh=mesh)
+            mesh = build_mesh(rank, layout, tied_embeddings=True)
+            training = make_training(shape, mesh=mesh)
             stats = [training.step(training.batch(i)).loss for i in range(4)]
             return len(training.flat.plan.buckets), stats
 
-        return run_ranks(2, work)[0]
+        return run_ranks(layout.num_devices, work)[0]
 
     many, one = losses(2000), losses(1 << 30)
     assert many[0] > 3
-    assert one[0] == 1
+    assert one[0] <= 2, "but for the tied embedding's own"
     assert many[1] == one[1]
 
 
