@@ -1,10 +1,10 @@
 """The peak memory of a pipeline stage in closed form, over one layout or over columns of many.
 
 What is counted: weights, gradients and optimizer states of the stage; the activations of the
-micro-batches that are in flight under 1F1B; the logits where the output projection is. What is not:
-temporaries of a backward pass, buffers of collectives, and the allocator's fragmentation. The
-embedded trainer's logical peak on the CPU is 0 to 8 % higher than these sums; on GPUs, with other
-trainers, expect more.
+micro-batches that are in flight under 1F1B, plain or interleaved; what the backward pass of a layer
+makes at once; the logits where the output projection is. What is not: the statistics of norms and
+attention, buffers of collectives, and the allocator's fragmentation. The embedded trainer's logical
+peak on the CPU is 0 to 4 % higher than these sums; on GPUs, with other trainers, expect more.
 """
 
 from __future__ import annotations
@@ -73,20 +73,22 @@ class StageMemory:
     """Adam's two moments, and the fp32 master weights where the weights are of 16 bits."""
     activations_bytes: float
     """What is kept for the backward pass, of every micro-batch in flight."""
-    recomputed_bytes: float
-    """The one layer that full recomputation brings back to life at a time."""
-    logits_bytes: float
-    """Logits, their softmax and their gradient; on the last stage alone."""
+    backward_bytes: float
+    """What a layer's backward pass makes at once; full recomputation brings the layer back first.
+    Interleaving has a tensor coming and one going meanwhile."""
+    head_bytes: float
+    """Logits, their softmax and their gradient, inputs of the final norm and of the output
+    projection; on the last stage alone."""
 
     @property
     def total_bytes(self) -> float:
-        """The sum of the parts; the logits are gone when the first layer is recomputed."""
+        """The sum of the parts; the head's are gone when the first layer goes backward."""
         return (
             self.weights_bytes
             + self.gradients_bytes
             + self.optimizer_bytes
             + self.activations_bytes
-            + max(self.recomputed_bytes, self.logits_bytes)
+            + max(self.backward_bytes, self.head_bytes)
         )
 
 
@@ -98,13 +100,14 @@ class _Parts:
     gradients: Floats
     optimizer: Floats
     activations: Floats
-    recomputed: Floats
-    logits: Floats
+    backward: Floats
+    head: Floats
 
     @property
     def total(self) -> Floats:
-        kept = self.weights + self.gradients + self.optimizer + self.activations
-        total: Floats = kept + np.maximum(self.recomputed, self.logits)
+        states = self.weights + self.gradients + self.optimizer
+        passes = self.activations + np.maximum(self.backward, self.head)
+        total: Floats = states + passes
         return total
 
 
@@ -139,8 +142,8 @@ def stage_memory(
                 gradients_bytes=float(parts.gradients),
                 optimizer_bytes=float(parts.optimizer),
                 activations_bytes=float(parts.activations),
-                recomputed_bytes=float(parts.recomputed),
-                logits_bytes=float(parts.logits),
+                backward_bytes=float(parts.backward),
+                head_bytes=float(parts.head),
             )
         )
     return stages
@@ -157,19 +160,14 @@ def _stage_parts(
     gradients = parameters * storage.gradient_bytes
     if storage.zero_shards_gradients:
         gradients = gradients / shards
-    last = stage == columns.pp - 1
-    tokens = model.seq_length * columns.micro_batch_size.astype(np.float64)
-    layer = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    full = columns.recompute == _FULL
-    half_logits = np.where(columns.precision == _FP32, 0.0, _HALF_BYTES)
-    logit_bytes = half_logits + storage.fp32_logits * _FP32_BYTES
+    token_bytes = element * model.seq_length * columns.micro_batch_size
     return _Parts(
         weights=parameters * element,
         gradients=gradients,
         optimizer=parameters * states / shards,
-        activations=element * tokens * _kept_elements(columns, model, stage, storage),
-        recomputed=np.where(full, element * tokens * layer, 0.0),
-        logits=np.where(last, tokens * model.vocab_size / columns.tp * logit_bytes, 0.0),
+        activations=token_bytes * _kept_elements(columns, model, stage, storage),
+        backward=token_bytes * _backward_elements(columns, model, storage),
+        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
     )
 
 
@@ -205,18 +203,52 @@ def _kept_elements(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> Floats:
     """Elements a token of a micro-batch that are kept for the backward pass, all in flight."""
-    input_elements, column_input = _input_elements(columns, model, storage)
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     selective = _layer_elements(columns, model, storage, fused_attention=True)
     of_layer = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [input_elements, selective],
+        [_residual_elements(columns, model), selective],
         whole,
     )
     layers = model.num_layers / columns.pp
-    # The last stage keeps the inputs of the final norm and of the head too.
-    final = np.where(stage == columns.pp - 1, input_elements + column_input, 0.0)
-    return np.asarray(_in_flight(columns, stage) * layers * of_layer + final, dtype=np.float64)
+    return np.asarray(_in_flight(columns, stage) * layers * of_layer, dtype=np.float64)
+
+
+def _backward_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> Floats:
+    """Elements a token that the backward pass of a layer holds at once beside what was kept.
+
+    It peaks inside the feed-forward, with the gradients of the layer's output, of the activation's
+    output, and, by then in place of that output itself, of its input: h + f for GELU, h + 3 f for
+    SwiGLU, whose input is twice as wide and whose activation is made again. With full recomputation
+    the layer was brought back, except for its input, which had been kept.
+    """
+    h, f = model.hidden_size, model.ffn_hidden_size
+    made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    share = _residual_elements(columns, model)
+    revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
+    under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
+    return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Bytes that the end of the model takes between its last layer's two passes.
+
+    With 16 bits there are two sets of logits for a while, which weigh more than one and the gradient
+    of the projection's input. Nothing is going to a next stage.
+    """
+    is_fp32 = columns.precision == _FP32
+    element = np.where(is_fp32, _FP32_BYTES, _HALF_BYTES)
+    logit_bytes = np.where(is_fp32, 0.0, _HALF_BYTES) + storage.fp32_logits * _FP32_BYTES
+    logits = model.vocab_size / columns.tp * logit_bytes
+    norm_input, head_input = _input_elements(columns, model, storage)
+    gradient = np.where(is_fp32, model.hidden_size, 0.0)
+    coming = np.where(columns.vpp > 1, _residual_elements(columns, model), 0.0)
+    others = element * (norm_input + head_input + gradient + coming)
+    tokens = model.seq_length * columns.micro_batch_size
+    return np.asarray(tokens * (logits + others), dtype=np.float64)
 
 
 def _layer_elements(
@@ -249,16 +281,25 @@ def _input_elements(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
 ) -> tuple[Floats, Floats]:
     """Elements a token that are kept of a norm's input, and of a column-parallel matrix's."""
+    share = _residual_elements(columns, model)
     whole = np.full(columns.tp.shape, float(model.hidden_size))
-    share = whole / np.where(columns.sequence_parallel == 1, columns.tp, 1)
     return share, whole if storage.keeps_gathered_inputs else share
 
 
-def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
-    """Micro-batches whose activations a stage holds at once: min(m, p - i) under 1F1B.
+def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements a token that a rank holds of the residual stream, between layers and stages."""
+    shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    return np.asarray(model.hidden_size / shares, dtype=np.float64)
 
-    The interleaved schedule holds 1 + (p - 1) / (p v) times as many (arXiv:2205.05198, section 4.2.3).
+
+def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
+    """Micro-batches whose activations a rank holds at once, over all its layers.
+
+    Plain 1F1B: min(m, p - i). Interleaved: one more pass than the warm-up of
+    2 (p - 1 - i) + (v - 1) p has, of v chunks each (arXiv:2104.04473); on the first rank that is p
+    times 1 + (p - 1) / (p v) (arXiv:2205.05198, section 4.2.3).
     """
-    plain = np.minimum(columns.num_microbatches, columns.pp - stage)
-    more = 1.0 + (columns.pp - 1) / (columns.pp * columns.vpp)
-    return np.asarray(plain * np.where(columns.vpp > 1, more, 1.0), dtype=np.float64)
+    later, vpp = columns.pp - 1 - stage, columns.vpp
+    plain = np.minimum(columns.num_microbatches, later + 1.0)
+    passes = np.minimum(columns.num_microbatches * vpp, 2.0 * later + (vpp - 1) * columns.pp + 1)
+    return np.asarray(np.where(vpp > 1, passes / vpp, plain), dtype=np.float64)

@@ -96,7 +96,7 @@ def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> No
     a_layer = [stage.activations_bytes for stage in stage_memory(Layout(num_microbatches=1), model)]
     many = stage_memory(Layout(pp=4, num_microbatches=64), model)
     few = stage_memory(Layout(pp=4, num_microbatches=2), model)
-    kept = many[3].activations_bytes - 2 * model.seq_length * model.hidden_size * 4
+    kept = many[3].activations_bytes
     assert [stage.activations_bytes / kept for stage in many[:3]] == pytest.approx([4, 3, 2])
     assert [stage.activations_bytes / kept for stage in few[:3]] == pytest.approx([2, 2, 2])
     assert kept < a_layer[0]
@@ -116,11 +116,10 @@ def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
     layers, h, s = model.num_layers, model.hidden_size, model.seq_length
     layout = Layout(tp=t, micro_batch_size=b, precision="bf16")
     storage = TrainerStorage(fused_attention=False)
-    final = 2 * s * b * h * 2
-    kept = stage_memory(layout, model, storage)[0].activations_bytes - final
+    kept = stage_memory(layout, model, storage)[0].activations_bytes
     unmasked = s * b * h * (8 + 24 / t + 2 * model.num_heads * s / (h * t))
     assert kept / layers == pytest.approx(unmasked)
-    fused = stage_memory(layout, model)[0].activations_bytes - final
+    fused = stage_memory(layout, model)[0].activations_bytes
     assert fused / layers == pytest.approx(s * b * h * (8 + 24 / t))
 
 
@@ -129,9 +128,9 @@ def test_cut_tokens_are_shared_by_norms_and_by_matrices_only_if_gathered_again()
     h, s, t, layers = GPT.hidden_size, GPT.seq_length, 8, GPT.num_layers
     layout = Layout(tp=t, precision="bf16", sequence_parallel=True)
     kept = stage_memory(layout, GPT)[0].activations_bytes
-    assert kept == pytest.approx(layers * s * h * (4 / t + 4 + 24 / t) + s * h * (2 / t + 2))
+    assert kept == pytest.approx(layers * s * h * (4 / t + 4 + 24 / t))
     again = stage_memory(layout, GPT, TrainerStorage(keeps_gathered_inputs=False))[0]
-    assert again.activations_bytes == pytest.approx((layers * (8 + 24) + 4) * s * h / t)
+    assert again.activations_bytes == pytest.approx(layers * (8 + 24) * s * h / t)
 
 
 def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:
@@ -164,14 +163,15 @@ def test_logits_weigh_on_the_last_stage_alone() -> None:
     layout = Layout(pp=4, tp=2, micro_batch_size=3, precision="bf16")
     stages = stage_memory(layout, LLAMA)
     tokens = 3 * LLAMA.seq_length
-    assert [stage.logits_bytes for stage in stages[:3]] == [0, 0, 0]
-    logits = tokens * LLAMA.vocab_size / 2
-    # In bf16 and, once, in fp32, where they turn into their gradient in place.
-    assert stages[3].logits_bytes == logits * (2 + 4)
+    assert [stage.head_bytes for stage in stages[:3]] == [0, 0, 0]
+    logits, an_input = tokens * LLAMA.vocab_size / 2, tokens * LLAMA.hidden_size
+    # In bf16 and, once, in fp32, where they turn into their gradient in place; the inputs of the
+    # final norm and of the projection.
+    assert stages[3].head_bytes == logits * (2 + 4) + 2 * an_input * 2
     # Megatron's: bf16 logits, fp32 softmax, fp32 gradient.
-    assert stage_memory(layout, LLAMA, MEGATRON)[3].logits_bytes == logits * (2 + 4 + 4)
+    assert stage_memory(layout, LLAMA, MEGATRON)[3].head_bytes == logits * 10 + 2 * an_input * 2
     single = stage_memory(replace(layout, precision="fp32"), LLAMA)
-    assert single[3].logits_bytes == logits * 4
+    assert single[3].head_bytes == logits * 4 + 3 * an_input * 4
 
 
 def test_the_peak_over_columns_is_the_fullest_stage_of_each_layout() -> None:
@@ -215,28 +215,27 @@ def test_a_llama_layer_keeps_its_swiglu_and_the_narrow_keys_and_values() -> None
     # key and value of a quarter of it; gate, up and their product, and, unless the trainer makes it
     # again, the gate's activation.
     h, f = 4096, 14336
-    final = 2 * h
     for fused, parts in ((True, 3), (False, 4)):
         layer = 4 * h + 2 * h + 2 * (h // 4) + parts * f
         storage = TrainerStorage(fused_swiglu=fused)
         kept = stage_memory(Layout(precision="bf16"), LLAMA, storage)[0].activations_bytes
-        assert kept == 2 * LLAMA.seq_length * (32 * layer + final)
+        assert kept == 2 * LLAMA.seq_length * 32 * layer
 
 
 def test_full_recomputation_keeps_each_layers_input_and_revives_one_layer_at_a_time() -> None:
     whole = stage_memory(Layout(precision="bf16"), GPT)[0]
     full = stage_memory(Layout(precision="bf16", recompute="full"), GPT)[0]
     an_input = 2 * GPT.seq_length * GPT.hidden_size
-    assert full.activations_bytes == (GPT.num_layers + 2) * an_input
-    assert full.recomputed_bytes == (whole.activations_bytes - 2 * an_input) / GPT.num_layers
-    assert whole.recomputed_bytes == 0
+    assert full.activations_bytes == GPT.num_layers * an_input
+    revived = whole.activations_bytes / GPT.num_layers - an_input
+    assert full.backward_bytes - whole.backward_bytes == revived
 
 
 def test_the_logits_and_the_revived_layer_are_never_there_at_once() -> None:
     stage = stage_memory(Layout(recompute="full"), model_preset("small"))[0]
     states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
-    larger = max(stage.recomputed_bytes, stage.logits_bytes)
-    assert min(stage.recomputed_bytes, stage.logits_bytes) > 0
+    larger = max(stage.backward_bytes, stage.head_bytes)
+    assert min(stage.backward_bytes, stage.head_bytes) > 0
     assert stage.total_bytes == states + stage.activations_bytes + larger
 
 
@@ -244,19 +243,27 @@ def test_the_logits_and_the_revived_layer_are_never_there_at_once() -> None:
     ("model", "layout", "measured_mib"),
     [
         # Peaks of the embedded trainer on the CPU (`layout-tuner probe`), the fullest rank.
-        ("small", Layout(micro_batch_size=2, num_microbatches=4), 203.1),
-        ("small", Layout(micro_batch_size=8, num_microbatches=4), 424.3),
-        ("small", Layout(micro_batch_size=8, num_microbatches=4, recompute="full"), 187.6),
-        ("small", Layout(micro_batch_size=2, num_microbatches=4, precision="bf16"), 190.3),
-        ("small", Layout(pp=2, micro_batch_size=2, num_microbatches=4), 132.4),
-        ("small", Layout(tp=2, micro_batch_size=2, num_microbatches=4), 111.0),
-        ("small", Layout(dp=2, micro_batch_size=2, num_microbatches=4, zero_stage=1), 170.8),
-        ("small-llama", Layout(micro_batch_size=8, num_microbatches=4), 422.9),
+        ("small", Layout(micro_batch_size=2), 203.1),
+        ("small", Layout(micro_batch_size=8), 424.3),
+        ("small", Layout(micro_batch_size=8, recompute="full"), 185.6),
+        ("small", Layout(micro_batch_size=8, precision="bf16"), 324.4),
+        ("small", Layout(pp=2, micro_batch_size=2), 131.9),
+        ("small", Layout(pp=2, vpp=2, micro_batch_size=8), 400.3),
+        ("small", Layout(pp=2, micro_batch_size=8, recompute="full"), 121.4),
+        ("small", Layout(pp=4, micro_batch_size=8, recompute="full"), 97.3),
+        ("small", Layout(tp=2, micro_batch_size=8), 248.0),
+        ("small", Layout(tp=2, sequence_parallel=True, micro_batch_size=8), 233.8),
+        ("small", Layout(dp=2, micro_batch_size=8, zero_stage=1), 392.0),
+        ("small-llama", Layout(micro_batch_size=8), 422.9),
+        ("small-llama", Layout(pp=2, micro_batch_size=8), 340.8),
+        ("small-llama", Layout(pp=2, vpp=2, micro_batch_size=8, recompute="full"), 138.3),
     ],
     ids=str,
 )
 def test_the_estimate_is_near_and_under_what_the_embedded_trainer_was_measured_to_hold(
     model: str, layout: Layout, measured_mib: float
 ) -> None:
+    """What is left out, statistics and gloo's copies under sequence parallelism, is under 2 %."""
+    layout = replace(layout, num_microbatches=4)
     estimate_mib = float(peak_memory_bytes(layout, model_preset(model))) / MIB
-    assert 0.92 * measured_mib < estimate_mib < 1.005 * measured_mib
+    assert 0.98 * measured_mib < estimate_mib < 1.002 * measured_mib

@@ -4,7 +4,7 @@ Shapes: M micro-batches, T tokens of one, L tokens that a rank sends (T / tp und
 parallelism, else T), H hidden.
 """
 
-# ruff: noqa: N803, N806, N815 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -36,43 +36,37 @@ _GRADIENT_TAG: Final = 2
 
 
 @dataclass(slots=True)
-class _Arrival:
-    """What a neighbour sends: to be read once the work has ended."""
-
-    x_LH: Tensor
-    work: Work | None = None
-
-    def wait(self) -> Tensor:
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
-        return self.x_LH
-
-
-@dataclass(slots=True)
 class _InFlight:
     """What a rank holds of the micro-batches that it has begun and not ended."""
 
     gradient_scale: float
-    inputs: dict[VirtualMicrobatch, _Arrival] = field(default_factory=dict)
+    inputs: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
     """Activations from the previous stage, whose gradient goes back to it."""
     edges: dict[VirtualMicrobatch, GradientEdge] = field(default_factory=dict)
     """Where each backward pass starts: the graph without its output, which is freed once sent."""
-    gradients: dict[VirtualMicrobatch, _Arrival] = field(default_factory=dict)
+    gradients: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
     """Gradients of outputs: from the next stage, or of the loss."""
     outbox: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
-    arriving: list[_Arrival] = field(default_factory=list)
-    sending: list[Work] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
     """The transfer under way, if any."""
+    received: list[Tensor] = field(default_factory=list)
     sent: list[Tensor] = field(default_factory=list)
-    """What must live until it has ended."""
+    """What must live until it has ended, and is not to be read before."""
+
+    def arrived(self, x_LH: Tensor) -> Tensor:
+        """Ends the transfer under way if it brings this tensor.
+
+        All of it: what goes out with it goes to the same neighbour in plain 1F1B, at the same time,
+        and is freed before the pass that needs most memory.
+        """
+        if any(x_LH is received_LH for received_LH in self.received):
+            self.end_transfer()
+        return x_LH
 
     def end_transfer(self) -> None:
-        for arrival in self.arriving:
-            arrival.wait()
-        for work in self.sending:
+        for work in self.works:
             work.wait()
-        self.arriving, self.sending, self.sent = [], [], []
+        self.works, self.received, self.sent = [], [], []
 
 
 class Pipeline:
@@ -132,29 +126,29 @@ class Pipeline:
             x = batch.ids_MT[virtual.microbatch]
         else:
             with part("pp"):  # waiting for a neighbour is the pipeline's bubble
-                x = flight.inputs[virtual].wait().requires_grad_()
+                x = flight.arrived(flight.inputs[virtual]).requires_grad_()
         with part("compute"):
             output = stage(x, batch.targets_MT[virtual.microbatch])
             flight.edges[virtual] = get_gradient_edge(output)
         if stage.is_last:
-            gradient = torch.full_like(output, self.loss_scale * flight.gradient_scale)
-            flight.gradients[virtual] = _Arrival(gradient)
+            scale = self.loss_scale * flight.gradient_scale
+            flight.gradients[virtual] = torch.full_like(output, scale)
             return output.detach()  # type: ignore[no-any-return]
         flight.outbox[virtual] = output.detach()
         return None
 
     def _backward(self, virtual: VirtualMicrobatch, flight: _InFlight) -> None:
         with part("pp"):
-            gradient = flight.gradients.pop(virtual).wait()
+            gradient = flight.arrived(flight.gradients.pop(virtual))
         with part("compute"):
             run_backward(flight.edges.pop(virtual), gradient)
         if not self.stages[virtual.chunk].is_first:
-            gradient_LH = flight.inputs.pop(virtual).x_LH.grad
+            gradient_LH = flight.inputs.pop(virtual).grad
             assert gradient_LH is not None
             flight.outbox[virtual] = gradient_LH.contiguous()
 
     def _start(self, transfer: Transfer, batch: Batch, flight: _InFlight) -> None:
-        """Starts all of it; what is received is waited for when it is needed.
+        """Starts all of it; it is waited for when what it brings is needed.
 
         One transfer is under way at a time: what was sent is freed as the next one starts, the same
         in every step, however fast the peers are.
@@ -169,8 +163,8 @@ class Pipeline:
             if virtual is not None:
                 x_LH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
                 operations.append(self._operation(dist.irecv, x_LH, peer, tag))
-                expected[virtual] = _Arrival(x_LH)
-                flight.arriving.append(expected[virtual])
+                expected[virtual] = x_LH
+                flight.received.append(x_LH)
         for virtual, peer, tag in (
             (transfer.send_activation, place + 1, _ACTIVATION_TAG),
             (transfer.send_gradient, place - 1, _GRADIENT_TAG),
@@ -178,12 +172,7 @@ class Pipeline:
             if virtual is not None:
                 flight.sent.append(flight.outbox.pop(virtual))
                 operations.append(self._operation(dist.isend, flight.sent[-1], peer, tag))
-        works = dist.batch_isend_irecv(operations)
-        if len(works) < len(operations):  # NCCL's one work for the whole batch
-            works *= len(operations)
-        for arrival, work in zip(flight.arriving, works, strict=False):
-            arrival.work = work
-        flight.sending = works[len(flight.arriving) :]
+        flight.works = dist.batch_isend_irecv(operations)
 
     def _operation(self, kind: object, x_LH: Tensor, pp_rank: int, tag: int) -> P2POp:
         peer = self.mesh.stage_rank(pp_rank % self.mesh.layout.pp)

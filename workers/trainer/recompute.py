@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
 
 from workers.trainer.backward import run_backward
 
@@ -36,8 +37,8 @@ class Recomputed(Function):
         (saved_TH,) = ctx.saved_tensors
         x_TH = saved_TH.detach().requires_grad_()
         with torch.enable_grad():
-            y_TH = ctx.block(x_TH)
-        run_backward(y_TH, grad_TH)
+            start = get_gradient_edge(ctx.block(x_TH))  # what follows needs the graph alone
+        run_backward(start, grad_TH)
         return x_TH.grad, None
 
 
