@@ -1,6 +1,6 @@
 """The trainer beside its peers: a bare single-process model, and a torch-native composition.
 
-Run as `make bench-trainer`, or `python -m benchmarks.bench_trainer --record`: eight minutes on two
+Run as `make bench-trainer`, or `python -m benchmarks.bench_trainer --record`: ten minutes on two
 cores. It prints as it goes; `--record` writes the section "Trainer" of `benchmarks/RESULTS.md`.
 `--cell` and `--precision` choose a part, for work on the trainer.
 """
