@@ -249,9 +249,12 @@ def test_the_formulas_count_the_operations_of_the_model_as_built(
 ) -> None:
     shape = make_shape(family)
     aten = torch.ops.aten
-    # torch's counter knows attention on GPUs alone, and no product that adds in place.
+    # torch's counter knows attention on GPUs alone, and neither oneDNN's products nor those that add
+    # in place.
     custom = {
         aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
+        aten.baddbmm_: lambda _, a, b, **__: 2 * math.prod(a) * b[2],
+        torch.ops.mkldnn._linear_pointwise: lambda x, w, *_, **__: 2 * math.prod(x) * w[0],
         aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
             q, repeated(q, k), repeated(q, v)
         ),
