@@ -15,25 +15,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from workers.trainer.kernels import EAGER, Kernels
+
 
 class SwiGLU(Function):
     """silu(gate) * up of a fused projection (arXiv:2002.05202); keeps its input alone."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up_T2F: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up_T2F: Tensor, kernels: Kernels) -> Tensor:
         ctx.save_for_backward(gate_up_T2F)
-        gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
-        return torch.ops.aten.silu(gate_TF).mul_(up_TF)  # type: ignore[no-any-return]
+        ctx.kernels = kernels
+        return kernels.swiglu(gate_up_T2F)
 
     @staticmethod
-    def backward(ctx: Any, grad_TF: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, None]:
         (gate_up_T2F,) = ctx.saved_tensors
-        gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
-        grad_T2F = torch.empty_like(gate_up_T2F)
-        grad_gate_TF, grad_up_TF = grad_T2F.chunk(2, dim=-1)
-        torch.mul(torch.ops.aten.silu(gate_TF), grad_TF, out=grad_up_TF)
-        torch.ops.aten.silu_backward.grad_input(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
-        return grad_T2F
+        return ctx.kernels.swiglu_backward(gate_up_T2F, grad_TF), None
 
 
 class Rotate(Function):
@@ -55,8 +52,13 @@ class Rotate(Function):
         return grad_TM, None, None, None
 
 
-swiglu: Callable[[Tensor], Tensor] = SwiGLU.apply
+_swiglu: Callable[..., Tensor] = SwiGLU.apply
 rotate: Callable[..., Tensor] = Rotate.apply
+
+
+def swiglu(gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:
+    """From gate and up, side by side, to the activation."""
+    return _swiglu(gate_up_T2F, kernels)
 
 
 def _rotate(

@@ -17,6 +17,10 @@ class ResultImplausibleError(TrainerError):
     """More work a second was counted than the device can do."""
 
 
+class CompilerMissingError(TrainerError):
+    """Compilation was asked for where torch has nothing to compile with."""
+
+
 class LayoutUnsupportedError(TrainerError):
     """The layout or the model asks for something that this trainer cannot do."""
 

@@ -20,6 +20,7 @@ from search_spaces.layout import Recompute
 from search_spaces.model_shape import ModelShape
 from workers.trainer.activations import rotary_tables, rotate, swiglu
 from workers.trainer.attention import causal_attention, recomputed_attention
+from workers.trainer.kernels import EAGER
 from workers.trainer.mesh import Mesh
 from workers.trainer.norms import LayerNorm, RMSNorm
 from workers.trainer.parameters import ModelParameter, Part, declare
@@ -136,10 +137,11 @@ class FeedForward(nn.Module):
         names = ("gate", "up") if self.is_gated else ("up",)
         self.up = build.column(prefix, dict.fromkeys(names, size))
         self.down = build.row(f"{prefix}.down", size)
+        self.kernels = EAGER
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
         up = self.up(x_LH)
-        activated = swiglu(up) if self.is_gated else F.gelu(up, approximate="tanh")
+        activated = swiglu(up, self.kernels) if self.is_gated else F.gelu(up, approximate="tanh")
         return self.down(activated, residual_LH)  # type: ignore[no-any-return]
 
 

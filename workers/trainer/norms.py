@@ -8,15 +8,14 @@ Shapes: T tokens, H hidden. Weight gradients go straight to `main_grad`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from workers.trainer.kernels import EAGER, EPSILON, Kernels
 from workers.trainer.parameters import ModelParameter
-
-EPSILON: Final = 1e-5
 
 
 class LayerNormFunction(Function):
@@ -47,25 +46,20 @@ class RMSNormFunction(Function):
     """y = x / rms(x) * weight (arXiv:1910.07467), in fp32; torch's own is five times slower."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, weight_H: ModelParameter) -> Tensor:
-        norm_T1 = torch.linalg.vector_norm(x_TH, dim=-1, keepdim=True, dtype=torch.float32)
-        rstd_T1 = norm_T1.square_().div_(x_TH.shape[-1]).add_(EPSILON).rsqrt_()
+    def forward(ctx: Any, x_TH: Tensor, weight_H: ModelParameter, kernels: Kernels) -> Tensor:
+        y_TH, rstd_T1 = kernels.rms_norm(x_TH, weight_H)
         ctx.save_for_backward(x_TH, rstd_T1)
-        ctx.weight_H = weight_H
-        y_TH: Tensor = (x_TH * rstd_T1).mul_(weight_H)
-        return y_TH.to(x_TH.dtype)
+        ctx.weight_H, ctx.kernels = weight_H, kernels
+        return y_TH
 
     @staticmethod
-    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None, None]:
         x_TH, rstd_T1 = ctx.saved_tensors
-        normal_TH = x_TH * rstd_T1
-        product_TH = normal_TH * grad_TH
-        ctx.weight_H.add_gradient(product_TH.sum(0))
-        weight_H = ctx.weight_H.float()
-        mean_T = (product_TH @ weight_H).div_(x_TH.shape[-1])
-        grad_x_TH = torch.mul(grad_TH, weight_H, out=product_TH)
-        grad_x_TH.addcmul_(normal_TH, mean_T[:, None], value=-1.0).mul_(rstd_T1)
-        return grad_x_TH.to(x_TH.dtype), None
+        grad_x_TH, grad_weight_H = ctx.kernels.rms_norm_backward(
+            grad_TH, x_TH, rstd_T1, ctx.weight_H
+        )
+        ctx.weight_H.add_gradient(grad_weight_H)
+        return grad_x_TH, None, None
 
 
 _layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
@@ -84,7 +78,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     def __init__(self, weight: ModelParameter) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.kernels = weight, EAGER
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        return _rms_norm(x_TH, self.weight)
+        return _rms_norm(x_TH, self.weight, self.kernels)

@@ -57,6 +57,7 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
         optimizer=OptimizerSettings(),
         memory_limit_bytes=request.memory_limit_bytes,
         timeout_s=request.deadline_s,
+        compile=request.compile,
     )
     training = open_training(settings, ctx)
     peak_tflops, peak_source = peak_of(ctx, request.layout)

@@ -11,8 +11,10 @@ from torch import distributed as dist
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from workers.trainer.capabilities import refuse_unsupported
+from workers.trainer.compiled import compiled_kernels, use_kernels
 from workers.trainer.context import RankContext
 from workers.trainer.errors import RankContextInvalidError
+from workers.trainer.kernels import EAGER
 from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.mesh import build_mesh
 from workers.trainer.optimizer import OptimizerSettings
@@ -31,6 +33,9 @@ class SessionSettings:
     memory_limit_bytes: int | None = None
     timeout_s: float = 1800.0
     """How long a collective waits for a peer."""
+    compile: bool = False
+    """Whether what lies between the products goes through torch.compile; a GPT has nothing there
+    that is not one kernel already."""
 
 
 def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
@@ -40,9 +45,12 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
         LayoutUnsupportedError: the trainer cannot run the layout.
         RankContextInvalidError: the ranks do not fit the layout, or the machine has no such device.
         MemoryLimitExceededError: weights, gradients and optimizer states alone are over the limit.
+        CompilerMissingError: compilation was asked for, and torch has nothing to compile with.
     """
     refuse_unsupported(settings.layout, settings.model)
     device = _prepare_device(ctx)
+    # Before the limit is set: the compiler's modules are none of the layout's memory.
+    kernels = compiled_kernels(device.type) if settings.compile else EAGER
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=ctx.store,
@@ -61,9 +69,11 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
             what="weights, gradients and optimizer states",
         )
         enforce_limit(settings.memory_limit_bytes, device)
-    return Training(
+    training = Training(
         settings.model, mesh, seed=settings.seed, device=device, settings=settings.optimizer
     )
+    use_kernels(training.model, kernels)
+    return training
 
 
 def _prepare_device(ctx: RankContext) -> torch.device:

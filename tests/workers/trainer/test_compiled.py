@@ -1,0 +1,82 @@
+"""torch.compile as an option: the same training, and a clear word where there is no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from search_spaces.layout import Precision
+from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from tests.workers.trainer.parallel_layers import drawn
+from workers.trainer.compiled import compiled_kernels, use_kernels
+from workers.trainer.errors import CompilerMissingError
+from workers.trainer.kernels import EAGER
+
+# torch's compiler warns of torch's own deprecations while it loads.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_kernels() -> Iterator[None]:
+    compiled_kernels.cache_clear()
+    yield
+    compiled_kernels.cache_clear()
+
+
+@pytest.mark.slow  # torch's compiler takes seconds to load, and g++ to run
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_compiled_kernels_compute_what_the_eager_ones_do(dtype: torch.dtype, bound: float) -> None:
+    compiled = compiled_kernels("cpu")
+    gate_up, x, w = (drawn(*s, seed=i).to(dtype) for i, s in enumerate([(48, 64), (48, 32), (32,)]))
+    dy, rstd = drawn(48, 32, seed=3).to(dtype), drawn(48, 1, seed=4).abs()
+    cases: dict[str, tuple[Any, ...]] = {
+        "swiglu": (gate_up,),
+        "swiglu_backward": (gate_up, dy),
+        "rms_norm": (x, w),
+        "rms_norm_backward": (dy, x, rstd, w),
+    }
+    for name, arguments in cases.items():
+        found, expected = getattr(compiled, name)(*arguments), getattr(EAGER, name)(*arguments)
+        if isinstance(found, torch.Tensor):
+            found, expected = (found,), (expected,)
+        for value, eager in zip(found, expected, strict=True):
+            assert value.dtype == eager.dtype
+            distance = (value.double() - eager.double()).norm() / eager.double().norm()
+            assert float(distance) < bound, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-3)])
+def test_compiled_training_has_the_losses_of_eager_training(
+    precision: Precision, bound: float
+) -> None:
+    def losses(*, compiled: bool) -> list[float]:
+        training = make_training(make_shape(), make_layout(precision=precision))
+        if compiled:
+            use_kernels(training.model, compiled_kernels("cpu"))
+        return [training.step(training.batch(step)).loss for step in range(5)]
+
+    for found, expected in zip(losses(compiled=True), losses(compiled=False), strict=True):
+        assert found == pytest.approx(expected, abs=bound)
+
+
+def test_every_layer_that_has_kernels_is_given_them() -> None:
+    training = make_training(make_shape(num_layers=3))
+    theirs = type(EAGER)(**{name: getattr(EAGER, name) for name in EAGER.__slots__})
+    use_kernels(training.model, theirs)
+    given = [m.kernels for m in training.model.modules() if hasattr(m, "kernels")]
+    assert len(given) == 3 * 3 + 1, "two norms and a feed-forward a layer, and the final norm"
+    assert all(kernels is theirs for kernels in given)
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(CompilerMissingError, match=r"C\+\+ compiler.*install g\+\+"):
+        compiled_kernels("cpu")
