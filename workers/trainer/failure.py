@@ -9,6 +9,7 @@ from torch import distributed as dist
 
 from search_spaces.outcome import FailureReason
 from workers.trainer.errors import (
+    CompilerMissingError,
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
@@ -50,7 +51,7 @@ def classify(error: BaseException) -> FailureReason:
             return "diverged"
         if isinstance(cause, ResultImplausibleError):
             return "implausible"
-        if isinstance(cause, LayoutUnsupportedError):
+        if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
             return "unsupported"
         if isinstance(cause, (RuntimeError, OSError)) and _says(cause, _OUT_OF_MEMORY_TEXTS):
             return "out_of_memory"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from search_spaces.layout import Precision
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.parallel_layers import drawn
+from tests.workers.trainer.probes import make_request, measured
 from workers.trainer.compiled import compiled_kernels, use_kernels
 from workers.trainer.errors import CompilerMissingError
 from workers.trainer.kernels import EAGER
@@ -61,6 +64,25 @@ def test_compiled_training_has_the_losses_of_eager_training(
 
     for found, expected in zip(losses(compiled=True), losses(compiled=False), strict=True):
         assert found == pytest.approx(expected, abs=bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"tp": 2, "sequence_parallel": True}, {"pp": 2}], ids=str)
+def test_a_compiled_probe_measures_the_same_training(
+    axes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing compiled beforehand, and a memory limit that is no more than the layout needs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # Shapes of its own: what this process has compiled before, its ranks need not compile.
+    shape = make_shape(seq_length=24 if "tp" in axes else 40)
+    request = make_request(model=shape, layout=make_layout(**axes))
+    eager = measured(request)
+    limit = eager.peak_memory_bytes
+    compiled = measured(replace(request, compile=True, memory_limit_bytes=limit))
+    assert list(tmp_path.rglob("*.so")), "nothing was compiled"
+    assert compiled.peak_memory_bytes == eager.peak_memory_bytes
+    for found, expected in zip(compiled.iterations, eager.iterations, strict=False):
+        assert found.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
 def test_every_layer_that_has_kernels_is_given_them() -> None:

@@ -244,4 +244,6 @@ def test_accumulation_reduces_gradients_once_a_step() -> None:
 
     counts = run_ranks(2, work)[0]
     assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
-    assert sorted(counts.values()) == [1, 1], "one reduce-scatter and one all-gather"
+    # ZeRO-1's reduce-scatter and all-gather are a share to the peer and one from it, each.
+    assert layout.num_microbatches > 1
+    assert counts == {"c10d::send": 2, "c10d::recv_": 2}, "of the gradients, then of the weights"

@@ -14,6 +14,7 @@ from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.capabilities import refuse_unsupported, unsupported
 from workers.trainer.errors import (
+    CompilerMissingError,
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
@@ -35,6 +36,7 @@ from workers.trainer.peak import matmul_peak
         (OSError(12, "Cannot allocate memory"), "out_of_memory"),
         (LossDivergedError("loss is nan at iteration 3"), "diverged"),
         (LayoutUnsupportedError("vpp=2"), "unsupported"),
+        (CompilerMissingError("no g++"), "unsupported"),
         (ValueError("out of memory is what this text is about"), "crashed"),
         (RuntimeError("shapes do not match"), "crashed"),
         (KeyError("x"), "crashed"),
