@@ -94,8 +94,9 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
     owners = range(dp_rank % shards, layout.dp, shards)
     replica_places = [(tp_rank, i, pp_rank) for i in owners]
     pp_places = [(tp_rank, dp_rank, i) for i in range(layout.pp)]
-    ends = [pp_places[0], pp_places[-1]] if layout.pp > 1 and tied_embeddings else []
+    ends, between = [pp_places[0], pp_places[-1]], pp_places[1:-1]
     is_end = pp_rank in (0, layout.pp - 1)
+    has_ends = layout.pp > 1 and tied_embeddings
     return Mesh(
         layout=layout,
         rank=rank,
@@ -104,8 +105,25 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
         shard_group=_group(shard_places, layout),
         replica_group=_group(replica_places, layout),
         pp_group=_group(pp_places, layout),
-        embedding_group=_group(ends, layout) if is_end else None,
+        embedding_group=_ends_group(ends, between, layout, is_end=is_end) if has_ends else None,
     )
+
+
+def _ends_group(
+    ends: list[tuple[int, int, int]],
+    between: list[tuple[int, int, int]],
+    layout: Layout,
+    *,
+    is_end: bool,
+) -> ProcessGroup | None:
+    """The group of a pipeline's two ends; the stages between them make one that nobody uses.
+
+    NCCL splits the world's communicator for each group, in which every rank must take part.
+    """
+    if is_end:
+        return _group(ends, layout)
+    _new_group(between, layout)
+    return None
 
 
 def refuse_wrong_world(layout: Layout, world_size: int) -> None:
@@ -123,6 +141,10 @@ def _group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup |
         return None
     if len(places) == layout.num_devices:
         return dist.group.WORLD
+    return _new_group(places, layout)
+
+
+def _new_group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup:
     ranks = [
         global_rank(Coordinates(tp_rank=tp, dp_rank=dp, pp_rank=pp), layout)
         for tp, dp, pp in places
