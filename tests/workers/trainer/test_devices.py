@@ -137,12 +137,11 @@ def test_attention_is_fused(device: str, num_kv_heads: int) -> None:
 
     def work(rank: int) -> float:
         torch.manual_seed(0)
-        q_BNSD = torch.randn(2, 8, 128, 64, device=device, dtype=dtype)
-        k_BKSD, v_BKSD = torch.randn(2, 2, num_kv_heads, 128, 64, device=device, dtype=dtype)
+        qkv_BSMD = torch.randn(2, 128, 8 + 2 * num_kv_heads, 64, device=device, dtype=dtype)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            fused = causal_attention(q_BNSD, k_BKSD, v_BKSD)
+            fused = causal_attention(qkv_BSMD, 8)
         with sdpa_kernel(SDPBackend.MATH):
-            plain = causal_attention(q_BNSD, k_BKSD, v_BKSD)
+            plain = causal_attention(qkv_BSMD, 8)
         return float((fused - plain).abs().max())
 
     assert run_ranks(1, work)[0] < (1e-5 if device == "cpu" else 3e-2)
