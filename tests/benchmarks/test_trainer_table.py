@@ -48,6 +48,12 @@ def test_four_ranks_on_two_cores_are_compared_by_processor_time():
     assert math.isnan(result.cell.asked["torch-native"])
 
 
+def test_a_peer_in_its_own_process_has_no_processor_time_to_show():
+    shown = cells_table([make_result(**{"ours": 1.0, "bare": 1.1, "bare, own process": 1.2})])
+    *_, bare, own = (row.split(" | ") for row in shown.splitlines())
+    assert (bare[10], own[10]) == ("2.20", "")
+
+
 def test_a_torch_native_side_that_is_slower_than_the_bare_model_voids_the_comparison():
     fast = make_result(ours=1.0, bare=1.0, torch_native=1.04)
     slow = make_result(ours=1.0, bare=1.0, torch_native=1.10)
