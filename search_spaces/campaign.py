@@ -133,7 +133,7 @@ class ProbeSettings:
     deadline_s: float = DEFAULT_DEADLINE_S
     """Seconds after which a probe is ended as a timeout."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """Whether what lies between the products goes through torch.compile."""
 
     def __post_init__(self) -> None:
         for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):

@@ -100,7 +100,7 @@ class ProbeRequest:
     memory_limit_bytes: int | None = None
     """Memory of one device; on the CPU it is enforced on each rank. None: no limit."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """Whether what lies between the products goes through torch.compile."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):

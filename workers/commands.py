@@ -109,7 +109,7 @@ def worker(
     "compiled",
     default=False,
     show_default=True,
-    help="Use torch.compile.",
+    help="Fuse a Llama's norms and SwiGLU by torch.compile.",
 )
 @click.option("--steps", default=10, show_default=True, help="Timed iterations.")
 @click.option(

@@ -35,6 +35,8 @@ class ExportSource:
     """Of the campaign: same initial weights and tokens as the probes."""
     warmup: int
     """Untimed iterations of a probe; the training job leaves the same number out of its figure."""
+    compile: bool = False
+    """Whether the probes went through torch.compile."""
 
     @property
     def ranks_per_node(self) -> int:

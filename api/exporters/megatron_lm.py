@@ -180,4 +180,8 @@ def _notes(source: ExportSource) -> tuple[str, ...]:
     )
     if layout.precision == "fp32":
         notes.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
+    if source.compile:
+        notes.append(
+            "the probe's compile=true has no flag here: Megatron-LM brings fused kernels of its own"
+        )
     return tuple(notes)

@@ -22,6 +22,7 @@ def export_trainer(source: ExportSource) -> ExportBundle:
         "seed": source.seed,
         "steps": DEFAULT_STEPS,
         "warmup": source.warmup,
+        "compile": source.compile,
     }
     ranks = source.layout.num_devices
     return ExportBundle(

@@ -77,4 +77,5 @@ def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSou
         layout=trial.layout,
         seed=spec.seed,
         warmup=spec.probe.warmup,
+        compile=spec.probe.compile,
     )

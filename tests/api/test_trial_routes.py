@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,13 @@ def test_the_best_trial_is_exported_unless_another_is_named(
     other = api_with_trials.get("/campaigns/first/exports", format="megatron-lm", trial=1)
     assert other["trial"] == 1
     assert any(file["executable"] for file in other["files"])
+
+
+def test_a_campaign_that_compiles_its_probes_exports_a_job_that_compiles(api: Api) -> None:
+    api.submit(probe={"compile": True})
+    api.complete(api.register(), "first", Layout(num_microbatches=8))
+    (file,) = api.get("/campaigns/first/exports", format="trainer")["files"]
+    assert json.loads(file["content"])["compile"] is True
 
 
 def test_an_export_that_cannot_be_says_why(api: Api) -> None:

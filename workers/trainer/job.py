@@ -51,6 +51,8 @@ class TrainJob:
     """AdamW's decoupled decay."""
     clip_grad_norm: float | None = None
     """Largest norm of the global gradient; None: no clipping, as in a probe."""
+    compile: bool = False
+    """Whether what lies between the products goes through torch.compile, as in a probe that says so."""
     data: TokenFileSettings | None = None
     """The token file; None: synthetic tokens, as in a probe."""
     checkpoint: CheckpointSettings | None = None
@@ -70,6 +72,8 @@ class TrainJob:
             _refuse_unless_finite(name, getattr(self, name), allow_zero=True)
         if self.clip_grad_norm is not None:
             _refuse_unless_finite("clip_grad_norm", self.clip_grad_norm, allow_zero=False)
+        if not isinstance(self.compile, bool):
+            raise TrainJobInvalidError(f"compile={shown(self.compile)} is not true or false")
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""

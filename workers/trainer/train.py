@@ -35,6 +35,7 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
+        CompilerMissingError: the job is to be compiled, and torch has nothing to compile with.
         LossDivergedError: the loss or the gradient norm is not finite.
         TokenFileInvalidError: the token file is gone, or holds an id outside the vocabulary.
         CheckpointInvalidError: the newest checkpoint, or the directory, can't be used by this job.
@@ -68,7 +69,13 @@ def _settings(job: TrainJob) -> SessionSettings:
         weight_decay=job.weight_decay,
         clip_grad_norm=job.clip_grad_norm,
     )
-    return SessionSettings(model=job.model, layout=job.layout, seed=job.seed, optimizer=optimizer)
+    return SessionSettings(
+        model=job.model,
+        layout=job.layout,
+        seed=job.seed,
+        optimizer=optimizer,
+        compile=job.compile,
+    )
 
 
 def _step_event(job: TrainJob, index: int, step: TimedStep, peak_tflops: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,14 @@ def test_the_trainer_job_holds_the_probe_s_model_layout_and_seed() -> None:
     assert Layout.from_mapping(job["layout"]) == source.layout
     assert ModelShape.from_mapping(job["model"]) == LLAMA
     assert (job["seed"], job["warmup"]) == (0, 2)
+
+
+def test_a_compiled_probe_is_exported_as_a_compiled_job() -> None:
+    source = replace(make_source(LLAMA), compile=True)
+    (file,) = export("trainer", source).files
+    assert TrainJob.from_mapping(json.loads(file.content)).compile
+    assert not any("compile" in note for note in export("megatron-lm", make_source()).notes)
+    assert any("compile=true has no flag" in note for note in export("megatron-lm", source).notes)
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones() -> None:

@@ -53,6 +53,7 @@ def test_a_job_survives_the_way_through_json() -> None:
         ({"seed": -1}, r"seed=-1 is not a whole number of at least 0"),
         ({"seed": True}, r"seed=True is not a whole number"),
         ({"clip_grad_norm": 0}, r"clip_grad_norm=0 is not a number over 0"),
+        ({"compile": 1}, r"compile=1 is not true or false"),
         ({"layout": {"tp": 0}}, r"the job's layout is invalid: tp=0"),
         ({"model": None}, r"the job's model is missing"),
     ],
@@ -120,6 +121,15 @@ def test_json_is_all_of_stdout_and_the_progress_goes_aside(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert_result(done.stdout, make_job(steps=3, warmup=1))
     assert_progress(done.stderr.splitlines(), make_job(steps=3, warmup=1))
+
+
+def test_a_job_that_is_to_be_compiled_is_not_run_where_it_can_t_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = run([sys.executable, *TRAIN, write_job(tmp_path, make_job(compile=True))])
+    assert done.returncode == 1
+    assert "compile=true needs a C++ compiler" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
