@@ -45,21 +45,13 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
+        CompilerMissingError: compilation was asked for, and torch has nothing to compile with.
         MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
         LossDivergedError: the loss or the gradient norm is not finite; or fp16 skipped every timed
             step.
         ResultImplausibleError: the result is above the device's peak.
     """
-    settings = SessionSettings(
-        model=request.model,
-        layout=request.layout,
-        seed=request.seed,
-        optimizer=OptimizerSettings(),
-        memory_limit_bytes=request.memory_limit_bytes,
-        timeout_s=request.deadline_s,
-        compile=request.compile,
-    )
-    training = open_training(settings, ctx)
+    training = open_training(_settings(request), ctx)
     peak_tflops, peak_source = peak_of(ctx, request.layout)
     environment = describe_environment(training.device) if ctx.rank == 0 else None
     logical_peak_bytes = _begin_memory(training, request)
@@ -86,6 +78,18 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
         oversubscribed=ctx.oversubscribed,
     )
     return RankResult(measurement=measurement, environment=environment)
+
+
+def _settings(request: ProbeRequest) -> SessionSettings:
+    return SessionSettings(
+        model=request.model,
+        layout=request.layout,
+        seed=request.seed,
+        optimizer=OptimizerSettings(),
+        memory_limit_bytes=request.memory_limit_bytes,
+        timeout_s=request.deadline_s,
+        compile=request.compile,
+    )
 
 
 def _speed(request: ProbeRequest, timed: list[TimedStep], peak_tflops: float) -> Throughput:
