@@ -20,6 +20,7 @@ def document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
         "model": request.model.to_mapping(),
         "layout": request.layout.to_mapping(),
         "seed": request.seed,
+        "compile": request.compile,
         "duration_s": outcome.duration_s,
         "environment": None if outcome.environment is None else asdict(outcome.environment),
     }
@@ -45,7 +46,8 @@ def document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
 def text(request: ProbeRequest, outcome: Outcome) -> str:
     """The outcome for people."""
     layout = request.layout
-    head = f"{request.model.name} as {layout.key} on {layout.num_devices} devices"
+    compiled = ", compiled," if request.compile else ""
+    head = f"{request.model.name} as {layout.key}{compiled} on {layout.num_devices} devices"
     measurement = outcome.measurement
     if measurement is None:
         log = f"\n{outcome.log_tail}" if outcome.log_tail else ""

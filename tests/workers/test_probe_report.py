@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from search_spaces.layout import Layout
 from search_spaces.outcome import ProbeRequest
 from search_spaces.presets.models import model_preset
@@ -18,6 +20,14 @@ def test_a_report_says_where_a_step_went_and_leaves_out_what_there_is_none_of() 
     )
     assert "of a step" not in probe_report.text(REQUEST, completed(breakdown=None))
     assert probe_report.document(REQUEST, completed())["breakdown"]["compute_s"] == 0.256
+
+
+def test_a_report_says_whether_the_probe_was_compiled() -> None:
+    compiled = replace(REQUEST, compile=True)
+    assert probe_report.document(compiled, completed())["compile"] is True
+    assert ", compiled, on 2 devices" in probe_report.text(compiled, completed())
+    assert probe_report.document(REQUEST, completed())["compile"] is False
+    assert "compiled" not in probe_report.text(REQUEST, completed())
 
 
 def test_a_report_names_what_makes_a_figure_doubtful() -> None:
