@@ -333,14 +333,6 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
-        name="trainer_zero_groups",
-        scope="trainer",
-        illegal=lambda c, _: (not trainer.ZERO_GROUPS_SUPPORTED) & (c.zero_replicas > 1),
-        sentence=lambda layout, _: (
-            f"zero_replicas={layout.zero_replicas} is not supported by the embedded trainer (1)"
-        ),
-    ),
-    Rule(
         name="trainer_precision",
         scope="trainer",
         illegal=lambda c, _: np.isin(

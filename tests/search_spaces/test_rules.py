@@ -202,10 +202,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
 
 TRAINER_CASES: list[tuple[dict[str, Any], str]] = [
     (
-        {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
-        "zero_replicas=2 is not supported by the embedded trainer (1)",
-    ),
-    (
         {"precision": "fp16"},
         "precision=fp16 is not supported by the embedded trainer (fp32, bf16)",
     ),
@@ -231,7 +227,6 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
 @pytest.fixture
 def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that lacks everything that a rule asks about."""
-    monkeypatch.setattr(trainer_support, "ZERO_GROUPS_SUPPORTED", False)
     monkeypatch.setattr(trainer_support, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
 
 
