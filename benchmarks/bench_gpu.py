@@ -158,15 +158,17 @@ def main() -> None:
 _HEADER: Final = ("model", "side", "tokens/s", "TFLOP/s", "MFU", "peak memory", "ours over it")
 _NOTE: Final = (
     "Four micro-batches a step, bf16 with fp32 master weights and gradients, fused AdamW; steps of "
-    "both sides of a pair alternate on the same batches. MFU: model FLOPs over the device's peak. "
+    "both sides of a pair alternate on the same batches; beside the compiled loop the trainer "
+    "compiles, too. MFU: model FLOPs over the device's peak. "
     "Memory: the allocator's peak while that side alone is there. Last column: how many times "
     "longer the peer takes, median of pairs with quartiles."
 )
 
 
 def _compare(workload: Workload, peer: str, device: str, rounds: int) -> list[tuple[str, ...]]:
-    """The rows of the trainer and of a peer, which take turns."""
-    training = _open(workload, device)
+    """The rows of the trainer and of a peer, which take turns; both compiled, or neither."""
+    is_compiled = peer == "compiled"
+    training = _open(workload, device, compiled=is_compiled)
     try:
         peak_tflops, _ = matmul_peak(device, workload.layout.precision)
         makers: dict[str, Callable[[], Step]] = {
@@ -192,12 +194,15 @@ def _compare(workload: Workload, peer: str, device: str, rounds: int) -> list[tu
     found = ratio(series["ours"].step_times_s, series[peer].step_times_s)
     said = f"{found.of_pairs:.3f} ({found.q25:.3f} to {found.q75:.3f})"
     return [
-        _row(workload, side, taken, peak_tflops, peaks[side], "" if side == "ours" else said)
-        for side, taken in series.items()
+        _row(workload, name, series[side], peak_tflops, peaks[side], remark)
+        for side, name, remark in (
+            ("ours", "ours, compiled" if is_compiled else "ours", ""),
+            (peer, peer, said),
+        )
     ]
 
 
-def _open(workload: Workload, device: str) -> Training:
+def _open(workload: Workload, device: str, *, compiled: bool) -> Training:
     _empty_cache(device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -212,7 +217,11 @@ def _open(workload: Workload, device: str) -> Training:
         peak_source="",
     )
     settings = SessionSettings(
-        model=workload.shape, layout=workload.layout, seed=SEED, optimizer=OPTIMIZER
+        model=workload.shape,
+        layout=workload.layout,
+        seed=SEED,
+        optimizer=OPTIMIZER,
+        compile=compiled,
     )
     return open_training(settings, context)
 
