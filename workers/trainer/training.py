@@ -151,7 +151,8 @@ class _Sums:
 
     def stats(self) -> StepStats:
         """Waits for the sums, and reads them."""
-        finish(self._work)
+        with part("idle"):
+            finish(self._work)
         loss, num_tokens, squared_norm = self._sums.tolist()
         return StepStats(
             loss=loss,

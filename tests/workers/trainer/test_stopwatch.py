@@ -10,6 +10,7 @@ import pytest
 
 from tests.workers.trainer.cases import CPU, make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer import training as training_module
 from workers.trainer.mesh import build_mesh
 from workers.trainer.stopwatch import PARTS, Stopwatch, communication, part
 from workers.trainer.timing import timed_step
@@ -81,6 +82,26 @@ def test_the_parts_of_a_thread_that_is_waited_for_are_seen() -> None:
         thread.start()
         thread.join()
     assert recorded(stopwatch) == {"unexplained": 2, "compute": 2, "tp": 1}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_waiting_for_the_other_ranks_sums_is_idle_and_no_part_of_the_update(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Else the bubble of a pipeline's last stages, which are done first, is the optimizer's."""
+    now = 0.0
+
+    class Late:
+        def wait(self) -> None:
+            nonlocal now
+            now += 100.0
+
+    monkeypatch.setattr(training_module, "start_all_reduce", lambda *_: Late())
+    training = make_training(make_shape(), make_layout(precision=precision))
+    training.stopwatch = Stopwatch(CPU, clock=lambda: now)
+    with training.stopwatch.running():
+        training.step(training.batch(0))
+    assert recorded(training.stopwatch) == {"idle": 100.0}
 
 
 @pytest.mark.parametrize(
