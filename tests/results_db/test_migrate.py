@@ -1,5 +1,6 @@
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,19 @@ def test_a_downgrade_keeps_what_the_first_schema_can_hold(old_store: Store, url:
     migrate.downgrade(url, "0001")
     migrate.upgrade(url)
     assert old_store.trial_detail(1) == before
+
+
+def test_a_downgrade_takes_measurements_away_that_the_first_schema_would_rank(
+    old_store: Store, url: str, tmp_path: Path
+) -> None:
+    with old_store._db.write() as session:
+        session.connection().exec_driver_sql(
+            "UPDATE trials SET state = 'FAILED', reason = 'diverged' WHERE id = 1"
+        )
+    migrate.downgrade(url, "0001")
+    with closing(sqlite3.connect(tmp_path / "results.sqlite3")) as connection:
+        for table in ("measurements", "stage_memories", "iterations"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+        assert connection.execute("SELECT state, reason FROM trials").fetchall() == [
+            ("FAILED", "diverged")
+        ]

@@ -52,6 +52,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # The first schema ranks whatever was measured, and knows no measurement that does not count.
+    op.execute(
+        "DELETE FROM measurements WHERE trial_id IN (SELECT id FROM trials WHERE state <> 'COMPLETED')"
+    )
     # A skipped step has no norm; the first schema knows no such step.
     op.execute("UPDATE iterations SET grad_norm = 0 WHERE grad_norm IS NULL")
     _make_grad_norm_nullable(nullable=False)
