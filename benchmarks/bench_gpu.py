@@ -172,7 +172,7 @@ def _compare(workload: Workload, peer: str, device: str, rounds: int) -> list[tu
     try:
         peak_tflops, _ = matmul_peak(device, workload.layout.precision)
         makers: dict[str, Callable[[], Step]] = {
-            "ours": lambda: _our_step(workload, training),
+            "ours": lambda: _our_step(training),
             peer: lambda: _peer_step(workload, peer, training.device),
         }
         peaks, sides = {}, {}
@@ -226,7 +226,7 @@ def _open(workload: Workload, device: str, *, compiled: bool) -> Training:
     return open_training(settings, context)
 
 
-def _our_step(_: Workload, training: Training) -> Step:
+def _our_step(training: Training) -> Step:
     return lambda batch: training.step(batch).loss
 
 

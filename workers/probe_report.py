@@ -83,7 +83,9 @@ def _lines(measured: Measurement) -> list[str]:
     lines = [f"  {name:<12} {value}" for name, value in rows.items()]
     if measured.warmup_settled is False:
         lines.append("  unsettled: step times still changed when timing began")
-    if measured.skipped_steps:
+    if measured.skipped_steps == 1:
+        lines.append("  1 step was skipped: its gradients overflowed")
+    elif measured.skipped_steps:
         lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
     if measured.oversubscribed:
         lines.append("  oversubscribed: ranks shared devices, so the times say nothing")

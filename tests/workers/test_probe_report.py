@@ -42,3 +42,5 @@ def test_a_report_names_what_makes_a_figure_doubtful() -> None:
         "oversubscribed: ranks shared devices",
     ):
         assert sentence in text
+    one = probe_report.text(REQUEST, completed(skipped_steps=1))
+    assert "1 step was skipped: its gradients overflowed" in one
