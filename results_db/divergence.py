@@ -93,9 +93,7 @@ class _Group:
         for row in rows:
             if row.kin is not None:
                 continue
-            row.kin = next(
-                (kin for kin in kins if self.difference(row.trial_id, kin) is None), row.trial_id
-            )
+            row.kin = self._kin_of(row, kins, rows)
             if row.kin == row.trial_id:
                 kins.append(row.kin)
             self.session.execute(
@@ -103,6 +101,19 @@ class _Group:
                 .where(MeasurementRow.trial_id == row.trial_id)
                 .values(kin=row.kin)
             )
+
+    def _kin_of(self, row: _Measured, kins: Sequence[int], rows: Sequence[_Measured]) -> int:
+        """The first with the same losses, or the trial itself.
+
+        A repeat that agrees with an earlier run of its layout goes where that went: at the edge of
+        what is allowed the two might else part, and the layout look as if it were unsteady.
+        """
+        for other in rows:
+            is_told = other.kin is not None and other.layout_key == row.layout_key
+            if is_told and self.difference(row.trial_id, other.trial_id) is None:
+                return cast("int", other.kin)
+        agreeing = (kin for kin in kins if self.difference(row.trial_id, kin) is None)
+        return next(agreeing, row.trial_id)
 
     def difference(self, trial_id: int, other_id: int) -> LossDifference | None:
         """Where the losses of two trials part."""
