@@ -19,12 +19,12 @@ from workers.trainer.job_checkpoints import JobCheckpoints, Report
 from workers.trainer.launch import context_from_environment
 from workers.trainer.mesh import refuse_wrong_world
 from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.progress import Progress, print_event
+from workers.trainer.progress import Progress
 from workers.trainer.session import SessionSettings, open_training, peak_of
 from workers.trainer.throughput import Throughput
 from workers.trainer.timing import TimedStep, timed_step
 
-__all__ = ["RankContext", "TrainJob", "main", "print_event", "run_train"]
+__all__ = ["RankContext", "TrainJob", "main", "run_train"]
 
 
 def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any] | None:
