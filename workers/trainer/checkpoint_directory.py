@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
-from search_spaces.reading import MAX_WIDTH, shown, whole_number_problem
+from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
 from workers.trainer.errors import CheckpointInvalidError
 
 FORMAT: Final = "layout-tuner/checkpoint"
@@ -28,6 +28,8 @@ RECORD_NAME: Final = "checkpoint.json"
 INDEX_NAME: Final = ".metadata"
 """The file that torch.distributed.checkpoint writes last."""
 
+_MOST: Final = 1 << 62
+"""More samples than any job takes; numpy counts them in 64 bits."""
 _WHOLE: Final = re.compile(r"step-(\d{8,})")
 _PARTIAL: Final = re.compile(r"step-\d{8,}\.partial")
 
@@ -104,7 +106,8 @@ class CheckpointRecord:
         """Reads the document back.
 
         Raises:
-            CheckpointInvalidError: it is of another format or version, or a field is missing.
+            CheckpointInvalidError: it is of another format or version, or a field is missing or
+                of the wrong type.
         """
         values = dict(mapping)
         found = (values.pop("format", None), values.pop("version", None))
@@ -115,9 +118,32 @@ class CheckpointRecord:
         try:
             values["model"] = ModelShape.from_mapping(values["model"])
             values["layout"] = Layout.from_mapping(values["layout"])
-            return cls(**values)
+            record = cls(**values)
         except (SearchSpaceError, KeyError, TypeError) as error:
             raise CheckpointInvalidError(f"its fields are not readable: {error}") from error
+        record._refuse_unreadable()
+        return record
+
+    def _refuse_unreadable(self) -> None:
+        numbers: dict[str, object] = {
+            name: getattr(self, name) for name in ("step", "samples", "seed", "optimizer_steps")
+        }
+        for name in ("tokens", "loss_scaler"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise CheckpointInvalidError(f"{name}={shown(value)} is not an object of fields")
+        if self.tokens is not None:
+            numbers["tokens.number"] = self.tokens.get("number")
+        if self.loss_scaler is not None:
+            numbers["loss_scaler.good_steps"] = self.loss_scaler.get("good_steps")
+            scale = self.loss_scaler.get("scale")
+            if not is_positive_number(scale):
+                raise CheckpointInvalidError(
+                    f"loss_scaler.scale={shown(scale)} is not a number over 0"
+                )
+        for name, number in numbers.items():
+            if problem := whole_number_problem(number, low=0, high=_MOST):
+                raise CheckpointInvalidError(f"{name}={problem}")
 
     def refuse_other_job(
         self, path: Path, *, model: ModelShape, seed: int, tokens: Mapping[str, Any] | None
@@ -238,7 +264,7 @@ class CheckpointDirectory:
 
 
 def _described(tokens: Mapping[str, Any] | None) -> str:
-    return "synthetic ones" if tokens is None else f"{tokens['number']} of {tokens['dtype']}"
+    return "synthetic ones" if tokens is None else f"{tokens['number']} of {tokens.get('dtype')}"
 
 
 def _sync(folder: Path) -> None:

@@ -26,7 +26,11 @@ from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from tests.workers.trainer.cases import largest_difference, make_layout, make_shape
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer.checkpoint_directory import CheckpointDirectory, CheckpointSettings
+from workers.trainer.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointRecord,
+    CheckpointSettings,
+)
 from workers.trainer.context import RankContext
 from workers.trainer.errors import CheckpointInvalidError, TrainJobInvalidError
 from workers.trainer.job import TrainJob
@@ -297,6 +301,29 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     with pytest.raises(CheckpointInvalidError, match=sentence) as caught:
         make_job(tmp_path, make_layout()).refuse_unusable()
     assert "remove it to go on from an earlier one" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"step": "4"}, "step='4' is not a whole number"),
+        ({"samples": None}, "samples=None is not a whole number"),
+        ({"optimizer_steps": -1}, "optimizer_steps=-1 is not a whole number"),
+        ({"tokens": 3}, "tokens=3 is not an object"),
+        ({"tokens": {"dtype": "uint16"}}, "tokens.number=None is not a whole number"),
+        ({"loss_scaler": [8.0]}, r"loss_scaler=\[8.0\] is not an object"),
+        ({"loss_scaler": {"scale": 0, "good_steps": 1}}, "loss_scaler.scale=0 is not a number"),
+        ({"loss_scaler": {"scale": 8.0}}, "loss_scaler.good_steps=None is not a whole number"),
+    ],
+    ids=str,
+)
+def test_a_record_of_a_wrong_type_names_the_field(change: dict[str, Any], sentence: str) -> None:
+    record = CheckpointRecord(
+        step=4, samples=32, model=make_shape(), seed=0, layout=make_layout()
+    ).to_mapping()
+    assert CheckpointRecord.from_mapping(record).step == 4
+    with pytest.raises(CheckpointInvalidError, match=sentence):
+        CheckpointRecord.from_mapping({**record, **change})
 
 
 def test_tensors_that_are_damaged_are_an_error_on_every_rank(tmp_path: Path) -> None:
