@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
@@ -78,8 +79,17 @@ class Mesh:
         return global_rank(place, self.layout)
 
 
-def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
+def build_mesh(
+    rank: int, layout: Layout, *, tied_embeddings: bool, timeout: timedelta | None = None
+) -> Mesh:
     """Makes the process groups of every axis longer than one; the default group must be up.
+
+    Args:
+        rank: this rank.
+        layout: the job's.
+        tied_embeddings: whether the first and the last stage share a weight.
+        timeout: how long a collective of these groups waits for a peer; torch does not hand the
+            default group's on. None: torch's own.
 
     Raises:
         RankContextInvalidError: the default group has another size than the layout.
@@ -101,11 +111,13 @@ def build_mesh(rank: int, layout: Layout, *, tied_embeddings: bool) -> Mesh:
         layout=layout,
         rank=rank,
         place=place,
-        tp_group=_group(tp_places, layout),
-        shard_group=_group(shard_places, layout),
-        replica_group=_group(replica_places, layout),
-        pp_group=_group(pp_places, layout),
-        embedding_group=_ends_group(ends, between, layout, is_end=is_end) if has_ends else None,
+        tp_group=_group(tp_places, layout, timeout),
+        shard_group=_group(shard_places, layout, timeout),
+        replica_group=_group(replica_places, layout, timeout),
+        pp_group=_group(pp_places, layout, timeout),
+        embedding_group=_ends_group(ends, between, layout, timeout, is_end=is_end)
+        if has_ends
+        else None,
     )
 
 
@@ -113,6 +125,7 @@ def _ends_group(
     ends: list[tuple[int, int, int]],
     between: list[tuple[int, int, int]],
     layout: Layout,
+    timeout: timedelta | None,
     *,
     is_end: bool,
 ) -> ProcessGroup | None:
@@ -121,8 +134,8 @@ def _ends_group(
     NCCL splits the world's communicator for each group, in which every rank must take part.
     """
     if is_end:
-        return _group(ends, layout)
-    _new_group(between, layout)
+        return _group(ends, layout, timeout)
+    _new_group(between, layout, timeout)
     return None
 
 
@@ -135,19 +148,23 @@ def refuse_wrong_world(layout: Layout, world_size: int) -> None:
         )
 
 
-def _group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup | None:
+def _group(
+    places: list[tuple[int, int, int]], layout: Layout, timeout: timedelta | None
+) -> ProcessGroup | None:
     """The group of these positions; only they take part in making it."""
     if len(places) < 2:
         return None
     if len(places) == layout.num_devices:
         return dist.group.WORLD
-    return _new_group(places, layout)
+    return _new_group(places, layout, timeout)
 
 
-def _new_group(places: list[tuple[int, int, int]], layout: Layout) -> ProcessGroup:
+def _new_group(
+    places: list[tuple[int, int, int]], layout: Layout, timeout: timedelta | None
+) -> ProcessGroup:
     ranks = [
         global_rank(Coordinates(tp_rank=tp, dp_rank=dp, pp_rank=pp), layout)
         for tp, dp, pp in places
     ]
-    group: ProcessGroup = dist.new_group(ranks, use_local_synchronization=True)
+    group: ProcessGroup = dist.new_group(ranks, timeout, use_local_synchronization=True)
     return group

@@ -51,15 +51,21 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
     device = _prepare_device(ctx)
     # Before the limit is set: the compiler's modules are none of the layout's memory.
     kernels = compiled_kernels(device.type) if settings.compile else EAGER
+    timeout = timedelta(seconds=settings.timeout_s)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=ctx.store,
         rank=ctx.rank,
         world_size=ctx.world_size,
-        timeout=timedelta(seconds=settings.timeout_s),
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    mesh = build_mesh(ctx.rank, settings.layout, tied_embeddings=settings.model.tied_embeddings)
+    mesh = build_mesh(
+        ctx.rank,
+        settings.layout,
+        tied_embeddings=settings.model.tied_embeddings,
+        timeout=timeout,
+    )
     if settings.memory_limit_bytes is not None:
         need_bytes = persistent_bytes(settings.model, mesh, settings.optimizer)
         refuse_over_limit(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch import distributed as dist
 
 from search_spaces.layout import Layout
-from tests.workers.trainer.cases import make_layout
+from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.context import RankContext
 from workers.trainer.mesh import build_mesh
+from workers.trainer.session import SessionSettings, open_training
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
@@ -25,12 +30,37 @@ def test_every_rank_makes_as_many_groups_as_its_peers(
         assert sorted(rank for group in set(at_once) for rank in group) == list(world)
 
 
+def test_the_groups_wait_as_long_for_a_peer_as_the_session_says() -> None:
+    layout = make_layout(tp=2, pp=2)
+
+    def work(rank: int, store: Any) -> list[float]:
+        context = RankContext(
+            rank=rank,
+            world_size=4,
+            local_rank=rank,
+            store=store,
+            device="cpu",
+            oversubscribed=True,
+            peak_tflops_per_device=0.1,
+            peak_source="a test's",
+        )
+        settings = SessionSettings(
+            model=make_shape(), layout=layout, seed=0, optimizer=ADAMW, timeout_s=77.0
+        )
+        mesh = open_training(settings, context).mesh
+        groups = [dist.group.WORLD, mesh.tp_group, mesh.pp_group]
+        backends = [group._get_backend(CPU) for group in groups if group is not None]
+        return [backend.options._timeout.total_seconds() for backend in backends]
+
+    assert run_ranks(4, work, own_group=True) == [[77.0] * 3] * 4
+
+
 def _groups_that_are_made(
     monkeypatch: pytest.MonkeyPatch, rank: int, layout: Layout
 ) -> list[tuple[int, ...]]:
     groups: list[tuple[int, ...]] = []
 
-    def new_group(ranks: list[int], **_: object) -> None:
+    def new_group(ranks: list[int], *_: object, **__: object) -> None:
         groups.append(tuple(ranks))
 
     monkeypatch.setattr(dist, "get_world_size", lambda: layout.num_devices)
