@@ -32,17 +32,12 @@ def progress_of(store: Store, campaign: CampaignRecord, now: datetime) -> Progre
         trials=counts,
         trials_ended=ended,
         trials_planned=planned,
-        best=None if best is None else objective_value(best, campaign.objective),
+        best=None if best is None else best.objective(campaign.objective),
         best_trial=None if best is None else best.number,
         best_layout=None if best is None else best.layout_key,
         seconds_left=seconds_left(campaign, ended, planned),
         waiting_reason=waiting_reason(store, campaign, counts, now),
     )
-
-
-def objective_value(trial: TrialRecord, objective: str) -> float:
-    """What a completed trial is ranked by."""
-    return float(getattr(trial.measurement, objective))
 
 
 def trials_planned(campaign: CampaignRecord) -> int | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, func, select
-from sqlalchemy.orm import InstrumentedAttribute, contains_eager
+from sqlalchemy.orm import contains_eager
 
 from results_db.errors import ObjectiveUnknownError
 from results_db.models import MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import TrialRecord
 from results_db.rows import MEASUREMENT_PARTS, trial_record
-from search_spaces.campaign import OBJECTIVES
+from search_spaces.objectives import OBJECTIVES, SECONDS_PER_HOUR
 
 
 class Leaderboard(StorePart):
@@ -59,10 +59,12 @@ def _ranked(campaign_id: int) -> ColumnElement[bool]:
     )
 
 
-def _column(objective: str) -> InstrumentedAttribute[float]:
+def _column(objective: str) -> ColumnElement[float]:
     if objective not in OBJECTIVES:
         raise ObjectiveUnknownError(
             f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}"
         )
-    column: InstrumentedAttribute[float] = getattr(MeasurementRow, objective)
+    if objective == "tokens_per_node_hour":
+        return MeasurementRow.tokens_per_s * SECONDS_PER_HOUR / Trial.num_nodes
+    column: ColumnElement[float] = getattr(MeasurementRow, objective)
     return column

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
 from search_spaces.layout import Layout
+from search_spaces.objectives import measured_objective
 from search_spaces.outcome import Breakdown, Environment, Iteration
 
 CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
@@ -124,6 +125,23 @@ class TrialRecord:
     ended_seq: int | None
     """Place in the order in which the campaign's trials ended, from 1; a later verdict on its losses
     moves a trial to the end."""
+
+    def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
+        """What was measured of an objective; None without a measurement that tells.
+
+        The device's memory is for memory_headroom alone.
+
+        Raises:
+            ObjectiveInvalidError: there is no such objective.
+        """
+        if self.measurement is None:
+            return None
+        return measured_objective(
+            name,
+            self.measurement,
+            num_nodes=self.layout.num_nodes,
+            device_memory_bytes=device_memory_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,8 @@ from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, Searc
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from search_spaces.objectives import OBJECTIVES as OBJECTIVES
+from search_spaces.objectives import Objective as Objective
 from search_spaces.outcome import (
     DEFAULT_DEADLINE_S,
     DEFAULT_ITERATIONS,
@@ -37,18 +39,9 @@ from search_spaces.reading import (
 )
 from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
 
-Objective = Literal[
-    "tokens_per_s_per_device",
-    "tokens_per_s",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-]
-"""The field of a measurement that ranks it; more is better."""
-
 StrategyName = Literal["deephyper", "random", "exhaustive"]
 """How layouts are proposed."""
 
-OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
 MAX_SEED: Final = (1 << 31) - 1

@@ -40,6 +40,10 @@ class CampaignInvalidError(SearchSpaceError):
     """A campaign's description is malformed; the message names the field."""
 
 
+class ObjectiveInvalidError(SearchSpaceError):
+    """Nothing is judged by this name, or not in this place."""
+
+
 class NoLegalLayoutError(SearchSpaceError):
     """No combination of the space is legal; the message says which rule excluded how many."""
 

@@ -119,7 +119,9 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
     if trial.state == "COMPLETED":
         assert trial.measurement is not None, f"trial {trial.id} is COMPLETED without a measurement"
         if not trial.measurement.oversubscribed:
-            return Observation.completed(float(getattr(trial.measurement, objective)))
+            value = trial.objective(objective)
+            assert value is not None, f"{objective} is a throughput"
+            return Observation.completed(value)
     return None
 
 

@@ -230,8 +230,9 @@ class Driver:
 
 
 def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRecord) -> None:
-    if trial.measurement is None or trial.state != "COMPLETED":
+    value = trial.objective(search.spec.objective)
+    if value is None or trial.state != "COMPLETED":
         what = f"{trial.reason}: {trial.message}"
     else:
-        what = f"{search.spec.objective} {getattr(trial.measurement, search.spec.objective):.4g}"
+        what = f"{search.spec.objective} {value:.4g}"
     _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)

@@ -14,7 +14,12 @@ from search_spaces.layout import Layout
 
 def unit(objective: str) -> str:
     """What an objective counts; its name says it, as tokens_per_s_per_device."""
-    return objective.replace("_per_", "/").replace("tflops", "TFLOP/s").replace("_", " ")
+    return (
+        objective.replace("node_hour", "node-hour")
+        .replace("_per_", "/")
+        .replace("tflops", "TFLOP/s")
+        .replace("_", " ")
+    )
 
 
 def figure(value: float | None) -> str:

@@ -8,7 +8,7 @@ from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
 from api.commands.display import figure, layout_extras, memory, print_table, unit, zero
 from api.schemas import LeaderboardPage, RankedTrial
-from search_spaces.campaign import OBJECTIVES
+from search_spaces.objectives import OBJECTIVES, measured_objective
 
 
 @click.command()
@@ -81,7 +81,7 @@ def _row(trial: RankedTrial, objective: str) -> tuple[str, ...]:
         str(trial.global_batch_size),
         zero(layout),
         layout_extras(layout),
-        figure(getattr(measured, objective)),
+        figure(measured_objective(objective, measured, num_nodes=layout.num_nodes)),
         f"{measured.step_time_s:.4g} s",
         f"{measured.mfu:.1%}",
         memory(measured.peak_memory_bytes),

@@ -291,6 +291,7 @@ def test_every_objective_has_its_unit() -> None:
         "tokens_per_s": "tokens/s",
         "model_tflops_per_device": "model TFLOP/s/device",
         "hardware_tflops_per_device": "hardware TFLOP/s/device",
+        "tokens_per_node_hour": "tokens/node-hour",
     }
 
 

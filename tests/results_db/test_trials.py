@@ -226,12 +226,11 @@ def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> No
     campaign, worker = make_campaign(store), make_worker(store)
     ids = {}
     for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0)):
-        # The rate of a device follows from that of all.
-        figures = (
-            {"tokens_per_s": value * tp}
-            if objective == "tokens_per_s_per_device"
-            else {objective: value}
-        )
+        # The rate of a device follows from that of all, and so does that of a node.
+        figures = {
+            "tokens_per_s_per_device": {"tokens_per_s": value * tp},
+            "tokens_per_node_hour": {"tokens_per_s": value},
+        }.get(objective, {objective: value})
         ids[value] = run_trial(store, campaign, Layout(tp=tp), worker.id, **figures)
     ranked = [trial.id for trial in store.leaderboard(campaign, objective)]
     assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.campaign import ESTIMATE_MARGIN, OBJECTIVES, ROWS_AT_ONCE, CampaignSpec
+from search_spaces.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
 from search_spaces.cluster import GIB
 from search_spaces.errors import (
     CampaignInvalidError,
@@ -17,7 +17,6 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.outcome import Measurement
 from search_spaces.presets.clusters import CLUSTER_PRESETS
 from search_spaces.presets.models import model_preset
 
@@ -178,10 +177,6 @@ def test_a_malformed_campaign_is_refused_with_the_field(
 def test_a_document_that_is_no_campaign_is_refused(document: Any) -> None:
     with pytest.raises(CampaignInvalidError, match=r"^the campaign (is|has the key) .* not "):
         CampaignSpec.from_mapping(document)
-
-
-def test_every_objective_is_a_field_of_a_measurement() -> None:
-    assert set(OBJECTIVES) <= set(Measurement.__dataclass_fields__)
 
 
 def test_an_empty_legal_set_is_refused_with_counts() -> None:
