@@ -38,6 +38,7 @@ from search_spaces.reading import (
     whole_number_problem,
 )
 from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
+from search_spaces.stopping import StopSettings
 
 StrategyName = Literal["deephyper", "random", "exhaustive"]
 """How layouts are proposed."""
@@ -175,6 +176,8 @@ class CampaignSpec:
     """When to end; only an exhaustive campaign may go without."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     """How long each probe trains."""
+    stop: StopSettings = field(default_factory=StopSettings)
+    """When probes and the campaign end by themselves, and what is measured again before they do."""
     warnings: tuple[str, ...] = ()
     """What the user should know: constants that had to be guessed."""
 
@@ -225,6 +228,8 @@ class CampaignSpec:
             values["budget"] = Budget.from_mapping(given.get("budget", {}))
         with _inside("probe"):
             values["probe"] = ProbeSettings.from_mapping(given.get("probe", {}))
+        with _inside("stop"):
+            values["stop"] = StopSettings.from_mapping(given.get("stop", {}))
         warnings = given.get("warnings", ())
         if warning and isinstance(warnings, (list, tuple)):
             warnings = (*warnings, warning)
@@ -242,6 +247,7 @@ class CampaignSpec:
             "seed": self.seed,
             "budget": asdict(self.budget),
             "probe": asdict(self.probe),
+            "stop": asdict(self.stop),
             "warnings": list(self.warnings),
         }
 

@@ -32,6 +32,7 @@ _DOCUMENT_SCHEMA = {
         "seed": {"type": "integer"},
         "budget": {"type": "object"},
         "probe": {"type": "object"},
+        "stop": {"type": "object"},
     },
     "example": {
         "name": "tiny",
