@@ -240,7 +240,7 @@ class LegalSet:
         dp, micro_batch_size = self.column("dp", rows), self.column("micro_batch_size", rows)
         return _accumulation(dp, micro_batch_size, self.space)
 
-    def columns(self, rows: slice = EVERY_ROW) -> LayoutColumns:
+    def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
         """The legal layouts, or some of them, as columns."""
         return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 

@@ -16,6 +16,7 @@ from tuner.errors import (
     ObservationInvalidError,
     TunerError,
 )
+from tuner.problem import SearchProblem
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.registry import make_strategy
 
@@ -44,7 +45,13 @@ class CampaignSearch:
         with _at_fault(f"campaign {campaign.name!r} cannot be taken up"):
             spec = CampaignSpec.from_mapping(campaign.spec)
             legal = spec.legal_set()
-            strategy = make_strategy(spec.strategy, legal, seed=spec.seed)
+            problem = SearchProblem(
+                layouts=legal,
+                model=spec.model,
+                cluster=spec.cluster,
+                objectives=(spec.objective,),
+            )
+            strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
         for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):
             if trial.ended_seq is not None:
@@ -121,7 +128,11 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
         if not trial.measurement.oversubscribed:
             value = trial.objective(objective)
             assert value is not None, f"{objective} is a throughput"
-            return Observation.completed(value)
+            return Observation.completed(
+                value,
+                step_time_s=trial.measurement.step_time_s,
+                peak_memory_bytes=trial.measurement.peak_memory_bytes,
+            )
     return None
 
 

@@ -9,6 +9,10 @@ class ObservationInvalidError(TunerError):
     """An observation contradicts itself, or its objective cannot be ranked."""
 
 
+class ProblemInvalidError(TunerError):
+    """A search was described by values that cannot be."""
+
+
 class LayoutUnknownError(TunerError):
     """A layout was told that the campaign's legal set does not hold."""
 

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from search_spaces.campaign import CampaignSpec
-from search_spaces.columns import code_of
-from search_spaces.layout import Layout
-from search_spaces.space import LegalSet
+from search_spaces.columns import LayoutColumns, code_of
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.space import EVERY_ROW, LegalSet
+from tests.tuner.problems import make_problem
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.deephyper import DeepHyperProposer
 from tuner.strategies.encoding import KnobRanks
@@ -79,7 +80,8 @@ def test_it_needs_far_fewer_probes_than_random_search() -> None:
     assert near <= 0.01 * len(legal), "the target is too easy to tell anything"
     medians = {
         name: statistics.median(
-            probes_to(make_strategy(name, legal, seed=seed), 0.9 * best) for seed in range(11)
+            probes_to(make_strategy(name, make_problem(legal), seed=seed), 0.9 * best)
+            for seed in range(11)
         )
         for name in ("deephyper", "random")
     }
@@ -122,7 +124,7 @@ def test_a_results_file_in_the_working_directory_stays(
 def test_it_leaves_the_root_logger_alone() -> None:
     before = list(logging.getLogger().handlers)
     legal = make_legal_set()
-    search = make_strategy("deephyper", legal, seed=1)
+    search = make_strategy("deephyper", make_problem(legal), seed=1)
     for _ in range(12):
         layout = search.ask()
         assert layout is not None
@@ -177,6 +179,9 @@ class EveryCount:
     def column(self, knob: str) -> NDArray[np.int64]:
         return np.arange(1, self._length + 1) if knob == "dp" else np.ones(self._length, np.int64)
 
+    def columns(self, rows: slice = EVERY_ROW) -> LayoutColumns:
+        return LayoutColumns(**{knob: self.column(knob)[rows] for knob in LAYOUT_FIELDS})
+
     def layout(self, index: int) -> Layout:
         return Layout(dp=index + 1)
 
@@ -211,7 +216,7 @@ def test_a_proposal_among_100_000_layouts_takes_a_moment_with_500_told() -> None
         num_microbatches=list(range(1, 33)),
     )
     assert 90_000 < len(legal) < 150_000
-    search = make_strategy("deephyper", legal, seed=1)
+    search = make_strategy("deephyper", make_problem(legal), seed=1)
     for index in np.random.default_rng(0).choice(len(legal), 500, replace=False):
         layout = legal.layout(int(index))
         search.tell(layout, measure(layout))

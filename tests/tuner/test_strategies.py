@@ -8,35 +8,19 @@ import sys
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from search_spaces.columns import codes_of
 from search_spaces.layout import Layout
-from tuner.errors import LayoutUnknownError, ObservationInvalidError, StrategyUnknownError
+from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
+from tuner.errors import (
+    LayoutUnknownError,
+    ObservationInvalidError,
+    ProblemInvalidError,
+    StrategyUnknownError,
+)
+from tuner.knowledge import Sample
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.registry import STRATEGIES, make_strategy
-
-
-class ListedLayouts:
-    """A layout set that is written out."""
-
-    def __init__(self, layouts: list[Layout]) -> None:
-        self._layouts = layouts
-        self._positions = {layout: i for i, layout in enumerate(layouts)}
-
-    def __len__(self) -> int:
-        return len(self._layouts)
-
-    def column(self, knob: str) -> NDArray[np.int64]:
-        return codes_of(knob, (getattr(layout, knob) for layout in self._layouts))
-
-    def layout(self, index: int) -> Layout:
-        return self._layouts[index]
-
-    def index_of(self, layout: Layout) -> int | None:
-        return self._positions.get(layout)
 
 
 def make_layouts(*, devices: int = 8, micro_batch_sizes: tuple[int, ...] = (1, 2)) -> ListedLayouts:
@@ -75,13 +59,13 @@ def ask_all(search: LayoutSearch, judge: Callable[[Layout], Observation]) -> lis
 class TestEveryStrategy:
     def test_asks_for_every_legal_layout_exactly_once(self, name: str) -> None:
         layouts = make_layouts()
-        asked = ask_all(make_strategy(name, layouts, seed=1), throughput)
+        asked = ask_all(make_strategy(name, make_problem(layouts), seed=1), throughput)
         assert len(asked) == len(layouts) == len(set(asked))
         assert all(layouts.index_of(layout) is not None for layout in asked)
 
     def test_exhausts_without_being_told_anything(self, name: str) -> None:
         layouts = make_layouts(devices=4)
-        search = make_strategy(name, layouts, seed=1)
+        search = make_strategy(name, make_problem(layouts), seed=1)
         asked = {search.ask() for _ in range(len(layouts))}
         assert None not in asked
         assert len(asked) == len(layouts)
@@ -89,7 +73,7 @@ class TestEveryStrategy:
         assert search.num_pending == len(layouts)
 
     def test_eight_pending_are_eight_different_layouts(self, name: str) -> None:
-        search = make_strategy(name, make_layouts(), seed=3)
+        search = make_strategy(name, make_problem(make_layouts()), seed=3)
         pending = [search.ask() for _ in range(8)]
         asked = list(pending)
         while pending[0] is not None:
@@ -104,18 +88,19 @@ class TestEveryStrategy:
     def test_the_same_seed_and_tells_ask_for_the_same(self, name: str) -> None:
         layouts = make_layouts(devices=4)
         first, second = (
-            ask_all(make_strategy(name, layouts, seed=5), throughput) for _ in range(2)
+            ask_all(make_strategy(name, make_problem(layouts), seed=5), throughput)
+            for _ in range(2)
         )
         assert first == second
 
     def test_one_layout_is_asked_for_and_then_none(self, name: str) -> None:
         only = ListedLayouts([Layout()])
-        assert ask_all(make_strategy(name, only, seed=0), throughput) == [Layout()]
+        assert ask_all(make_strategy(name, make_problem(only), seed=0), throughput) == [Layout()]
 
     def test_survives_that_every_layout_fails(self, name: str) -> None:
         layouts = make_layouts()
         outcomes = {layouts.layout(i): (FAILED, INFEASIBLE)[i % 2] for i in range(len(layouts))}
-        asked = ask_all(make_strategy(name, layouts, seed=2), outcomes.__getitem__)
+        asked = ask_all(make_strategy(name, make_problem(layouts), seed=2), outcomes.__getitem__)
         assert len(set(asked)) == len(layouts)
 
     def test_survives_that_97_of_100_fail(self, name: str) -> None:
@@ -123,7 +108,7 @@ class TestEveryStrategy:
         dice = random.Random(7)
         works = {layouts.layout(i): dice.random() < 0.03 for i in range(len(layouts))}
         asked = ask_all(
-            make_strategy(name, layouts, seed=2),
+            make_strategy(name, make_problem(layouts), seed=2),
             lambda layout: throughput(layout) if works[layout] else FAILED,
         )
         assert 0 < sum(works.values()) < 20
@@ -134,7 +119,7 @@ class TestEveryStrategy:
         self, name: str, killed_after: int
     ) -> None:
         layouts = make_layouts()
-        search = make_strategy(name, layouts, seed=4)
+        search = make_strategy(name, make_problem(layouts), seed=4)
         pending = [search.ask() for _ in range(3)]
         told = []
         for _ in range(killed_after):
@@ -143,7 +128,7 @@ class TestEveryStrategy:
             search.tell(layout, observation)
             told.append((layout, observation))
             pending.append(search.ask())
-        rebuilt = make_strategy(name, layouts, seed=4)
+        rebuilt = make_strategy(name, make_problem(layouts), seed=4)
         for layout, observation in told:
             rebuilt.tell(layout, observation)
         for layout in pending:
@@ -158,7 +143,7 @@ class TestEveryStrategy:
 
     def test_a_withdrawn_layout_never_comes_back(self, name: str) -> None:
         layouts = make_layouts(devices=4)
-        search = make_strategy(name, layouts, seed=4)
+        search = make_strategy(name, make_problem(layouts), seed=4)
         withdrawn = search.ask()
         assert withdrawn is not None
         search.withdraw(withdrawn)
@@ -169,13 +154,13 @@ class TestEveryStrategy:
 
     def test_learns_from_a_layout_that_it_did_not_ask_for(self, name: str) -> None:
         layouts = make_layouts(devices=4)
-        search = make_strategy(name, layouts, seed=4)
+        search = make_strategy(name, make_problem(layouts), seed=4)
         known = layouts.layout(3)
         search.tell(known, throughput(known))
         assert known not in ask_all(search, throughput)
 
     def test_a_layout_outside_the_set_is_refused_by_name(self, name: str) -> None:
-        search = make_strategy(name, make_layouts(devices=4), seed=4)
+        search = make_strategy(name, make_problem(make_layouts(devices=4)), seed=4)
         with pytest.raises(LayoutUnknownError, match=r"n1-tp64-pp1-.* 48 legal layouts"):
             search.tell(Layout(tp=64), FAILED)
 
@@ -183,20 +168,21 @@ class TestEveryStrategy:
 def test_different_seeds_shuffle_differently() -> None:
     layouts = make_layouts()
     first, second = (
-        ask_all(make_strategy("random", layouts, seed=seed), throughput) for seed in (1, 2)
+        ask_all(make_strategy("random", make_problem(layouts), seed=seed), throughput)
+        for seed in (1, 2)
     )
     assert first != second
 
 
 def test_exhaustive_keeps_the_canonical_order() -> None:
     layouts = make_layouts(devices=4)
-    asked = ask_all(make_strategy("exhaustive", layouts, seed=9), throughput)
+    asked = ask_all(make_strategy("exhaustive", make_problem(layouts), seed=9), throughput)
     assert asked == [layouts.layout(i) for i in range(len(layouts))]
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
     with pytest.raises(StrategyUnknownError, match=r"'anneal'.*deephyper, exhaustive, random"):
-        make_strategy("anneal", make_layouts(), seed=0)
+        make_strategy("anneal", make_problem(make_layouts()), seed=0)
 
 
 @pytest.mark.parametrize("objective", [0.0, -3.0, float("nan"), float("inf")])
@@ -208,6 +194,25 @@ def test_an_objective_that_cannot_be_ranked_is_refused(objective: float) -> None
 def test_a_failure_has_no_objective() -> None:
     with pytest.raises(ObservationInvalidError, match="does not go with"):
         Observation(state="failed", objective=3.0)
+
+
+def test_what_did_not_run_was_not_measured() -> None:
+    with pytest.raises(ObservationInvalidError, match=r"does not go with step_time_s=2\.0"):
+        Observation(state="infeasible", step_time_s=2.0)
+    with pytest.raises(ObservationInvalidError, match=r"peak_memory_bytes=-1 is not a finite"):
+        Observation.completed(3.0, peak_memory_bytes=-1)
+
+
+def test_a_sample_from_elsewhere_has_a_step_time_if_it_ran() -> None:
+    problem = make_problem(ListedLayouts([Layout()]))
+    with pytest.raises(ObservationInvalidError, match="state='completed' does not go with"):
+        Sample(model=problem.model, cluster=make_cluster(), layout=Layout(), state="completed")
+
+
+@pytest.mark.parametrize("changes", [{"objectives": ()}, {"min_memory_headroom": 1.0}])
+def test_a_problem_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ProblemInvalidError, match=r"objective|min_memory_headroom=1\.0"):
+        make_problem(ListedLayouts([Layout()]), **changes)
 
 
 def test_the_simple_strategies_do_without_deephyper() -> None:

@@ -16,7 +16,9 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.columns import LayoutColumns
 from search_spaces.layout import Layout
+from search_spaces.space import EVERY_ROW
 from tuner.errors import LayoutUnknownError, ObservationInvalidError
 
 ObservationState = Literal["completed", "infeasible", "failed"]
@@ -35,6 +37,10 @@ class Observation:
     """Whether there is an objective, and if not, why."""
     objective: float | None = None
     """To be maximised, over 0 (a throughput); there if and only if completed."""
+    step_time_s: float | None = None
+    """Seconds an optimizer step, where that was measured; of completed ones alone."""
+    peak_memory_bytes: int | None = None
+    """Peak of the fullest rank, where that was measured; of completed ones alone."""
 
     def __post_init__(self) -> None:
         if (self.state == "completed") != (self.objective is not None):
@@ -42,15 +48,44 @@ class Observation:
                 f"state={self.state!r} does not go with objective={self.objective!r}; a completed "
                 "observation has an objective, any other has none"
             )
-        if self.objective is not None and not 0 < self.objective < math.inf:
-            raise ObservationInvalidError(
-                f"objective={self.objective!r} is not a finite number over 0"
-            )
+        measured = {
+            "step_time_s": self.step_time_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+        for name, value in measured.items():
+            if value is not None and self.state != "completed":
+                raise ObservationInvalidError(
+                    f"state={self.state!r} does not go with {name}={value!r}; only a completed "
+                    "observation was measured"
+                )
+        refuse_unless_positive(objective=self.objective, **measured)
 
     @classmethod
-    def completed(cls, objective: float) -> Self:
+    def completed(
+        cls,
+        objective: float,
+        *,
+        step_time_s: float | None = None,
+        peak_memory_bytes: int | None = None,
+    ) -> Self:
         """A measurement."""
-        return cls(state="completed", objective=objective)
+        return cls(
+            state="completed",
+            objective=objective,
+            step_time_s=step_time_s,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+
+def refuse_unless_positive(**values: float | None) -> None:
+    """Refuses what is given and is not a finite number over 0, by its name.
+
+    Raises:
+        ObservationInvalidError: the first such value.
+    """
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ObservationInvalidError(f"{name}={value!r} is not a finite number over 0")
 
 
 INFEASIBLE = Observation(state="infeasible")
@@ -68,6 +103,10 @@ class LayoutSet(Protocol):
 
     def column(self, knob: str, /) -> NDArray[np.int64]:
         """One layout field as a whole number a layout (see `search_spaces.columns.code_of`)."""
+        ...
+
+    def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
+        """Every layout field at once, of all the layouts or of some."""
         ...
 
     def __len__(self) -> int: ...

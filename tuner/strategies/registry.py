@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tuner.errors import StrategyUnknownError
-from tuner.strategies.base import LayoutSearch, LayoutSet, Proposer
+from tuner.problem import SearchProblem
+from tuner.strategies.base import LayoutSearch, Proposer
 from tuner.strategies.simple import ExhaustiveProposer, RandomProposer
 
 
-def make_strategy(name: str, layouts: LayoutSet, *, seed: int) -> LayoutSearch:
-    """Starts a strategy on a set of layouts.
+def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:
+    """Starts a strategy on a problem.
 
     Raises:
         StrategyUnknownError: there is no strategy of that name.
@@ -20,24 +21,24 @@ def make_strategy(name: str, layouts: LayoutSet, *, seed: int) -> LayoutSearch:
         raise StrategyUnknownError(
             f"strategy={name!r} is not one of {', '.join(sorted(STRATEGIES))}"
         )
-    return LayoutSearch(layouts, STRATEGIES[name](layouts, seed))
+    return LayoutSearch(problem.layouts, STRATEGIES[name](problem, seed))
 
 
-def _random(layouts: LayoutSet, seed: int) -> Proposer:
-    return RandomProposer(num_layouts=len(layouts), seed=seed)
+def _random(problem: SearchProblem, seed: int) -> Proposer:
+    return RandomProposer(num_layouts=len(problem.layouts), seed=seed)
 
 
-def _exhaustive(_layouts: LayoutSet, _seed: int) -> Proposer:
+def _exhaustive(_problem: SearchProblem, _seed: int) -> Proposer:
     return ExhaustiveProposer()
 
 
-def _deephyper(layouts: LayoutSet, seed: int) -> Proposer:
+def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
     from tuner.strategies.deephyper import DeepHyperProposer
 
-    return DeepHyperProposer(layouts, seed=seed)
+    return DeepHyperProposer(problem.layouts, seed=seed)
 
 
-STRATEGIES: Final[Mapping[str, Callable[[LayoutSet, int], Proposer]]] = {
+STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "deephyper": _deephyper,
     "exhaustive": _exhaustive,
     "random": _random,

@@ -1,0 +1,49 @@
+"""What a strategy is given to solve: the layouts, what they train and where, and what is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from search_spaces.cluster import Cluster
+from search_spaces.model_shape import ModelShape
+from tuner.errors import ProblemInvalidError
+from tuner.knowledge import Knowledge
+from tuner.strategies.base import LayoutSet
+
+DEFAULT_OBJECTIVES = ("tokens_per_s_per_device",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SearchProblem:
+    """One search, whatever the strategy.
+
+    Raises:
+        ProblemInvalidError: at construction, when there is no objective or the headroom is no share.
+    """
+
+    layouts: LayoutSet
+    """What may be asked for."""
+    model: ModelShape
+    """What is trained."""
+    cluster: Cluster
+    """Where it runs."""
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
+    """What to maximise; several at once are traded off, and the first one ranks."""
+    min_memory_headroom: float = 0.0
+    """Share of a device's memory that must stay free at the peak."""
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    """Measurements from elsewhere."""
+
+    def __post_init__(self) -> None:
+        if not self.objectives:
+            raise ProblemInvalidError("there is no objective; give at least one")
+        if not 0.0 <= self.min_memory_headroom < 1.0:
+            raise ProblemInvalidError(
+                f"min_memory_headroom={self.min_memory_headroom!r} is not a share of the memory, "
+                "from 0 to less than 1"
+            )
+
+    @property
+    def allowed_memory_bytes(self) -> float:
+        """What the peak of a device may come to."""
+        return self.cluster.device_memory_bytes * (1.0 - self.min_memory_headroom)
