@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.measurement_table import COLUMNS
 from search_spaces.layout import Layout
+from search_spaces.tables import COLUMNS
 from tests.api.service import Api
 from tests.results_db.factories import failed, make_measurement
 

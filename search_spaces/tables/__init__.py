@@ -1,0 +1,19 @@
+"""Measurement tables: the CSV format in which measurements travel; see docs/measurement-tables.md."""
+
+from search_spaces.tables.columns import COLUMNS
+from search_spaces.tables.errors import TableInvalidError
+from search_spaces.tables.reading import read_table
+from search_spaces.tables.table import CellKey, MeasurementTable, TableCell, TableRow
+from search_spaces.tables.writing import table_text, write_table
+
+__all__ = [
+    "COLUMNS",
+    "CellKey",
+    "MeasurementTable",
+    "TableCell",
+    "TableInvalidError",
+    "TableRow",
+    "read_table",
+    "table_text",
+    "write_table",
+]

@@ -1,0 +1,80 @@
+"""One row of text as values: whole numbers, figures, truths and words, each refused with its column."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from search_spaces.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
+from search_spaces.tables.errors import TableInvalidError
+
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_TRUTHS: Final[Mapping[str, bool]] = {"1": True, "true": True, "0": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The text of one row by column; an empty field reads as one that is not there."""
+
+    text: Mapping[str, str]
+
+    def has(self, column: str) -> bool:
+        """Whether the row says anything there."""
+        return bool(self.text.get(column, "").strip())
+
+    def word(self, column: str, choices: Collection[str] = ()) -> str:
+        """A line of text, one of `choices` where there are any."""
+        value = self._stated(column)
+        if not is_line(value):
+            raise TableInvalidError(
+                f"{column}={shown(value)} is not a line of printable text, at most "
+                f"{MAX_TEXT_LENGTH} characters long"
+            )
+        if choices and value not in choices:
+            raise TableInvalidError(f"{column}={shown(value)} is unknown{nearest(value, choices)}")
+        return value
+
+    def truth(self, column: str) -> bool:
+        """1 or 0, or true or false."""
+        value = self._stated(column)
+        # "1.0" is what pandas makes of a column with gaps.
+        known = _TRUTHS.get(value.lower().removesuffix(".0"))
+        if known is None:
+            raise TableInvalidError(f"{column}={shown(value)} is not 1 or 0")
+        return known
+
+    def whole(self, column: str, low: int = 1) -> int:
+        """A whole number; "8.0" is one, as pandas writes a column with gaps."""
+        number = self._number(column)
+        if number != int(number) or number < low:
+            raise TableInvalidError(
+                f"{column}={shown(self._stated(column))} is not a whole number of at least {low}"
+            )
+        return int(number)
+
+    def figure(self, column: str) -> float:
+        """A finite number over 0."""
+        number = self._number(column)
+        if number <= 0:
+            raise TableInvalidError(
+                f"{column}={shown(self._stated(column))} is not a number over 0"
+            )
+        return number
+
+    def _number(self, column: str) -> float:
+        value = self._stated(column)
+        number = float(value) if _NUMBER.fullmatch(value) else math.nan
+        if not math.isfinite(number):
+            raise TableInvalidError(
+                f"{column}={shown(value)} is not a finite number in plain digits, as 8 or 0.25"
+            )
+        return number
+
+    def _stated(self, column: str) -> str:
+        value = self.text.get(column, "").strip()
+        if not value:
+            raise TableInvalidError(f"{column} is empty")
+        return value

@@ -1,0 +1,135 @@
+"""Whether a row's figures can be true: the units in which people send tables are off by a thousand."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from search_spaces.cluster import GIB, Cluster
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.tables.errors import TableInvalidError
+from search_spaces.tables.table import TableCell, TableRow
+
+TOLERANCE: Final = 0.05
+"""How far tokens_per_s * step_time_s may be off the tokens of a step: figures are rounded."""
+
+MAX_DEVICE_MEMORY_GB: Final = 16384.0
+"""No device has more; 80000 is a number of megabytes."""
+
+MAX_FLOPS_PER_S: Final = 1e16
+"""No device does more, in any precision; the limit where the cluster's own peak is unknown."""
+
+MAX_SHARE_OF_PEAK: Final = 2.0
+"""A preset's peak may be another clock's; twice as fast is another unit."""
+
+MAX_TIMES_IDEAL: Final = 1000.0
+"""The best of a cell is never slower than this many times the time at the device's peak, ..."""
+
+MIN_IDEAL_S: Final = 0.01
+"""... provided that this time is long beside launches and latencies."""
+
+MIN_SHARE_OF_WEIGHTS: Final = 0.25
+"""A peak below this share of a device's mean of the weights alone is in another unit."""
+
+BYTES_PER_WEIGHT: Final = 2
+"""At 16 bits, the smallest that is trained in."""
+
+
+def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) -> None:
+    """Refuses figures that contradict each other, the model or the machine.
+
+    Raises:
+        TableInvalidError: with the figures, and the unit that they seem to be in.
+    """
+    if row.tokens_per_s is None or row.step_time_s is None:
+        return
+    _refuse_contradicting_rates(row, row.tokens_per_s, row.step_time_s, model)
+    least_s = ideal_step_time_s(row.layout, model, cluster) / MAX_SHARE_OF_PEAK
+    if row.step_time_s < least_s:
+        raise TableInvalidError(
+            f"step_time_s={row.step_time_s:g} is less than {least_s:.3g} s, which {model.name} would "
+            f"take on {row.layout.num_devices} devices at twice their peak; are the units off by a "
+            "thousand?"
+        )
+    if row.peak_memory_bytes is not None:
+        _refuse_wrong_memory(row.layout, row.peak_memory_bytes, model, cluster)
+
+
+def refuse_impossible_cell(cell: TableCell) -> None:
+    """Refuses a cell whose every row is a thousand times too slow.
+
+    Raises:
+        TableInvalidError: naming the fastest row.
+    """
+    timed = [(row.step_time_s, row.number, row) for row in cell.rows if row.step_time_s is not None]
+    if not timed:
+        return
+    step_time_s, _, best = min(timed)
+    ideal_s = ideal_step_time_s(best.layout, cell.model, cell.cluster)
+    known = bool(cell.cluster.peak_flops_per_s.get(best.layout.precision))
+    if known and ideal_s > MIN_IDEAL_S and step_time_s > MAX_TIMES_IDEAL * ideal_s:
+        raise TableInvalidError(
+            f"{best.name}: step_time_s={step_time_s:g} is the fastest of its cell, and more than "
+            f"{MAX_TIMES_IDEAL:g} times the {ideal_s:.3g} s at the devices' peak; are step_time_s and "
+            "tokens_per_s off by a thousand?"
+        )
+
+
+def ideal_step_time_s(layout: Layout, model: ModelShape, cluster: Cluster) -> float:
+    """Seconds of a step's model FLOPs at the devices' peak."""
+    peak = cluster.peak_flops_per_s.get(layout.precision) or MAX_FLOPS_PER_S
+    tokens = layout.global_batch_size * model.seq_length
+    return tokens * model.model_flops_per_token / (layout.num_devices * peak)
+
+
+def refuse_wrong_device_memory(gigabytes: float) -> None:
+    """Refuses megabytes and bytes in a column of gigabytes.
+
+    Raises:
+        TableInvalidError: no device has that much.
+    """
+    if gigabytes > MAX_DEVICE_MEMORY_GB:
+        raise TableInvalidError(
+            f"device_memory_gb={gigabytes:g} is more than any device has; is it in megabytes or "
+            "bytes?"
+        )
+
+
+def _refuse_contradicting_rates(
+    row: TableRow, tokens_per_s: float, step_time_s: float, model: ModelShape
+) -> None:
+    tokens = row.layout.global_batch_size * model.seq_length
+    ratio = tokens_per_s * step_time_s / tokens
+    if abs(ratio - 1) <= TOLERANCE:
+        return
+    why = ""
+    thousands = round(math.log10(ratio) / 3) * 3
+    if thousands and abs(ratio / 10**thousands - 1) <= TOLERANCE:
+        why = f"off by a factor of 10^{abs(thousands)}: "
+        why += (
+            "is step_time_s in milliseconds? "
+            if thousands > 0
+            else "is tokens_per_s in thousands a second? "
+        )
+    raise TableInvalidError(
+        f"{why}tokens_per_s={tokens_per_s:g} times step_time_s={step_time_s:g} is "
+        f"{tokens_per_s * step_time_s:g} tokens, and global_batch_size*seq_length="
+        f"{row.layout.global_batch_size}*{model.seq_length}={tokens}"
+    )
+
+
+def _refuse_wrong_memory(
+    layout: Layout, peak_bytes: int, model: ModelShape, cluster: Cluster
+) -> None:
+    if peak_bytes > 2 * cluster.device_memory_bytes:
+        raise TableInvalidError(
+            f"peak_memory_bytes={peak_bytes} is more than twice the device's "
+            f"{cluster.device_memory_bytes / GIB:g} GB; are the units off by a thousand?"
+        )
+    weights = BYTES_PER_WEIGHT * model.num_parameters / (layout.tp * layout.pp)
+    if peak_bytes < MIN_SHARE_OF_WEIGHTS * weights:
+        raise TableInvalidError(
+            f"peak_memory_bytes={peak_bytes} is less than a quarter of the {weights:.3g} bytes of a "
+            "device's share of the weights alone; is it in kilobytes or megabytes?"
+        )

@@ -1,0 +1,201 @@
+"""Reading measurement tables: CSV in, cells out; whatever is wrong is refused with the row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from search_spaces.cluster import Cluster
+from search_spaces.errors import SearchSpaceError
+from search_spaces.model_shape import ModelShape
+from search_spaces.reading import shown
+from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from search_spaces.tables.errors import TableInvalidError
+from search_spaces.tables.plausibility import refuse_impossible_cell
+from search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
+from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+
+MAX_TABLE_BYTES: Final = 32 << 20
+"""The largest file that is read: some 150,000 rows, more than anybody has measured."""
+
+_REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMNS)
+
+
+def read_table(path_or_text: Path | str) -> MeasurementTable:
+    """Reads a measurement table.
+
+    Args:
+        path_or_text: a file; a string that holds a line break (or nothing) is the table itself.
+
+    Raises:
+        TableInvalidError: the file cannot be read, is no measurement table, or a row is wrong; the
+            message names the file and the row.
+    """
+    is_text = isinstance(path_or_text, str) and ("\n" in path_or_text or not path_or_text.strip())
+    if is_text:
+        name, text = "the table", str(path_or_text)
+    else:
+        name = str(path_or_text)
+        text = _file_text(Path(path_or_text))
+    try:
+        return _parsed(text)
+    except SearchSpaceError as error:
+        raise TableInvalidError(f"{name}: {error}") from error
+
+
+def _file_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TABLE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TableInvalidError(f"{path}: cannot be read: {reason}") from error
+    if len(content) > MAX_TABLE_BYTES:
+        raise TableInvalidError(
+            f"{path}: is larger than {MAX_TABLE_BYTES >> 20} MiB, the most that is read; cut it to "
+            "the cells that are meant"
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise TableInvalidError(
+            f"{path}: line {line} is not UTF-8 (byte {content[error.start]:#04x}); save the table as "
+            "CSV in UTF-8"
+        ) from error
+    if "\0" in text:
+        raise TableInvalidError(f"{path}: holds zero bytes; save the table as CSV in UTF-8")
+    return text
+
+
+def _parsed(text: str) -> MeasurementTable:
+    lines = _lines(text)
+    _, header = next(lines, (0, []))
+    _refuse_wrong_header(header)
+    reader, cells = RowReader(), _Cells()
+    for number, (line, values) in enumerate(lines, 1):
+        try:
+            _refuse_wrong_length(values, header)
+            read = reader.read(dict(zip(header, values, strict=True)), number=number, line=line)
+            cells.add(read)
+        except SearchSpaceError as error:
+            raise TableInvalidError(f"row {number} (line {line}): {error}") from error
+    return MeasurementTable(
+        cells=cells.built(),
+        notes=tuple(f"{note} ({rows} rows)" for note, rows in reader.notes.items()),
+        aside_columns=tuple(name for name in header if name not in KNOWN_COLUMNS),
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Number of the line and fields of every row that is not blank, the header first."""
+    rows = csv.reader(io.StringIO(text), strict=True)
+    try:
+        for values in rows:
+            if any(value.strip() for value in values):
+                yield rows.line_num, values
+    except csv.Error as error:
+        raise TableInvalidError(f"line {rows.line_num}: is not CSV: {error}") from error
+
+
+def _refuse_wrong_header(header: list[str]) -> None:
+    if not header:
+        raise TableInvalidError("is empty; a measurement table begins with a header of columns")
+    stripped = [name.strip() for name in header]
+    if stripped != header:
+        raise TableInvalidError(f"the header holds spaces around {shown(_differing(header))}")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise TableInvalidError(f"the header has the column {shown(twice[0])} more than once")
+    missing = [name for name in _REQUIRED if name not in header]
+    if len(header) == 1 and missing:
+        raise TableInvalidError(
+            f"the header is one column, {shown(header[0])}; columns are separated by commas"
+        )
+    if missing:
+        raise TableInvalidError(f"the columns {', '.join(missing)} are missing from the header")
+
+
+def _differing(header: list[str]) -> str:
+    return next(name for name in header if name.strip() != name)
+
+
+def _refuse_wrong_length(values: list[str], header: list[str]) -> None:
+    if len(values) != len(header):
+        raise TableInvalidError(
+            f"has {len(values)} fields, and the header has {len(header)} columns"
+        )
+
+
+class _Cells:
+    """Rows by cell; what a name stands for must be the same wherever it occurs in a source."""
+
+    def __init__(self) -> None:
+        self._rows: dict[CellKey, list[ReadRow]] = {}
+        self._firsts: dict[tuple[str, ...], ReadRow] = {}
+
+    def add(self, read: ReadRow) -> None:
+        self._refuse_other_shape(read)
+        self._refuse_other_machine(read)
+        self._rows.setdefault(read.key, []).append(read)
+
+    def built(self) -> tuple[TableCell, ...]:
+        """The cells, once they hold together.
+
+        Raises:
+            TableInvalidError: rows contradict each other, or none completed.
+        """
+        cells = tuple(self._built())
+        if not any(cell.num_completed for cell in cells):
+            raise TableInvalidError(
+                f"no row is completed, of {sum(len(cell.rows) for cell in cells)}; there is nothing "
+                "to learn from the table"
+            )
+        for cell in cells:
+            refuse_impossible_cell(cell)
+        return cells
+
+    def _built(self) -> Iterable[TableCell]:
+        for key, reads in self._rows.items():
+            yield TableCell(
+                key=key,
+                model=reads[0].model,
+                cluster=reads[0].cluster,
+                rows=tuple(read.row for read in reads),
+            )
+
+    def _refuse_other_shape(self, read: ReadRow) -> None:
+        # Sequence length tells cells apart: it is no part of what the model's name stands for.
+        first = self._firsts.setdefault((read.key.source, "model", read.key.model), read)
+        _refuse_difference(first, read.model.name, _shape(first.model), _shape(read.model))
+
+    def _refuse_other_machine(self, read: ReadRow) -> None:
+        first = self._firsts.setdefault((read.key.source, "cluster", read.key.cluster), read)
+        _refuse_difference(
+            first, read.cluster.name, _machine(first.cluster), _machine(read.cluster)
+        )
+
+
+def _shape(model: ModelShape) -> dict[str, object]:
+    return {name: value for name, value in model.to_mapping().items() if name != "seq_length"}
+
+
+def _machine(cluster: Cluster) -> dict[str, object]:
+    return {
+        "device_memory_bytes": cluster.device_memory_bytes,
+        "devices_per_node": cluster.devices_per_node,
+    }
+
+
+def _refuse_difference(
+    first: ReadRow, name: str, ours: dict[str, object], theirs: dict[str, object]
+) -> None:
+    for column, value in ours.items():
+        if value != theirs[column]:
+            raise TableInvalidError(
+                f"contradicts {first.row.name}: {name!r} has {column}={theirs[column]} here and "
+                f"{value} there"
+            )

@@ -1,0 +1,194 @@
+"""One line of a table as a row and the machine and model that it ran with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from search_spaces.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.model_shape import FAMILIES, Family, ModelShape
+from search_spaces.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
+from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, STATUSES
+from search_spaces.tables.errors import TableInvalidError
+from search_spaces.tables.fields import Fields
+from search_spaces.tables.plausibility import refuse_impossible_row, refuse_wrong_device_memory
+from search_spaces.tables.table import CellKey, Status, TableRow
+
+KNOWN_COLUMNS: Final = (*COLUMNS, *EXTRA_COLUMNS)
+_UNSTATED_KNOBS: Final = ("vpp", "sequence_parallel", "zero_stage")
+"""Knobs that published tables leave empty; the value without the feature stands in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRow:
+    """A row, and what the rows of its cell must agree on."""
+
+    row: TableRow
+    key: CellKey
+    model: ModelShape
+    cluster: Cluster
+    num_nodes: int
+    """Nodes that the layout takes; the cluster's is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Reads rows; remembers shapes and machines, which repeat, and what it had to assume."""
+
+    notes: dict[str, int] = field(default_factory=dict)
+    """What was assumed, and in how many rows."""
+    _models: dict[tuple[Any, ...], ModelShape] = field(default_factory=dict)
+    _clusters: dict[tuple[Any, ...], Cluster] = field(default_factory=dict)
+
+    def read(self, text: dict[str, str], *, number: int, line: int) -> ReadRow:
+        """The row, once its fields agree with each other.
+
+        Raises:
+            SearchSpaceError: a field is missing, out of range, or contradicts another.
+        """
+        fields = Fields(text)
+        model = self._model(fields)
+        layout, unstated = self._layout(fields)
+        cluster = self._cluster(fields, layout)
+        row = self._row(fields, layout, unstated, model, number, line)
+        refuse_impossible_row(row, model, cluster)
+        key = CellKey(
+            source=fields.word("source") if fields.has("source") else "",
+            cluster=cluster.name,
+            model=model.name,
+            seq_length=model.seq_length,
+            num_devices=layout.num_devices,
+            global_batch_size=layout.global_batch_size,
+        )
+        return ReadRow(row=row, key=key, model=model, cluster=cluster, num_nodes=layout.num_nodes)
+
+    def _note(self, sentence: str) -> None:
+        self.notes[sentence] = self.notes.get(sentence, 0) + 1
+
+    def _model(self, fields: Fields) -> ModelShape:
+        hidden, ffn = fields.whole("hidden_size"), fields.whole("ffn_hidden_size")
+        heads = fields.whole("num_heads")
+        if fields.has("family"):
+            family = fields.word("family", FAMILIES)
+        else:
+            family = inferred_family(hidden_size=hidden, ffn_hidden_size=ffn)
+            self._note(f"family is not stated: {family}, by ffn_hidden_size beside hidden_size")
+        values: dict[str, Any] = {
+            "name": fields.word("model"),
+            "family": family,
+            "num_layers": fields.whole("num_layers"),
+            "hidden_size": hidden,
+            "ffn_hidden_size": ffn,
+            "num_heads": heads,
+            "num_kv_heads": fields.whole("num_kv_heads") if fields.has("num_kv_heads") else heads,
+            "seq_length": fields.whole("seq_length"),
+            "vocab_size": fields.whole("vocab_size"),
+            "tied_embeddings": fields.truth("tied_embeddings"),
+        }
+        named = tuple(values.values())
+        if named not in self._models:
+            self._models[named] = ModelShape(**values)
+        return self._models[named]
+
+    def _layout(self, fields: Fields) -> tuple[Layout, tuple[str, ...]]:
+        tp, pp, dp = (fields.whole(name) for name in ("tp", "pp", "dp"))
+        num_devices, per_node = fields.whole("num_devices"), fields.whole("devices_per_node")
+        if tp * pp * dp != num_devices:
+            raise TableInvalidError(
+                f"tp*pp*dp={tp}*{pp}*{dp}={tp * pp * dp} is not num_devices={num_devices}"
+            )
+        unstated = tuple(name for name in _UNSTATED_KNOBS if not fields.has(name))
+        for name in unstated:
+            self._note(f"{name} is not stated: {1 if name == 'vpp' else 0} stands in")
+        layout = Layout(
+            num_nodes=-(-num_devices // per_node),
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            vpp=fields.whole("vpp") if fields.has("vpp") else 1,
+            micro_batch_size=fields.whole("micro_batch_size"),
+            num_microbatches=fields.whole("num_microbatches"),
+            zero_stage=fields.whole("zero_stage", 0) if fields.has("zero_stage") else 0,
+            zero_replicas=fields.whole("zero_replicas") if fields.has("zero_replicas") else 1,
+            recompute=cast("Any", fields.word("recompute", RECOMPUTE_MODES)),
+            sequence_parallel=fields.truth("sequence_parallel")
+            if fields.has("sequence_parallel")
+            else False,
+            precision=cast("Any", fields.word("precision", PRECISIONS)),
+        )
+        batch = fields.whole("global_batch_size")
+        if layout.global_batch_size != batch:
+            raise TableInvalidError(
+                f"dp*micro_batch_size*num_microbatches={dp}*{layout.micro_batch_size}*"
+                f"{layout.num_microbatches}={layout.global_batch_size} is not "
+                f"global_batch_size={batch}"
+            )
+        return layout, unstated
+
+    def _cluster(self, fields: Fields, layout: Layout) -> Cluster:
+        name, per_node = fields.word("cluster"), fields.whole("devices_per_node")
+        gigabytes = fields.figure("device_memory_gb")
+        named = (name, gigabytes, per_node, layout.num_nodes)
+        if named not in self._clusters:
+            refuse_wrong_device_memory(gigabytes)
+            self._clusters[named] = _machine(
+                {
+                    "name": name,
+                    "devices_per_node": per_node,
+                    "device_memory_bytes": max(int(gigabytes * GIB), 1),
+                    "num_nodes": layout.num_nodes,
+                }
+            )
+        cluster = self._clusters[named]
+        if name != LOCAL_CPU and name not in CLUSTER_PRESETS:
+            self._note(
+                f"cluster {name!r} is not a preset: generic constants stand in for its speeds"
+            )
+        return cluster
+
+    @staticmethod
+    def _row(
+        fields: Fields,
+        layout: Layout,
+        unstated: tuple[str, ...],
+        model: ModelShape,
+        number: int,
+        line: int,
+    ) -> TableRow:
+        status = cast("Status", fields.word("status", STATUSES))
+        step_s = fields.figure("step_time_s") if fields.has("step_time_s") else None
+        rate = fields.figure("tokens_per_s") if fields.has("tokens_per_s") else None
+        peak = fields.figure("peak_memory_bytes") if fields.has("peak_memory_bytes") else None
+        tokens = layout.global_batch_size * model.seq_length
+        if status == "completed" and rate is None and step_s is not None:
+            rate = tokens / step_s
+        elif status == "completed" and step_s is None and rate is not None:
+            step_s = tokens / rate
+        return TableRow(
+            layout=layout,
+            status=status,
+            tokens_per_s=rate,
+            step_time_s=step_s,
+            peak_memory_bytes=None if peak is None else round(peak),
+            number=number,
+            line=line,
+            unstated=unstated,
+            aside={name: value for name, value in fields.text.items() if name not in KNOWN_COLUMNS},
+        )
+
+
+def inferred_family(*, hidden_size: int, ffn_hidden_size: int) -> Family:
+    """The family of a shape that does not say it: a GPT's feed-forward block is 4 hidden wide."""
+    return "gpt" if ffn_hidden_size == 4 * hidden_size else "llama"
+
+
+def _machine(stated: dict[str, Any]) -> Cluster:
+    """The preset of that name with what the table states, or generic constants around it."""
+    name = stated["name"]
+    if name == LOCAL_CPU:
+        # Another machine's cores: nothing that is detected here counts but the constants.
+        return Cluster.from_mapping(detect_local_cpu(1).to_mapping() | stated)
+    if name in CLUSTER_PRESETS:
+        return Cluster.from_mapping(CLUSTER_PRESETS[name].to_mapping() | stated)
+    return resolve_cluster(stated)[0]

@@ -1,0 +1,217 @@
+"""A measurement table as values: cells of rows, each a layout and what became of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.reading import is_positive_number, shown
+from search_spaces.tables.columns import STATUSES
+from search_spaces.tables.errors import TableInvalidError
+
+Status = Literal["completed", "out_of_memory", "failed"]
+"""out_of_memory: the layout does not fit. failed: it did not run, and nobody says that it cannot."""
+
+MAX_REPEAT_RATIO = 2.0
+"""Repeats of one layout whose step times lie further apart than this contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRow:
+    """One measurement, or one failure to measure.
+
+    Raises:
+        TableInvalidError: at construction, when the status and the figures contradict each other.
+    """
+
+    layout: Layout
+    """What was run."""
+    status: Status
+    """What became of it."""
+    tokens_per_s: float | None = None
+    """Throughput of the whole job; there if and only if completed."""
+    step_time_s: float | None = None
+    """Seconds an iteration; there if and only if completed."""
+    peak_memory_bytes: int | None = None
+    """Peak of the fullest device, where it was measured."""
+    number: int = 0
+    """The row's place in its table, from 1; 0: it was not read from one."""
+    line: int = 0
+    """The line of the file that the row ends on; 0: it was not read from one."""
+    unstated: tuple[str, ...] = ()
+    """Columns that the table leaves empty although the layout needs them: the default stands in."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Columns that the format does not know, kept as they are."""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise TableInvalidError(
+                f"status={shown(self.status)} is not one of {', '.join(STATUSES)}"
+            )
+        figures = {"tokens_per_s": self.tokens_per_s, "step_time_s": self.step_time_s}
+        for name, value in (figures | {"peak_memory_bytes": self.peak_memory_bytes}).items():
+            if value is not None and not is_positive_number(value):
+                raise TableInvalidError(f"{name}={shown(value)} is not a finite number over 0")
+        for name, value in figures.items():
+            if (value is None) == (self.status == "completed"):
+                has = "is empty" if value is None else f"is {value:g}"
+                raise TableInvalidError(
+                    f"status is {self.status} and {name} {has}; a completed row has it, no other does"
+                )
+
+    @property
+    def name(self) -> str:
+        """The row as messages call it."""
+        if not self.number:
+            return f"layout {self.layout.key}"
+        return f"row {self.number} (line {self.line})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class CellKey:
+    """What the rows of a cell have in common: one campaign's worth of layouts."""
+
+    source: str
+    cluster: str
+    model: str
+    seq_length: int
+    num_devices: int
+    global_batch_size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} on {self.num_devices} x {self.cluster}, "
+            f"seq_length={self.seq_length}, global_batch_size={self.global_batch_size}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableCell:
+    """The rows of one campaign.
+
+    Raises:
+        TableInvalidError: at construction, when rows contradict each other or belong elsewhere.
+    """
+
+    key: CellKey
+    """What names the cell."""
+    model: ModelShape
+    """What was trained."""
+    cluster: Cluster
+    """The machine: as many nodes as the layouts take."""
+    rows: tuple[TableRow, ...]
+    """In the order of the table."""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            _refuse_foreign(self.key, row)
+        for repeats in _by_layout(self.rows).values():
+            _refuse_contradictions(repeats)
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens a sequence."""
+        return self.key.seq_length
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that every layout of the cell takes."""
+        return self.key.num_devices
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences a step."""
+        return self.key.global_batch_size
+
+    @property
+    def merged(self) -> tuple[TableRow, ...]:
+        """One row a layout, in the order of the first of each.
+
+        Of repeats that completed the median counts (by step time; of two the mean), and a repeat
+        that failed is forgotten: it shows that a run can crash, not that the layout does.
+        """
+        return tuple(_merge(repeats) for repeats in _by_layout(self.rows).values())
+
+    @property
+    def num_completed(self) -> int:
+        """Rows with a measurement."""
+        return sum(row.status == "completed" for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasurementTable:
+    """Cells of measurements, and what had to be assumed to read them."""
+
+    cells: tuple[TableCell, ...]
+    """In the order of their first rows."""
+    notes: tuple[str, ...] = ()
+    """What the table does not say and was assumed; sentences for people."""
+    aside_columns: tuple[str, ...] = ()
+    """Names of the columns that the format does not know, in their order."""
+
+    @property
+    def rows(self) -> tuple[TableRow, ...]:
+        """Every row in the order of the table."""
+        rows = [row for cell in self.cells for row in cell.rows]
+        return tuple(sorted(rows, key=lambda row: row.number))
+
+
+def _by_layout(rows: tuple[TableRow, ...]) -> dict[Layout, list[TableRow]]:
+    groups: dict[Layout, list[TableRow]] = {}
+    for row in rows:
+        groups.setdefault(row.layout, []).append(row)
+    return groups
+
+
+def _refuse_foreign(key: CellKey, row: TableRow) -> None:
+    stated: dict[str, Any] = {
+        "num_devices": (row.layout.num_devices, key.num_devices),
+        "global_batch_size": (row.layout.global_batch_size, key.global_batch_size),
+    }
+    for name, (own, cells) in stated.items():
+        if own != cells:
+            raise TableInvalidError(f"{row.name}: {name}={own} in a cell of {name}={cells}")
+
+
+def _refuse_contradictions(repeats: list[TableRow]) -> None:
+    """Of one layout: it fits or it does not, and it is not both fast and slow."""
+    first = {row.status: row for row in reversed(repeats)}
+    if "completed" in first and "out_of_memory" in first:
+        fits, fails = first["completed"], first["out_of_memory"]
+        raise TableInvalidError(
+            f"{fits.name} and {fails.name} contradict each other: the same layout "
+            f"{fits.layout.key} of the same cell is completed in one and out_of_memory in the other"
+        )
+    timed = sorted((row.step_time_s, row.name) for row in repeats if row.step_time_s is not None)
+    if timed and timed[-1][0] > MAX_REPEAT_RATIO * timed[0][0]:
+        (low, fast), (high, slow) = timed[0], timed[-1]
+        raise TableInvalidError(
+            f"{fast} and {slow} contradict each other: the same layout {repeats[0].layout.key} of "
+            f"the same cell takes {low:g} s in one and {high:g} s in the other, more than a factor "
+            f"of {MAX_REPEAT_RATIO:g} apart"
+        )
+
+
+def _merge(repeats: list[TableRow]) -> TableRow:
+    completed = [row for row in repeats if row.status == "completed"]
+    if not completed:
+        out_of_memory = [row for row in repeats if row.status == "out_of_memory"]
+        return (out_of_memory or repeats)[0]
+    if len(completed) == 1:
+        return completed[0]
+    step_time_s = statistics.median(row.step_time_s or 0.0 for row in completed)
+    tokens = statistics.median(
+        (row.tokens_per_s or 0.0) * (row.step_time_s or 0.0) for row in completed
+    )
+    peaks = [row.peak_memory_bytes for row in completed if row.peak_memory_bytes is not None]
+    return replace(
+        completed[0],
+        step_time_s=step_time_s,
+        tokens_per_s=tokens / step_time_s,
+        peak_memory_bytes=max(peaks, default=None),
+    )

@@ -1,0 +1,104 @@
+"""Writing measurement tables: the published columns in their order, then whatever else there is."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from search_spaces.cluster import GIB, Cluster
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.tables.columns import (
+    COLUMNS,
+    EXTRA_COLUMNS,
+    LAYOUT_COLUMNS,
+    MEASURED_COLUMNS,
+    MODEL_COLUMNS,
+)
+from search_spaces.tables.rows import inferred_family
+from search_spaces.tables.table import MeasurementTable, TableCell, TableRow
+
+
+def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] = ()) -> str:
+    """Rows of values by column as CSV; the columns that a row has no value for stay empty.
+
+    The columns of our own are there where some row has a value for them.
+    """
+    listed = list(rows)
+    extra = [name for name in EXTRA_COLUMNS if any(row.get(name) is not None for row in listed)]
+    columns = (*COLUMNS, *extra, *aside_columns)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in listed:
+        writer.writerow([_plain(row.get(column)) for column in columns])
+    return text.getvalue()
+
+
+def write_table(table: MeasurementTable) -> str:
+    """The table as CSV, in the order of its rows; what it left empty stays empty."""
+    rows = [
+        (row.number, cell_values(cell) | row_values(row))
+        for cell in table.cells
+        for row in cell.rows
+    ]
+    ordered = sorted(rows, key=lambda numbered: numbered[0])
+    return table_text((row for _, row in ordered), table.aside_columns)
+
+
+def cell_values(cell: TableCell) -> dict[str, Any]:
+    """What all rows of a cell say, by column."""
+    return {
+        "source": cell.key.source,
+        **machine_values(cell.cluster),
+        **model_values(cell.model),
+        "num_devices": cell.num_devices,
+        "global_batch_size": cell.global_batch_size,
+    }
+
+
+def machine_values(cluster: Cluster) -> dict[str, Any]:
+    """A machine, by column."""
+    return {
+        "cluster": cluster.name,
+        "device_memory_gb": f"{cluster.device_memory_bytes / GIB:g}",
+        "devices_per_node": cluster.devices_per_node,
+    }
+
+
+def model_values(model: ModelShape) -> dict[str, Any]:
+    """A model's shape, by column; its family only where readers would take it for another."""
+    inferred = inferred_family(hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size)
+    values = {"model": model.name, **{name: getattr(model, name) for name in MODEL_COLUMNS}}
+    return values | {"family": None if model.family == inferred else model.family}
+
+
+def layout_values(layout: Layout) -> dict[str, Any]:
+    """A layout, by column."""
+    copies = layout.zero_replicas
+    return {
+        **{name: getattr(layout, name) for name in LAYOUT_COLUMNS},
+        "num_devices": layout.num_devices,
+        "global_batch_size": layout.global_batch_size,
+        "zero_replicas": None if copies == 1 else copies,
+    }
+
+
+def row_values(row: TableRow) -> dict[str, Any]:
+    """A row less what all rows of its cell say, by column."""
+    return {
+        **layout_values(row.layout),
+        **dict.fromkeys(row.unstated),
+        "status": row.status,
+        **{name: getattr(row, name) for name in MEASURED_COLUMNS},
+        **row.aside,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Truth as 1 and 0, as the published tables have it; nothing as nothing."""
+    if value is None:
+        return ""
+    return int(value) if isinstance(value, bool) else value

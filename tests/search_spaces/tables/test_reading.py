@@ -1,0 +1,126 @@
+"""What is read from a measurement table, and that writing it gives it back."""
+
+from pathlib import Path
+
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.tables import read_table, write_table
+from tests.search_spaces.tables.tables import make_row, make_text
+
+
+def test_a_row_is_a_layout_and_what_was_measured() -> None:
+    table = read_table(make_text(make_row(step_time_s=0.25, zero_stage=1, recompute="full")))
+    (cell,) = table.cells
+    (row,) = cell.rows
+    assert row.layout == Layout(
+        num_nodes=2,
+        tp=2,
+        pp=2,
+        dp=2,
+        micro_batch_size=1,
+        num_microbatches=4,
+        zero_stage=1,
+        recompute="full",
+        precision="bf16",
+    )
+    assert (row.status, row.step_time_s, row.tokens_per_s) == ("completed", 0.25, 8 * 512 / 0.25)
+    assert row.peak_memory_bytes == 2_000_000_000
+    assert (row.number, row.line) == (1, 2)
+    assert (cell.num_devices, cell.global_batch_size, cell.seq_length) == (8, 8, 512)
+    assert cell.model.num_layers == 8
+    assert (cell.cluster.num_nodes, cell.cluster.devices_per_node) == (2, 4)
+    assert cell.cluster.device_memory_bytes == 16 << 30
+
+
+def test_rows_that_share_source_cluster_model_sequence_devices_and_batch_are_a_cell() -> None:
+    other_batch = make_row(num_microbatches=8, global_batch_size=16)
+    other_sequence = make_row(seq_length=256)
+    other_source = make_row(source="elsewhere")
+    other_layout = make_row(tp=4, pp=1)
+    table = read_table(
+        make_text(make_row(), other_batch, other_sequence, other_source, other_layout)
+    )
+    assert [len(cell.rows) for cell in table.cells] == [2, 1, 1, 1]
+    assert [row.number for row in table.rows] == [1, 2, 3, 4, 5]
+
+
+def test_a_preset_cluster_keeps_its_constants_and_takes_the_tables_size() -> None:
+    text = make_text(make_row(cluster="h100-sxm", device_memory_gb=80, step_time_s=0.2))
+    cluster = read_table(text).cells[0].cluster
+    preset = CLUSTER_PRESETS["h100-sxm"]
+    assert cluster.peak_flops_per_s == preset.peak_flops_per_s
+    assert cluster.inter_node_bandwidth_bytes_per_s == preset.inter_node_bandwidth_bytes_per_s
+    assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
+
+
+def test_what_had_to_be_assumed_is_noted() -> None:
+    row = make_row(sequence_parallel="", zero_stage="")
+    table = read_table(make_text(row))
+    notes = "\n".join(table.notes)
+    assert "zero_stage is not stated: 0 stands in (1 rows)" in notes
+    assert "sequence_parallel is not stated" in notes
+    assert "family is not stated: gpt" in notes
+    assert "cluster 'testbox' is not a preset" in notes
+    assert table.rows[0].layout.zero_stage == 0
+
+
+def test_the_family_is_stated_or_inferred_from_the_width_of_the_feed_forward_block() -> None:
+    def family(**changes: object) -> str:
+        return read_table(make_text(make_row(**changes))).cells[0].model.family
+
+    assert family() == "gpt"
+    assert family(ffn_hidden_size=1408) == "llama"
+    assert family(family="llama") == "llama"
+
+
+def test_numbers_as_pandas_writes_a_column_with_gaps_are_whole() -> None:
+    row = make_row(tp="2.0", zero_stage="1.0", tied_embeddings="True", sequence_parallel="0.0")
+    assert read_table(make_text(row)).rows[0].layout.tp == 2
+
+
+@pytest.mark.parametrize("missing", ["tokens_per_s", "step_time_s"])
+def test_one_of_throughput_and_step_time_follows_from_the_other(missing: str) -> None:
+    row = read_table(make_text(make_row(step_time_s=0.5, tokens_per_s=8192) | {missing: ""})).rows[
+        0
+    ]
+    assert (row.step_time_s, row.tokens_per_s) == (0.5, 8192)
+
+
+def test_writing_gives_back_what_was_read() -> None:
+    rows = [
+        make_row(zero_stage="", note="warm"),
+        make_row(source="elsewhere", zero_replicas=2, zero_stage=1, note="", family="llama"),
+        make_row(tp=4, pp=1, status="out_of_memory", note="cold, wet"),
+        make_row(tp=1, pp=4, status="failed"),
+    ]
+    table = read_table(make_text(*rows))
+    written = write_table(table)
+    again = read_table(written)
+    assert again.cells == table.cells
+    assert write_table(again) == written
+    assert table.aside_columns == ("note",)
+    assert [row.aside["note"] for row in again.rows] == ["warm", "", "cold, wet", ""]
+    assert written.splitlines()[0].endswith("peak_memory_bytes,family,zero_replicas,note")
+    assert again.rows[0].unstated == ("zero_stage",)
+
+
+def test_repeats_of_a_layout_count_once_by_their_median() -> None:
+    times = (0.5, 0.6, 0.9)
+    table = read_table(make_text(*(make_row(step_time_s=time) for time in times)))
+    (merged,) = table.cells[0].merged
+    assert merged.step_time_s == 0.6
+    assert merged.tokens_per_s == pytest.approx(8 * 512 / 0.6)
+    assert len(table.rows) == 3
+
+
+def test_a_repeat_that_crashed_is_forgotten_beside_one_that_completed() -> None:
+    table = read_table(make_text(make_row(status="failed"), make_row()))
+    assert [row.status for row in table.cells[0].merged] == ["completed"]
+
+
+def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + make_text().replace("\n", "\r\n\r\n").encode())
+    assert len(read_table(path).rows) == len(read_table(str(path)).rows) == 1

@@ -1,0 +1,184 @@
+"""What is wrong with a table is refused with the row and the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.tables import TableInvalidError, TableRow, read_table
+from search_spaces.tables import reading as reading_module
+from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from tests.search_spaces.tables.tables import make_row, make_text
+
+
+def refusal(*rows: dict[str, Any], drop: tuple[str, ...] = ()) -> str:
+    with pytest.raises(TableInvalidError) as caught:
+        read_table(make_text(*rows, drop=drop))
+    return str(caught.value)
+
+
+def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -> None:
+    for column in COLUMNS:
+        if column in OPTIONAL_COLUMNS:
+            read_table(make_text(drop=(column,)))
+        else:
+            assert f"the columns {column} are missing from the header" in refusal(drop=(column,))
+    assert "the columns tp, dp are missing" in refusal(drop=("tp", "dp"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tp": 4}, "tp*pp*dp=4*2*2=16 is not num_devices=8"),
+        (
+            {"num_microbatches": 3},
+            "dp*micro_batch_size*num_microbatches=2*1*3=6 is not global_batch_size=8",
+        ),
+        ({"tp": ""}, "tp is empty"),
+        ({"tp": "two"}, "tp='two' is not a finite number in plain digits"),
+        ({"tp": "1_0"}, "tp='1_0' is not a finite number in plain digits"),
+        ({"tp": "2.5"}, "tp='2.5' is not a whole number of at least 1"),
+        ({"tp": 0}, "tp='0' is not a whole number of at least 1"),
+        ({"zero_stage": 3}, "zero_stage=3 is not one of 0, 1"),
+        ({"recompute": "some"}, "recompute='some' is unknown"),
+        ({"precision": "fp8"}, "precision='fp8' is unknown"),
+        ({"status": "OOM"}, "status='OOM' is unknown"),
+        ({"tied_embeddings": 2}, "tied_embeddings='2' is not 1 or 0"),
+        ({"step_time_s": "nan"}, "step_time_s='nan' is not a finite number"),
+        ({"step_time_s": "inf"}, "step_time_s='inf' is not a finite number"),
+        ({"step_time_s": "1e999"}, "is not a finite number"),
+        ({"step_time_s": -1}, "step_time_s='-1' is not a number over 0"),
+        ({"step_time_s": "", "tokens_per_s": ""}, "status is completed and tokens_per_s is empty"),
+        ({"status": "failed", "step_time_s": 0.5}, "status is failed and step_time_s is 0.5"),
+        ({"num_heads": 7}, "hidden_size=512 is not divisible by num_heads=7"),
+        ({"model": "x" * 65}, "is not a string of 1 to 64 characters"),
+        ({"num_devices": 8, "devices_per_node": 0}, "devices_per_node='0' is not a whole number"),
+    ],
+)
+def test_a_wrong_field_is_refused_with_the_row_and_the_numbers(
+    changes: dict[str, Any], reason: str
+) -> None:
+    message = refusal(make_row(tp=4, pp=1), make_row(**changes))
+    assert message.startswith("the table: row 2 (line 3): ")
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step_time_s": 500, "tokens_per_s": 8192}, "is step_time_s in milliseconds?"),
+        ({"step_time_s": 0.5, "tokens_per_s": 8.192}, "is tokens_per_s in thousands a second?"),
+        ({"step_time_s": 0.5, "tokens_per_s": 9000}, "is 4500 tokens, and global_batch_size"),
+        # The two agree with each other, and neither with any machine.
+        ({"cluster": "h100-sxm", "step_time_s": 2e-5}, "at twice their peak; are the units off"),
+        ({"step_time_s": 2e-6}, "at twice their peak; are the units off by a thousand?"),
+        ({"peak_memory_bytes": 2_000_000}, "is it in kilobytes or megabytes?"),
+        ({"peak_memory_bytes": 2000}, "is it in kilobytes or megabytes?"),
+        ({"peak_memory_bytes": 2e12}, "more than twice the device's 16 GB"),
+        ({"device_memory_gb": 16 << 10 << 10}, "is it in megabytes or bytes?"),
+        ({"device_memory_gb": 16 << 30}, "is it in megabytes or bytes?"),
+    ],
+)
+def test_units_off_by_a_thousand_are_refused_with_the_row(
+    changes: dict[str, Any], reason: str
+) -> None:
+    message = refusal(make_row(source="another"), make_row(**changes))
+    assert "row 2 (line 3): " in message
+    assert reason in message
+
+
+def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> None:
+    model = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 16384, "num_heads": 32}
+    big = {**model, "cluster": "a100-sxm", "device_memory_gb": 80, "peak_memory_bytes": ""}
+    right = make_row(**big, step_time_s=0.4)
+    assert read_table(make_text(right)).rows[0].step_time_s == 0.4
+    message = refusal(make_row(**big, step_time_s=900), make_row(**big, step_time_s=800))
+    assert "row 2 (line 3): step_time_s=800 is the fastest of its cell" in message
+    assert "off by a thousand?" in message
+
+
+def test_a_layout_that_fits_in_one_row_and_not_in_another_is_refused_with_both() -> None:
+    message = refusal(make_row(), make_row(tp=4, pp=1), make_row(status="out_of_memory"))
+    assert "row 1 (line 2) and row 3 (line 4) contradict each other" in message
+    assert "completed in one and out_of_memory in the other" in message
+
+
+def test_repeats_more_than_a_factor_of_two_apart_contradict_each_other() -> None:
+    read_table(make_text(make_row(step_time_s=0.5), make_row(step_time_s=0.9)))
+    message = refusal(make_row(step_time_s=0.5), make_row(step_time_s=1.2))
+    assert "row 1 (line 2) and row 2 (line 3) contradict each other" in message
+    assert "takes 0.5 s in one and 1.2 s in the other" in message
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_layers": 9}, {"device_memory_gb": 32}, {"devices_per_node": 8}]
+)
+def test_one_name_for_two_shapes_or_two_machines_is_refused(changes: dict[str, Any]) -> None:
+    message = refusal(make_row(), make_row(tp=4, pp=1, **changes))
+    assert "row 2 (line 3): contradicts row 1 (line 2): " in message
+    assert next(iter(changes)).removesuffix("_gb") in message
+
+
+def test_a_table_in_which_nothing_completed_is_refused() -> None:
+    message = refusal(make_row(status="failed"), make_row(tp=4, pp=1, status="out_of_memory"))
+    assert "no row is completed, of 2" in message
+    assert "no row is completed, of 0" in refusal_of(make_text().splitlines()[0] + "\n")
+
+
+def refusal_of(text: str) -> str:
+    with pytest.raises(TableInvalidError) as caught:
+        read_table(text)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (make_text().replace(",", ";"), "columns are separated by commas"),
+        (make_text().replace("source,cluster", "cluster,cluster"), "'cluster' more than once"),
+        (make_text().replace("made up,", "made up,,"), "row 1 (line 2): has 30 fields, and the"),
+        (
+            make_text().replace("made up,", ""),
+            "row 1 (line 2): has 28 fields, and the header has 29",
+        ),
+        (make_text().replace("made up", '"made up'), "is not CSV"),
+        (make_text().replace("source,", "source ,"), "spaces around 'source '"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, reason: str) -> None:
+    assert reason in refusal_of(text)
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.csv"
+
+    def reason(content: bytes) -> str:
+        path.write_bytes(content)
+        message = refusal_of(str(path))
+        assert message.startswith(f"{path}: ")
+        return message
+
+    assert "line 2 is not UTF-8 (byte 0xe9)" in reason(
+        make_text().encode().replace(b"made up", b"made \xe9")
+    )
+    assert "line 1 is not UTF-8 (byte 0xff)" in reason(make_text().encode("utf-16"))
+    assert "zero bytes" in reason(make_text().encode("utf-32-le"))
+    monkeypatch.setattr(reading_module, "MAX_TABLE_BYTES", 1 << 20)
+    assert "is larger than 1 MiB" in reason(b"x" * ((1 << 20) + 1))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read: No such file or directory" in refusal_of(str(tmp_path / "none.csv"))
+    assert "cannot be read: Is a directory" in refusal_of(str(tmp_path))
+
+
+def test_a_row_refuses_figures_without_completion_at_construction() -> None:
+    with pytest.raises(TableInvalidError, match="status is completed and tokens_per_s is empty"):
+        TableRow(layout=Layout(), status="completed", step_time_s=1.0)
+    with pytest.raises(TableInvalidError, match="status='lost' is not one of"):
+        TableRow(layout=Layout(), status="lost")  # type: ignore[arg-type]
