@@ -56,6 +56,12 @@ class Cluster:
     """Effective collective bandwidth inside a node, by the number of ranks in the group."""
     inter_node_bandwidth_bytes_per_s: float = 25e9
     """Effective collective bandwidth between nodes, a device."""
+    kernel_launch_s: float = 5e-6
+    """Time that the host takes to launch one kernel."""
+    intra_node_latency_s: float = 10e-6
+    """Latency of a collective or a transfer inside a node, beyond its bytes."""
+    inter_node_latency_s: float = 20e-6
+    """Latency of a step of a collective, or of a transfer, between nodes."""
     source: str = ""
     """Where the numbers come from; says "generic constants" where they are guesses."""
 
@@ -75,7 +81,7 @@ class Cluster:
             problem = whole_number_problem(getattr(self, name), high=high)
             if problem:
                 raise ClusterInvalidError(f"{name}={problem}")
-        for name in ("memory_bandwidth_bytes_per_s", "inter_node_bandwidth_bytes_per_s"):
+        for name in _POSITIVE:
             if not is_positive_number(getattr(self, name)):
                 raise ClusterInvalidError(f"{name}={shown(getattr(self, name))} is not over 0")
         for name in ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s"):
@@ -163,6 +169,13 @@ def _read_links(links: object) -> dict[int, float]:
     return table
 
 
+_POSITIVE: Final = (
+    "memory_bandwidth_bytes_per_s",
+    "inter_node_bandwidth_bytes_per_s",
+    "kernel_launch_s",
+    "intra_node_latency_s",
+    "inter_node_latency_s",
+)
 _BY_RANKS: Final = ("intra_node_bandwidth_bytes_per_s",)
 _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 

@@ -1,0 +1,90 @@
+"""Which links the groups of a layout use: inside a node or between nodes, and shared by how many.
+
+Ranks are numbered with tp fastest, then dp, then pp, as in Megatron-LM and the embedded trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.cluster import Cluster
+from search_spaces.columns import LayoutColumns
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Links:
+    """The bandwidth and the latency that each axis of each layout gets."""
+
+    tensor_inside: Bools
+    """Whether a tensor-parallel group stays inside a node."""
+    tensor_bytes_per_s: Floats
+    """Bandwidth of a ring over a tensor-parallel group, a rank."""
+    tensor_latency_s: Floats
+    """Latency of one of its collectives."""
+    data_inside: Bools
+    """Whether a data-parallel group stays inside a node."""
+    data_bytes_per_s: Floats
+    """Bandwidth of a ring over a data-parallel group, a rank."""
+    data_latency_s: Floats
+    """Latency of one step around it."""
+    pipeline_bytes_per_s: Floats
+    """Bandwidth from a stage to the next, at its slowest boundary."""
+    pipeline_latency_s: Floats
+    """Latency of one transfer there."""
+
+    @classmethod
+    def of(cls, columns: LayoutColumns, cluster: Cluster) -> Links:
+        """The links of each layout.
+
+        A group that spans nodes has the network cards of its ranks on a node, since the others serve
+        the other groups: g ranks a node get g times the bandwidth of a device, at most what
+        they have among themselves.
+        """
+        node = cluster.devices_per_node
+        tp, dp = columns.tp, columns.dp
+        inside = inside_bandwidths(cluster)
+        tp_here = np.minimum(tp, node)
+        dp_here = np.clip(node // tp, 1, dp)
+        tensor_inside, data_inside = tp <= node, tp * dp <= node
+        pipeline_inside = columns.num_devices <= node
+        between = cluster.inter_node_bandwidth_bytes_per_s
+        near, far = cluster.intra_node_latency_s, cluster.inter_node_latency_s
+        alone = dp_here == 1
+        return cls(
+            tensor_inside=tensor_inside,
+            tensor_bytes_per_s=_bandwidth(inside[tp_here], tensor_inside, between * tp_here),
+            tensor_latency_s=np.where(tensor_inside, near, far),
+            data_inside=data_inside,
+            data_bytes_per_s=_bandwidth(
+                np.where(alone, np.inf, inside[dp_here]), data_inside & ~alone, between * dp_here
+            ),
+            data_latency_s=np.where(data_inside, near, far),
+            pipeline_bytes_per_s=np.where(pipeline_inside, inside[min(2, node)], between),
+            pipeline_latency_s=np.where(pipeline_inside, near, far),
+        )
+
+
+def _bandwidth(inside: NDArray[Any], stays: Bools, across: NDArray[Any]) -> Floats:
+    return np.asarray(np.where(stays, inside, np.minimum(inside, across)), dtype=np.float64)
+
+
+def inside_bandwidths(cluster: Cluster) -> Floats:
+    """Bandwidth inside a node by the number of ranks, from 0 to a whole node.
+
+    Numbers of ranks that the cluster does not list get what the next smaller listed one has, or the
+    smallest; without any list a node is as fast as its memory's tenth.
+    """
+    listed = dict(sorted(cluster.intra_node_bandwidth_bytes_per_s.items()))
+    current = next(iter(listed.values()), cluster.memory_bandwidth_bytes_per_s / 10.0)
+    table = np.empty(cluster.devices_per_node + 1)
+    for ranks in range(cluster.devices_per_node + 1):
+        current = listed.get(ranks, current)
+        table[ranks] = current
+    return table
