@@ -31,6 +31,8 @@ class SearchProblem:
     """What to maximise; several at once are traded off, and the first one ranks."""
     min_memory_headroom: float = 0.0
     """Share of a device's memory that must stay free at the peak."""
+    software: str = ""
+    """What runs the layouts: a table's source; empty for this project's own trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     """Measurements from elsewhere."""
 
