@@ -27,3 +27,7 @@ class CampaignBrokenError(TunerError):
 
 class DriverAlreadyRunningError(TunerError):
     """Another driver holds the data directory."""
+
+
+class ScenarioUnknownError(TunerError):
+    """A simulation is asked for by a name that no scenario has."""

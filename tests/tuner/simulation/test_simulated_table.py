@@ -1,0 +1,74 @@
+"""Simulated tables: whole, repeatable, and never taken for measured ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search_spaces.estimates.time import step_time_s
+from search_spaces.space import SearchSpace
+from search_spaces.tables import read_table, write_table
+from tuner.errors import ScenarioUnknownError
+from tuner.simulation.scenarios import SCENARIOS, Scenario, scenario
+from tuner.simulation.table import simulated_table
+
+
+def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
+    """A scenario cut down to some dozen layouts."""
+    described = scenario(name)
+    changes = {"vpp": 1, "micro_batch_size": [1, 4], "sequence_parallel": False, **knobs}
+    space = SearchSpace.from_mapping(described.space.to_mapping() | changes)
+    return replace(described, space=space)
+
+
+def test_equal_seeds_give_equal_tables_and_others_do_not() -> None:
+    for name in ("a100-1.3b", "stress-22b"):
+        assert simulated_table(small(name), 3) == simulated_table(small(name), 3)
+        assert simulated_table(small(name), 3) != simulated_table(small(name), 4)
+
+
+def test_the_source_of_every_row_says_simulated() -> None:
+    table = simulated_table(small(), 5)
+    assert [cell.key.source for cell in table.cells] == ["simulated a100-1.3b, seed 5"]
+    assert "simulated" in table.notes[0]
+
+
+@pytest.mark.parametrize("name", ["a100-1.3b", "h100-8b"])
+def test_a_table_holds_every_legal_layout_and_reads_back_as_it_was_written(name: str) -> None:
+    described = small(name)
+    table = simulated_table(described, 0)
+    assert len(table.rows) == len(described.legal_set()) > 20
+    read = read_table(write_table(table))
+    assert [row.layout for row in read.rows] == [row.layout for row in table.rows]
+    assert [row.status for row in read.rows] == [row.status for row in table.rows]
+    assert [row.peak_memory_bytes for row in read.rows] == [
+        row.peak_memory_bytes for row in table.rows
+    ]
+    assert [cell.key.source for cell in read.cells] == [cell.key.source for cell in table.cells]
+
+
+def test_layouts_over_the_memory_fail_and_the_others_report_a_peak_below_it() -> None:
+    described = small("h100-8b")
+    rows = simulated_table(described, 0).rows
+    assert {row.status for row in rows} == {"completed", "out_of_memory"}
+    peaks = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
+    assert max(peaks) <= described.cluster.device_memory_bytes
+
+
+def test_the_events_are_neither_the_estimate_nor_unlike_it() -> None:
+    """Another generator than the closed form: close enough to be a cluster, too far to be it."""
+    described = small("h100-8b", vpp=[1, 2], sequence_parallel=[False, True])
+    legal = described.legal_set()
+    estimates = step_time_s(legal.columns(), described.model, described.cluster)
+    rows = simulated_table(described, 1).rows
+    times = np.array([row.step_time_s or np.nan for row in rows])
+    off = np.log(times / estimates)[~np.isnan(times)]
+    assert 0.05 < np.std(off) < 0.5
+
+
+def test_an_unknown_scenario_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ScenarioUnknownError, match="unknown scenario 'stress'"):
+        simulated_table("stress", 0)
+    assert set(SCENARIOS) >= {"stress-22b", "frontier-22b"}
