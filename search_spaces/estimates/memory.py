@@ -3,8 +3,9 @@
 What is counted: weights, gradients and optimizer states of the stage; the activations of the
 micro-batches that are in flight under 1F1B, plain or interleaved; what the backward pass of a layer
 makes at once; the logits where the output projection is. What is not: the statistics of norms and
-attention, buffers of collectives, and the allocator's fragmentation. The embedded trainer's logical
-peak on the CPU is 0 to 4 % higher than these sums; on GPUs, with other trainers, expect more.
+attention, and the allocator's fragmentation; workspaces are a constant. The embedded trainer's
+logical peak on the CPU is 0 to 4 % higher than these sums. `storage` has what other trainers keep,
+`tuner.calibration.memory` how far the sums can be trusted.
 """
 
 from __future__ import annotations
@@ -16,8 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.columns import LayoutColumns, code_of
+from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+
+__all__ = [
+    "EMBEDDED_TRAINER",
+    "MEMORY_TERMS",
+    "MemoryTerms",
+    "StageMemory",
+    "TrainerStorage",
+    "memory_terms",
+    "peak_memory_bytes",
+    "stage_memory",
+    "stage_terms",
+]
 
 Floats = NDArray[np.float64]
 
@@ -27,36 +41,9 @@ _FP32_BYTES: Final = 4.0
 _HALF_BYTES: Final = 2.0
 
 _FP32: Final = code_of("precision", "fp32")
+_FP16: Final = code_of("precision", "fp16")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerStorage:
-    """What a trainer stores, and how.
-
-    The defaults are the embedded trainer's: a flat fp32 gradient buffer that every replica holds in
-    full, fused attention, gathered inputs that are kept, and a cross-entropy that turns the fp32
-    logits into their gradient in place.
-    """
-
-    gradient_bytes: float = 4.0
-    """Bytes of a gradient."""
-    zero_shards_gradients: bool = False
-    """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
-    fused_attention: bool = True
-    """Whether the attention probabilities are never stored."""
-    fused_swiglu: bool = True
-    """Whether the activation of SwiGLU's gate is made again in the backward pass."""
-    keeps_gathered_inputs: bool = True
-    """Whether sequence parallelism keeps the inputs of column-parallel matrices as they were gathered;
-    Megatron-LM keeps a rank's share, and gathers it again in the backward pass."""
-    fp32_logits: int = 1
-    """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
-
-
-EMBEDDED_TRAINER: Final = TrainerStorage()
-"""What this project's trainer stores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +66,8 @@ class StageMemory:
     head_bytes: float
     """Logits, their softmax and their gradient, inputs of the final norm and of the output
     projection; on the last stage alone."""
+    workspace_bytes: float
+    """Workspaces of libraries and buffers of collectives."""
 
     @property
     def total_bytes(self) -> float:
@@ -89,6 +78,7 @@ class StageMemory:
             + self.optimizer_bytes
             + self.activations_bytes
             + max(self.backward_bytes, self.head_bytes)
+            + self.workspace_bytes
         )
 
 
@@ -102,13 +92,39 @@ class _Parts:
     activations: Floats
     backward: Floats
     head: Floats
+    workspace: float
 
     @property
     def total(self) -> Floats:
         states = self.weights + self.gradients + self.optimizer
         passes = self.activations + np.maximum(self.backward, self.head)
-        total: Floats = states + passes
+        total: Floats = states + passes + self.workspace
         return total
+
+    @property
+    def terms(self) -> tuple[Floats, ...]:
+        """In the order of `MEMORY_TERMS`."""
+        return (
+            self.weights + self.gradients,
+            self.optimizer,
+            self.activations,
+            np.maximum(self.backward, self.head),
+            np.asarray(self.workspace),
+        )
+
+
+MEMORY_TERMS: Final = ("states", "sharded_states", "activations", "passing", "workspace")
+"""What a peak is the sum of: weights and gradients, which each replica holds; the optimizer's states;
+what is kept for the backward pass; what passes (the larger of a layer's backward pass and of the
+logits); and the workspace."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MemoryTerms:
+    """Bytes of each of `MEMORY_TERMS`, of the first stage and of the last."""
+
+    num_bytes: Floats
+    """Shape [2, number of terms, layouts]."""
 
 
 def peak_memory_bytes(
@@ -118,13 +134,36 @@ def peak_memory_bytes(
 ) -> Floats:
     """Estimated peak memory of the fullest rank of each layout, in bytes.
 
-    The fullest stage is the first or the last: a stage between them has the layers of the first, no
-    embedding, and at most as many micro-batches in flight.
+    The fullest stage is the first or the last: a stage between them has at most the layers of the
+    first, no embedding, and at most as many micro-batches in flight.
     """
     columns = LayoutColumns.of(layouts)
     first = _stage_parts(columns, model, np.zeros_like(columns.pp), storage).total
     last = _stage_parts(columns, model, columns.pp - 1, storage).total
     return np.maximum(first, last)
+
+
+def memory_terms(
+    layouts: Layout | LayoutColumns,
+    model: ModelShape,
+    storage: TrainerStorage = EMBEDDED_TRAINER,
+) -> MemoryTerms:
+    """What the peaks of the first and of the last stage are the sums of, for many layouts."""
+    columns = LayoutColumns.of(layouts)
+    shape = np.shape(columns.num_devices * columns.micro_batch_size * columns.num_microbatches)
+    num_bytes = np.empty((2, len(MEMORY_TERMS), int(np.prod(shape, dtype=np.int64))))
+    for row, stage in enumerate((np.zeros_like(columns.pp), columns.pp - 1)):
+        for term, values in enumerate(_stage_parts(columns, model, stage, storage).terms):
+            num_bytes[row, term] = np.broadcast_to(values, shape).ravel()
+    return MemoryTerms(num_bytes=num_bytes)
+
+
+def stage_terms(
+    layout: Layout, stage: int, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
+) -> Floats:
+    """Bytes of each of `MEMORY_TERMS` on one stage of a layout."""
+    parts = _stage_parts(LayoutColumns.of(layout), model, np.asarray(stage), storage)
+    return np.array([float(values) for values in parts.terms])
 
 
 def stage_memory(
@@ -144,6 +183,7 @@ def stage_memory(
                 activations_bytes=float(parts.activations),
                 backward_bytes=float(parts.backward),
                 head_bytes=float(parts.head),
+                workspace_bytes=parts.workspace,
             )
         )
     return stages
@@ -152,12 +192,13 @@ def stage_memory(
 def _stage_parts(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> _Parts:
-    parameters = _stage_parameters(columns, model, stage)
+    layers = layers_of_stage(columns.pp, stage, model, storage)
+    parameters = _stage_parameters(columns, model, stage, layers)
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
     shards = columns.zero_group_size
-    gradients = parameters * storage.gradient_bytes
+    gradients = parameters * _gradient_bytes(columns, storage)
     if storage.zero_shards_gradients:
         gradients = gradients / shards
     token_bytes = element * model.seq_length * columns.micro_batch_size
@@ -165,13 +206,50 @@ def _stage_parts(
         weights=parameters * element,
         gradients=gradients,
         optimizer=parameters * states / shards,
-        activations=token_bytes * _kept_elements(columns, model, stage, storage),
+        activations=token_bytes * layers * _kept_elements(columns, model, stage, storage),
         backward=token_bytes * _backward_elements(columns, model, storage),
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
+        workspace=storage.workspace_bytes,
     )
 
 
-def _stage_parameters(columns: LayoutColumns, model: ModelShape, stage: NDArray[Any]) -> Floats:
+def layers_of_stage(
+    pp: NDArray[Any], stage: NDArray[Any], model: ModelShape, storage: TrainerStorage
+) -> Floats:
+    """Layers on a stage.
+
+    Split evenly, the first stages have one more where pp does not divide them. Nanotron closes a
+    stage with the block that brings the work beyond the stage's share, where the output projection
+    is work too (`build_model` there): the first stages have more, the last one has fewer.
+    """
+    if storage.layer_split == "even":
+        return np.asarray(
+            model.num_layers // pp + (stage < model.num_layers % pp), dtype=np.float64
+        )
+    block = model.num_layer_matrix_parameters
+    share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
+    until = _layers_until(stage + 1, share, pp, model)
+    return until - np.where(stage == 0, 0.0, _layers_until(stage, share, pp, model))
+
+
+def _layers_until(
+    stages: NDArray[Any], share: Floats, pp: NDArray[Any], model: ModelShape
+) -> Floats:
+    """Layers on so many first stages, where each is closed by the block that overfills it."""
+    closed = np.where(share < 1, stages, np.floor(share * stages) + 1.0)
+    return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))
+
+
+def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
+    if storage.fp16_gradient_bytes is None:
+        return storage.gradient_bytes
+    is_fp16 = columns.precision == _FP16
+    return np.where(is_fp16, storage.fp16_gradient_bytes, storage.gradient_bytes)
+
+
+def _stage_parameters(
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+) -> Floats:
     """Parameters that one rank of the stage holds.
 
     Matrices, and the biases of column-parallel ones, are shared over tp; norms, the biases of
@@ -186,7 +264,7 @@ def _stage_parameters(columns: LayoutColumns, model: ModelShape, stage: NDArray[
         replicated = 2.0 * h
         positions, final_norm = 0, h
     shared = model.num_layer_parameters - replicated
-    layers = model.num_layers / columns.pp * (shared / columns.tp + replicated)
+    layers = num_layers * (shared / columns.tp + replicated)
     embedding = model.vocab_size * h / columns.tp
     first, last = stage == 0, stage == columns.pp - 1
     owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
@@ -202,7 +280,7 @@ def _stage_parameters(columns: LayoutColumns, model: ModelShape, stage: NDArray[
 def _kept_elements(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> Floats:
-    """Elements a token of a micro-batch that are kept for the backward pass, all in flight."""
+    """Elements a token that a layer keeps for the backward pass, all micro-batches in flight."""
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     selective = _layer_elements(columns, model, storage, fused_attention=True)
     of_layer = np.select(
@@ -210,8 +288,7 @@ def _kept_elements(
         [_residual_elements(columns, model), selective],
         whole,
     )
-    layers = model.num_layers / columns.pp
-    return np.asarray(_in_flight(columns, stage) * layers * of_layer, dtype=np.float64)
+    return np.asarray(_in_flight(columns, stage) * of_layer, dtype=np.float64)
 
 
 def _backward_elements(

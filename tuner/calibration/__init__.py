@@ -1,0 +1,1 @@
+"""The estimates' constants, corrected by what was measured."""

@@ -1,0 +1,139 @@
+"""What is believed of a layout's peak memory: the closed form, corrected by what was seen.
+
+A peak is a sum of terms (`search_spaces.estimates.memory.MEMORY_TERMS`), each with a factor whose
+prior is 1, as far as the trainer's storage is known. What ran, what ran out of memory and what was
+measured move the factors, by Bayesian regression on ratios (`tuner.calibration.memory_fit`): out of
+memory is a censored observation (the true peak is at least what the device has), and so is a run
+whose peak nobody noted. Deviations are shared out over levels: whatever was seen, this software on
+this cluster, this model there, this campaign. So samples from elsewhere count for what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.cluster import Cluster
+from search_spaces.columns import LayoutColumns
+from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
+from search_spaces.estimates.storage import TrainerStorage, storage_of
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from tuner.calibration.memory_evidence import (
+    Evidence,
+    PeakSample,
+    StagePeak,
+    deviating,
+    evidence_of,
+    groups_of,
+    usable_bytes,
+)
+from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
+
+__all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
+
+Floats = NDArray[np.float64]
+
+_ELSEWHERE: Final = "elsewhere"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryBelief:
+    """Peak memory of layouts as mean and spread, in one campaign.
+
+    It never changes: `told` answers a new one.
+    """
+
+    cluster: str
+    """Name of the cluster that is asked about."""
+    software: str
+    """What runs there."""
+    storage: TrainerStorage
+    """What that keeps in memory."""
+    campaign: str = ""
+    """Whose own samples count in full."""
+    evidence: Evidence = field(default_factory=Evidence)
+    """What was seen."""
+
+    @classmethod
+    def prior(cls, cluster: Cluster, *, software: str = "", campaign: str = "") -> Self:
+        """What is believed before anything was seen.
+
+        Args:
+            cluster: where the layouts run.
+            software: what runs them: a table's source; empty for this project's own trainer.
+            campaign: name of the campaign whose samples will be told.
+        """
+        storage = storage_of(software)
+        return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
+
+    def told(self, samples: Iterable[PeakSample]) -> Self:
+        """The belief after more samples of its own campaign."""
+        return self._with(evidence_of(samples, self.campaign))
+
+    def told_elsewhere(self, samples: Iterable[PeakSample]) -> Self:
+        """The belief after samples of other campaigns, or of tables."""
+        return self._with(evidence_of(samples, _ELSEWHERE))
+
+    def terms(self, columns: LayoutColumns, model: ModelShape) -> MemoryTerms:
+        """What the peaks are sums of: to be made once, where the same layouts are asked often."""
+        return memory_terms(columns, model, self.storage)
+
+    def peak_bytes(
+        self, layouts: Layout | LayoutColumns | MemoryTerms, model: ModelShape
+    ) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the fullest rank's peak, of each layout."""
+        if not isinstance(layouts, MemoryTerms):
+            layouts = memory_terms(layouts, model, self.storage)
+        means, deviations = self._of_terms(layouts.num_bytes, model)
+        fullest = np.argmax(means, axis=0)
+        each = np.arange(fullest.size)
+        return means[fullest, each], deviations[fullest, each]
+
+    def stage_peak_bytes(self, layout: Layout, model: ModelShape) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the peak of each stage's fullest rank, first stage first."""
+        stages = range(layout.pp)
+        terms = np.array([stage_terms(layout, stage, model, self.storage) for stage in stages])
+        means, deviations = self._of_terms(terms.T[None], model)
+        return means[0], deviations[0]
+
+    def fits(
+        self,
+        layouts: Layout | LayoutColumns | MemoryTerms,
+        model: ModelShape,
+        capacity_bytes: float,
+    ) -> Floats:
+        """Probability that each layout fits into a device with so much memory.
+
+        It is never 0 nor 1: the tails of the logistic distribution, on the logarithm of the peak.
+        """
+        mean, deviation = self.peak_bytes(layouts, model)
+        usable = usable_bytes(capacity_bytes, self.storage)
+        distance = np.log(usable / mean) * mean / deviation
+        return logistic(LOGISTIC_PER_NORMAL * distance)
+
+    def _of_terms(self, terms: Floats, model: ModelShape) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of sums of terms; [..., terms, layouts] -> [..., layouts]."""
+        groups = groups_of(
+            cluster=self.cluster, software=self.software, model=model, campaign=self.campaign
+        )
+        factors = self._posterior.factors(groups)
+        weights = np.moveaxis(deviating(terms, self.storage), -2, -1)
+        # A sum cannot fall below a tenth of itself, whatever the factors extrapolate to.
+        expected = terms.sum(axis=-2)
+        mean = np.maximum(expected + weights @ factors.mean, 0.1 * expected)
+        spread = np.sum(weights @ factors.covariance * weights, axis=-1)
+        noise = self.storage.spread.noise * self._posterior.noise
+        return mean, np.sqrt(spread + (noise * mean) ** 2)
+
+    def _with(self, more: Evidence) -> Self:
+        return replace(self, evidence=self.evidence.with_more(more))
+
+    @cached_property
+    def _posterior(self) -> Posterior:
+        return fit(self.evidence)

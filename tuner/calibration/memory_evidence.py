@@ -1,0 +1,227 @@
+"""What was seen of peaks, as rows of a regression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.cluster import Cluster
+from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.estimates.memory import MEMORY_TERMS, memory_terms, stage_terms
+from search_spaces.estimates.storage import TrainerStorage, storage_of
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+from tuner.strategies.base import ObservationState
+
+Floats = NDArray[np.float64]
+
+MEASURED: Final = 0
+RAN: Final = 1
+OUT_OF_MEMORY: Final = 2
+FAILED: Final = 3
+
+NUM_FACTORS: Final = len(MEMORY_TERMS)
+
+
+class PeakSample(Protocol):
+    """What the belief learns from; `tuner.knowledge.Sample` is one."""
+
+    @property
+    def model(self) -> ModelShape:
+        """What was trained."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it ran."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """How it was laid out."""
+        ...
+
+    @property
+    def state(self) -> ObservationState:
+        """Whether it ran, and if not, why."""
+        ...
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak of the fullest rank, where that was measured."""
+        ...
+
+    @property
+    def software(self) -> str:
+        """What ran it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePeak:
+    """The peak of one stage's ranks: a `PeakSample` that says where."""
+
+    model: ModelShape
+    """What was trained."""
+    cluster: Cluster
+    """Where it ran."""
+    layout: Layout
+    """How it was laid out."""
+    stage: int
+    """Position in the pipeline, from 0."""
+    peak_memory_bytes: int
+    """Peak of the stage's fullest rank."""
+    state: ObservationState = "completed"
+    """A stage that has a peak ran."""
+    software: str = ""
+    """What ran it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Samples that share a part of their factors' deviations."""
+
+    level: int
+    """Place among `LEVEL_SHARES`."""
+    key: tuple[object, ...] = ()
+    """What they have in common."""
+
+
+LEVEL_SHARES: Final = (0.4, 0.3, 0.2, 0.1)
+"""How a factor's prior variance is shared out over levels: everything, the software on the cluster,
+the model there, the campaign."""
+
+
+def groups_of(
+    *, cluster: str, software: str, model: ModelShape, campaign: str
+) -> tuple[Group, ...]:
+    """The groups that a sample, or a question, belongs to: one a level."""
+    trainer = (cluster, software)
+    return (
+        Group(level=0),
+        Group(level=1, key=trainer),
+        Group(level=2, key=(*trainer, model)),
+        Group(level=3, key=(*trainer, model, campaign)),
+    )
+
+
+def deviations(storage: TrainerStorage) -> Floats:
+    """The prior standard deviation of each term's factor; of the workspace, in bytes."""
+    spread = storage.spread
+    return np.array(
+        [
+            spread.states,
+            spread.sharded_states,
+            spread.activations,
+            spread.passing,
+            spread.workspace_bytes,
+        ]
+    )
+
+
+def deviating(terms: Floats, storage: TrainerStorage) -> Floats:
+    """How much each factor's deviation of one standard deviation weighs, in bytes.
+
+    Terms and result have the terms along the last axis but one.
+    """
+    weighed = terms * deviations(storage)[:, None]
+    weighed[..., -1, :] = storage.spread.workspace_bytes
+    return weighed
+
+
+def usable_bytes(capacity_bytes: float, storage: TrainerStorage) -> float:
+    """The largest peak that fits into a device: beside it, there are fragments and a context."""
+    left = max(capacity_bytes - storage.context_bytes, 0.5 * capacity_bytes)
+    return left / (1.0 + storage.reserved_share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evidence:
+    """Rows of a regression on ratios: a peak over its measurement, or over what the device has."""
+
+    expected: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    """The ratio by the prior mean; shape [samples, stages]."""
+    weights: Floats = field(default_factory=lambda: np.empty((0, 2, NUM_FACTORS)))
+    """What one standard deviation of a factor adds to it; shape [samples, stages, factors]."""
+    kinds: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """How each sample ended."""
+    noises: Floats = field(default_factory=lambda: np.empty(0))
+    """Prior standard deviation of each ratio around the sum."""
+    groups: tuple[tuple[Group, ...], ...] = ()
+    """The groups of each sample."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def with_more(self, more: Self) -> Self:
+        """These and others."""
+        return type(self)(
+            expected=np.concatenate([self.expected, more.expected]),
+            weights=np.concatenate([self.weights, more.weights]),
+            kinds=np.concatenate([self.kinds, more.kinds]),
+            noises=np.concatenate([self.noises, more.noises]),
+            groups=self.groups + more.groups,
+        )
+
+
+def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
+    """What a campaign's samples say; those that say nothing of memory are left out."""
+    by_trainer: dict[tuple[ModelShape, str], list[PeakSample]] = {}
+    for sample in samples:
+        if not (sample.state == "failed" and storage_of(sample.software).tells_out_of_memory):
+            by_trainer.setdefault((sample.model, sample.software), []).append(sample)
+    evidence = Evidence()
+    for (model, software), alike in by_trainer.items():
+        evidence = evidence.with_more(_rows(alike, model, storage_of(software), campaign))
+    return evidence
+
+
+def _rows(
+    samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
+) -> Evidence:
+    scales = np.array([_scale(sample, storage) for sample in samples])
+    terms = memory_terms(_columns([sample.layout for sample in samples]), model, storage).num_bytes
+    for row, sample in enumerate(samples):
+        if isinstance(sample, StagePeak):
+            of_stage = stage_terms(sample.layout, sample.stage, model, storage)
+            terms[:, :, row] = of_stage
+    return Evidence(
+        expected=(terms.sum(axis=1) / scales).T,
+        weights=np.moveaxis(deviating(terms, storage) / scales, 2, 0),
+        kinds=np.array([_kind(sample) for sample in samples]),
+        noises=np.full(len(samples), storage.spread.noise),
+        groups=tuple(
+            groups_of(
+                cluster=sample.cluster.name,
+                software=sample.software,
+                model=model,
+                campaign=campaign,
+            )
+            for sample in samples
+        ),
+    )
+
+
+def _columns(layouts: Sequence[Layout]) -> LayoutColumns:
+    return LayoutColumns(
+        **{
+            name: codes_of(name, (getattr(layout, name) for layout in layouts))
+            for name in LAYOUT_FIELDS
+        }
+    )
+
+
+def _kind(sample: PeakSample) -> int:
+    if sample.state == "completed":
+        return RAN if sample.peak_memory_bytes is None else MEASURED
+    return OUT_OF_MEMORY if sample.state == "infeasible" else FAILED
+
+
+def _scale(sample: PeakSample, storage: TrainerStorage) -> float:
+    if sample.state == "completed" and sample.peak_memory_bytes is not None:
+        return float(sample.peak_memory_bytes)
+    return usable_bytes(float(sample.cluster.device_memory_bytes), storage)
