@@ -1,0 +1,137 @@
+"""`layout-tuner replay` as a user types it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.search_spaces.tables.tables import make_row, make_text
+from tests.tuner.replay.cells import make_cell_text, times_by
+from tuner.replay.commands import replay
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(replay, arguments)
+
+
+def printed(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """Two cells: forty layouts of which the last is best, and three of another batch."""
+    first = make_cell_text([*times_by(39, lambda place: 2.0 + place % 7), 1.0])
+    other = make_cell_text([1.0, "out_of_memory", 1.01], source="second").splitlines()[1:]
+    path = tmp_path / "table.csv"
+    path.write_text(first + "\n".join(other) + "\n")
+    return str(path)
+
+
+def test_the_report_has_the_keys_that_were_promised(table: str) -> None:
+    report = printed(table, "--strategy", "random,exhaustive", "--seeds", "3", "--probes", "20")
+    assert report["table"] == table
+    assert list(report["strategies"]) == ["random", "exhaustive"]
+    for summary in (
+        *report["strategies"].values(),
+        *(summary for cell in report["cells"] for summary in cell["strategies"].values()),
+    ):
+        assert list(summary["probes_to"]) == ["0.05", "0.02", "0"]
+        for figures in summary["probes_to"].values():
+            assert list(figures) == ["median", "mean", "q25", "q75", "reached"]
+        assert list(summary["regret_after"]) == ["1", "3", "5", "10", "20"]
+        assert summary["failed_probes"] >= 0
+        assert summary["seconds_per_probe"] >= 0
+    first, second = report["cells"]
+    assert (first["num_layouts"], first["num_completed"]) == (40, 40)
+    assert first["num_within"] == {"0.05": 1, "0.02": 1, "0": 1}
+    assert (second["num_layouts"], second["num_completed"]) == (3, 2)
+    assert first["strategies"]["exhaustive"]["probes_to"]["0"]["median"] == 21
+    assert second["strategies"]["exhaustive"]["probes_to"]["0"]["median"] == 1
+    assert second["strategies"]["exhaustive"]["failed_probes"] == 1
+    assert report["settings"]["probes"] == 20
+
+
+def test_the_report_depends_on_the_seeds_alone_and_not_on_the_jobs(table: str) -> None:
+    def timeless(report: Any) -> Any:
+        if isinstance(report, dict):
+            return {k: timeless(v) for k, v in report.items() if k != "seconds_per_probe"}
+        return [timeless(item) for item in report] if isinstance(report, list) else report
+
+    settings = (table, "--strategy", "random", "--seeds", "4", "--pending", "3")
+    assert timeless(printed(*settings)) == timeless(printed(*settings, "--jobs", "2"))
+
+
+def test_cells_can_be_chosen(table: str) -> None:
+    report = printed(table, "--strategy", "random", "--seeds", "1", "--cell", "source=second")
+    assert [cell["cell"]["source"] for cell in report["cells"]] == ["second"]
+    either = printed(table, "--strategy", "random", "--cell", "source=second|made up,num_devices=8")
+    assert len(either["cells"]) == 2
+
+
+def test_without_json_people_get_tables(table: str) -> None:
+    result = run(table, "--strategy", "random,exhaustive", "--seeds", "2")
+    assert result.exit_code == 0
+    assert "2 cells, 2 seeds, 1 pending, 60 probes" in result.stdout
+    assert "small-gpt on 8 x testbox" in result.stdout
+    assert "note: cluster 'testbox' is not a preset" in result.stderr
+
+
+def test_a_cell_without_a_measurement_is_left_out_aloud(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(make_text(make_row(), make_row(source="barren", status="failed")))
+    report = printed(str(path), "--strategy", "random")
+    assert len(report["cells"]) == 1
+    assert any("no row of it is completed" in note for note in report["notes"])
+    barren = run(str(path), "--strategy", "random", "--cell", "source=barren")
+    assert barren.exit_code == 1
+    assert barren.stderr == "Error: no row of the selected cells is completed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "reason"),
+    [
+        (("--cell", "model=nothing"), 1, "no cell is selected; the table has small-gpt on 8 x"),
+        (
+            ("--cell", "colour=red"),
+            1,
+            "'colour=red' selects no cells; write KEY=VALUE with KEY one",
+        ),
+        (("--calibrate-from", "none.csv"), 1, "none.csv: cannot be read: No such file"),
+        (("--strategy", "clever"), 2, "strategy='clever' is not one of"),
+        (("--strategy", ","), 2, "no strategy is named"),
+        (("--seeds", "0"), 2, "0 is not in the range"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_reason(
+    table: str, arguments: tuple[str, ...], exit_code: int, reason: str
+) -> None:
+    result = run(table, "--strategy", "random", *arguments)
+    assert result.exit_code == exit_code
+    assert reason in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (make_row(tp=4), "row 1 (line 2): tp*pp*dp=4*2*2=16 is not num_devices=8"),
+        (make_row(status="failed"), "no row is completed, of 1"),
+        (make_row(step_time_s=500, tokens_per_s=8192), "is step_time_s in milliseconds?"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_name_the_row_and_the_reason(
+    tmp_path: Path, row: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(make_text(row))
+    result = run(str(path), "--strategy", "random")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {path}: ")
+    assert reason in result.stderr

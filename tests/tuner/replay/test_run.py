@@ -1,0 +1,167 @@
+"""One replayed search: what may be asked, in which order answers come, and what counts as found."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.tables import read_table
+from tests.search_spaces.tables.tables import make_row, make_text
+from tests.tuner.replay.cells import make_cell, make_cell_text, times_by
+from tuner.errors import StrategyUnknownError
+from tuner.replay import run as run_module
+from tuner.replay.cell_layouts import CellLayouts
+from tuner.replay.errors import ReplayFailedError
+from tuner.replay.run import ITERATIONS, replay_cell
+from tuner.strategies.base import LayoutSearch, Observation
+from tuner.strategies.registry import make_strategy
+
+
+def replayed(cell: Any, strategy: str = "exhaustive", **changes: Any) -> Any:
+    settings = {"seed": 0, "pending": 1, "probes": 60} | changes
+    return replay_cell(cell, strategy, **settings)
+
+
+def test_probes_count_from_one_and_regret_is_the_share_of_throughput_that_is_lost() -> None:
+    # Throughputs 0.5, 0.8, 0.96, 1 of the best, in the order in which exhaustive asks.
+    cell = make_cell([1.0, 0.625, 0.5 / 0.96, 0.5])
+    run = replayed(cell)
+    assert [probe.regret for probe in run.probes] == pytest.approx([0.5, 0.2, 0.04, 0.0])
+    assert [run.probes_to(share) for share in (0.5, 0.05, 0.02, 0.0)] == [1, 3, 4, 4]
+    assert [run.regret_after(n) for n in (1, 2, 3, 4, 60)] == pytest.approx([0.5, 0.2, 0.04, 0, 0])
+
+
+def test_a_layout_exactly_five_percent_off_is_within_five_percent() -> None:
+    assert replayed(make_cell([1 / 0.95, 1.0])).probes_to(0.05) == 1
+
+
+def test_what_fails_costs_a_probe_and_is_no_find() -> None:
+    run = replayed(make_cell(["out_of_memory", "failed", 1.0, 2.0]))
+    assert run.probes_to(0.0) == 3
+    assert run.regret_after(2) == 1.0
+    assert [run.failed_within(n) for n in (1, 2, 4)] == [1, 2, 2]
+
+
+def test_a_run_that_does_not_get_there_says_so() -> None:
+    run = replayed(make_cell([3.0, 2.0, 1.0]), probes=2)
+    assert (run.probes_to(0.05), len(run.probes)) == (None, 2)
+
+
+def test_the_strategy_is_told_tokens_per_second_and_device_and_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[Layout, Observation]] = []
+
+    class Listening(LayoutSearch):
+        def tell(self, layout: Layout, observation: Observation) -> None:
+            told.append((layout, observation))
+            super().tell(layout, observation)
+
+    def listening(name: str, problem: Any, *, seed: int) -> LayoutSearch:
+        inner = make_strategy(name, problem, seed=seed)
+        inner.__class__ = Listening
+        return inner
+
+    monkeypatch.setattr(run_module, "make_strategy", listening)
+    replayed(make_cell([0.5, "out_of_memory", "failed"]))
+    assert [observation.state for _, observation in told] == ["completed", "infeasible", "failed"]
+    assert told[0][1].objective == pytest.approx(8 * 512 / 0.5 / 8)
+    assert (told[0][1].step_time_s, told[0][1].peak_memory_bytes) == (0.5, 2_000_000_000)
+
+
+def test_the_order_of_the_rows_tells_a_strategy_nothing() -> None:
+    rows = make_cell_text(times_by(40, lambda place: 1.0 + (place * 7) % 40)).splitlines()
+    found = []
+    for shuffle in (sorted, lambda body: random.Random(3).sample(body, len(body))):
+        cell = read_table("\n".join([rows[0], *shuffle(rows[1:])])).cells[0]
+        found.append([probe.layout for probe in replayed(cell, "random", seed=5).probes])
+    assert found[0] == found[1]
+
+
+def test_only_the_layouts_of_the_cell_can_be_asked_for_though_our_rules_forbid_them() -> None:
+    # Three stages of eight layers, and tp across nodes of four: our trainer runs neither.
+    odd = {"pp": 3, "tp": 8, "dp": 1, "num_devices": 24, "num_microbatches": 8}
+    (cell,) = read_table(make_text(make_row(**odd))).cells
+    assert [probe.layout.pp for probe in replayed(cell).probes] == [3]
+
+
+def test_with_several_pending_results_come_back_in_the_order_of_their_durations() -> None:
+    # Asked: 9, 3, 4 s; the second ends at 3 and makes room for 2 s, which ends at 5, after the 4.
+    cell = make_cell([0.9, 0.3, 0.4, 0.2])
+    run = replayed(cell, pending=3)
+    assert [round(probe.ended_at_s, 6) for probe in run.probes] == [3.0, 4.0, 5.0, 9.0]
+    by_time = {row.layout: row.step_time_s for row in cell.merged}
+    assert [by_time[probe.layout] for probe in run.probes] == [0.3, 0.4, 0.2, 0.9]
+    assert ITERATIONS == 10
+
+
+def test_one_pending_keeps_the_order_of_the_asks() -> None:
+    cell = make_cell([0.9, 0.3, 0.4, 0.2])
+    by_time = {row.layout: row.step_time_s for row in cell.merged}
+    assert [by_time[probe.layout] for probe in replayed(cell).probes] == [0.9, 0.3, 0.4, 0.2]
+
+
+def test_a_probe_costs_its_seconds_times_its_nodes_and_a_failed_one_a_median_iteration() -> None:
+    run = replayed(make_cell([1.0, "failed", 3.0]))
+    assert [probe.node_seconds for probe in run.probes] == [20.0, 4.0, 60.0]  # two nodes
+
+
+def test_no_more_is_asked_than_allowed_however_many_are_pending() -> None:
+    cell = make_cell(times_by(30, lambda place: 1.0 + place))
+    assert len(replayed(cell, pending=8, probes=11).probes) == 11
+    assert len(replayed(cell, pending=50, probes=60).probes) == 30
+
+
+@pytest.mark.parametrize("num_good", [1, 4])
+def test_random_search_needs_the_probes_that_probability_says(num_good: int) -> None:
+    # Of n layouts in random order the first of g good ones stands at (n + 1)/(g + 1) on average.
+    cell = make_cell([1.0] * num_good + [2.0] * (40 - num_good))
+    needed = [replayed(cell, "random", seed=seed).probes_to(0.05) for seed in range(400)]
+    expected = 41 / (num_good + 1)
+    error = float(np.std(needed)) / np.sqrt(400)
+    assert np.mean(needed) == pytest.approx(expected, abs=4 * error)
+
+
+def test_equal_seeds_give_equal_searches_and_others_do_not() -> None:
+    cell = make_cell(times_by(40, lambda place: 1.0 + (place * 7) % 40))
+    first, again, other = (replayed(cell, "random", seed=seed, pending=4) for seed in (1, 1, 2))
+    assert first.probes == again.probes
+    assert first.probes != other.probes
+
+
+def test_repeats_are_one_layout_with_their_median() -> None:
+    rows = [make_row(step_time_s=time) for time in (0.5, 0.6, 0.9)]
+    (cell,) = read_table(make_text(*rows)).cells
+    layouts = CellLayouts(cell)
+    assert len(layouts) == 1
+    assert layouts.truth[0].step_time_s == 0.6
+
+
+def test_a_strategy_that_fails_is_an_error_that_names_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def propose(self, history: Any) -> int:
+            if history.num_taken == 2:
+                raise ZeroDivisionError("nothing left")
+            return history.num_taken
+
+    def broken(name: str, problem: Any, *, seed: int) -> LayoutSearch:
+        return LayoutSearch(problem.layouts, Broken())
+
+    monkeypatch.setattr(run_module, "make_strategy", broken)
+    with pytest.raises(ReplayFailedError) as caught:
+        replayed(make_cell([1.0, 2.0, 3.0]), seed=7)
+    message = str(caught.value)
+    assert "strategy 'exhaustive' failed on cell small-gpt on 8 x testbox" in message
+    assert "seed 7, after 2 probes: ZeroDivisionError: nothing left" in message
+
+
+def test_an_unknown_strategy_and_a_cell_without_a_best_are_refused() -> None:
+    with pytest.raises(StrategyUnknownError, match="'clever' is not one of"):
+        replayed(make_cell([1.0]), "clever")
+    two = make_text(make_row(), make_row(source="other", status="failed"))
+    with pytest.raises(ReplayFailedError, match="no row is completed"):
+        replayed(read_table(two).cells[1])

@@ -1,0 +1,157 @@
+"""The room's subcommand: `layout-tuner replay`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from search_spaces.tables import MeasurementTable, TableCell
+
+
+@click.command()
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option(
+    "--strategy",
+    "strategies",
+    default="deephyper,random",
+    show_default=True,
+    metavar="S[,S...]",
+    help="What searches, each on every cell.",
+)
+@click.option("--seeds", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option(
+    "--pending",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Probes that run at once.",
+)
+@click.option(
+    "--probes",
+    type=click.IntRange(1, 100_000),
+    default=60,
+    show_default=True,
+    help="Probes a search.",
+)
+@click.option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="KEY=VALUE[,...]",
+    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
+)
+@click.option(
+    "--calibrate-from",
+    "calibrate_from",
+    multiple=True,
+    metavar="TABLE[:KEY=VALUE,...]",
+    help="Measurements known beforehand, of some cells of a table; may be repeated. Without: cold.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Searches that run side by side, each in a process.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def replay(
+    table: Path,
+    strategies: str,
+    seeds: int,
+    pending: int,
+    probes: int,
+    cells: tuple[str, ...],
+    calibrate_from: tuple[str, ...],
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Search recorded measurements instead of probing, and say how well strategies did.
+
+    Every cell of the measurement table TABLE is searched on its own, with its rows as the only
+    legal layouts and their measurements as the truth.
+    """
+    # Imported here: `layout-tuner --help` answers at once.
+    from search_spaces.errors import SearchSpaceError
+    from search_spaces.tables import read_table
+    from tuner.errors import StrategyUnknownError, TunerError
+    from tuner.replay.many import ReplayPlan
+    from tuner.replay.selection import CellFilter, knowledge_of, read_calibrating_cells, select
+
+    try:
+        read = read_table(table)
+        chosen = select(read, tuple(CellFilter.read(text) for text in cells))
+        known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
+        chosen, notes = _searchable(chosen, read)
+        plan = ReplayPlan(
+            cells=chosen,
+            strategies=tuple(dict.fromkeys(filter(None, strategies.split(",")))),
+            num_seeds=seeds,
+            pending=pending,
+            probes=probes,
+            knowledge=knowledge_of(known) if known else None,
+        )
+        report = _search(table, plan, jobs)
+    except StrategyUnknownError as error:
+        raise click.BadParameter(str(error), param_hint="--strategy") from error
+    except (SearchSpaceError, TunerError) as error:
+        raise click.ClickException(str(error)) from error
+    report["notes"] = [*notes, *report.get("notes", ())]
+    _print(report, as_json=as_json)
+
+
+def _searchable(
+    chosen: tuple[TableCell, ...], table: MeasurementTable
+) -> tuple[tuple[TableCell, ...], list[str]]:
+    """The cells in which anything completed, and notes: the table's own, and which cells have nothing."""
+    from tuner.replay.errors import ReplayFailedError
+
+    usable = tuple(cell for cell in chosen if cell.num_completed)
+    if not usable:
+        raise ReplayFailedError("no row of the selected cells is completed")
+    left_out = [
+        f"left out, because no row of it is completed: {cell.key}"
+        for cell in chosen
+        if not cell.num_completed
+    ]
+    return usable, [*table.notes, *left_out]
+
+
+def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    from tuner.replay.many import replay_all
+    from tuner.replay.report import replay_report
+
+    total = len(plan.strategies) * len(plan.cells) * plan.num_seeds
+    console = Console(stderr=True)
+    watched = track(
+        replay_all(plan, jobs=jobs),
+        description="searching",
+        total=total,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    return replay_report(str(table), plan, list(watched))
+
+
+def _print(report: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    from rich.console import Console
+
+    from tuner.replay.report import print_replay
+
+    # In a file nobody sees where a line ends: do not cut it to 80 columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    print_replay(report, console)
+    for note in report["notes"]:
+        click.echo(f"note: {note}", err=True)
