@@ -56,8 +56,8 @@ class Cluster:
     """Effective collective bandwidth inside a node, by the number of ranks in the group."""
     inter_node_bandwidth_bytes_per_s: float = 25e9
     """Effective collective bandwidth between nodes, a device."""
-    kernel_launch_s: float = 5e-6
-    """Time that the host takes to launch one kernel."""
+    host_operation_s: float = 10e-6
+    """Time that the host takes for one operation of eager PyTorch, its autograd included."""
     intra_node_latency_s: float = 10e-6
     """Latency of a collective or a transfer inside a node, beyond its bytes."""
     inter_node_latency_s: float = 20e-6
@@ -172,7 +172,7 @@ def _read_links(links: object) -> dict[int, float]:
 _POSITIVE: Final = (
     "memory_bandwidth_bytes_per_s",
     "inter_node_bandwidth_bytes_per_s",
-    "kernel_launch_s",
+    "host_operation_s",
     "intra_node_latency_s",
     "inter_node_latency_s",
 )

@@ -34,6 +34,10 @@ class Links:
     """Bandwidth of a ring over a data-parallel group, a rank."""
     data_latency_s: Floats
     """Latency of one step around it."""
+    data_doublings: Floats
+    """Doublings of nodes that it spans: log2 of their number."""
+    pipeline_inside: Bools
+    """Whether all stages are on one node."""
     pipeline_bytes_per_s: Floats
     """Bandwidth from a stage to the next, at its slowest boundary."""
     pipeline_latency_s: Floats
@@ -66,6 +70,8 @@ class Links:
                 np.where(alone, np.inf, inside[dp_here]), data_inside & ~alone, between * dp_here
             ),
             data_latency_s=np.where(data_inside, near, far),
+            data_doublings=np.log2(dp / dp_here),
+            pipeline_inside=pipeline_inside,
             pipeline_bytes_per_s=np.where(pipeline_inside, inside[min(2, node)], between),
             pipeline_latency_s=np.where(pipeline_inside, near, far),
         )

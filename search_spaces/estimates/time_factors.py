@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
+
+Kind = Literal["device", "host", "reduction", "rest"]
+"""How a term adds to the step. device and host work side by side, and the longer counts; a reduction
+counts where the backward pass of the last micro-batch cannot hide it; the rest is added."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +22,8 @@ class FactorPrior:
 
     name: str
     """The term."""
+    kind: Kind
+    """How it adds to the step."""
     median: float
     """Seconds measured over seconds at the promised constants, as likely above as below."""
     log_sd: float
@@ -26,50 +32,47 @@ class FactorPrior:
     """The term, for people."""
 
 
+def _factor(name: str, kind: Kind, median: float, log_sd: float, meaning: str) -> FactorPrior:
+    return FactorPrior(name=name, kind=kind, median=median, log_sd=log_sd, meaning=meaning)
+
+
 _FACTORS: Final = (
-    FactorPrior(name="matrices", median=1.6, log_sd=0.2, meaning="matrix multiplications"),
-    FactorPrior(name="attention", median=1.5, log_sd=0.4, meaning="attention"),
-    FactorPrior(
-        name="matrix_bytes", median=1.0, log_sd=0.7, meaning="memory traffic of the matrices"
+    # Large matrices reach 60 to 80 % of the data sheet's peak in cuBLAS (arXiv:2104.04473 saw 52 % of
+    # it in whole steps, everything else included).
+    _factor("matrices", "device", 1.5, 0.2, "matrix multiplications"),
+    # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
+    # backward pass, and skips half of the products, which the term counts, under a causal mask.
+    _factor("attention", "device", 1.2, 0.4, "attention"),
+    _factor("matrix_bytes", "device", 0.7, 0.7, "memory traffic of the matrices"),
+    _factor("elementwise", "device", 1.5, 0.5, "norms, activations, residual sums"),
+    _factor("head", "device", 1.5, 0.3, "output projection"),
+    _factor("logits", "device", 1.5, 0.5, "logits and loss"),
+    # The cluster's bandwidths are effective ones already.
+    _factor("tensor_inside", "device", 1.1, 0.4, "tensor parallel inside a node"),
+    _factor("tensor_across", "device", 1.5, 0.8, "tensor parallel between nodes"),
+    _factor("tensor_latency", "device", 1.5, 0.8, "latency of tensor parallelism"),
+    _factor("accumulation", "device", 1.2, 0.6, "adding up gradients"),
+    _factor("host", "host", 1.5, 0.6, "the host's work on the blocks"),
+    _factor("host_tensor", "host", 1.5, 0.6, "the host's work on tensor-parallel collectives"),
+    _factor("each_microbatch", "host", 1.0, 1.0, "a constant a micro-batch"),
+    _factor("data_inside", "reduction", 1.1, 0.4, "gradient reduction inside a node"),
+    _factor("data_across", "reduction", 1.5, 0.6, "gradient reduction between nodes"),
+    _factor("data_congestion", "reduction", 0.1, 1.0, "congestion of the gradient reduction"),
+    _factor("data_latency", "reduction", 1.5, 0.8, "latency of the gradient reduction"),
+    # PyTorch's DDP overlaps it; most trainers with sharded optimizers do so only when they are told.
+    _factor("data_hidden", "rest", 0.3, 0.8, "gradient reduction beside the backward pass"),
+    _factor("shards_hidden", "rest", 0.6, 0.8, "gradient scattering beside the backward pass"),
+    _factor("weights_gather", "rest", 1.5, 0.6, "gathering of the weights after a ZeRO step"),
+    _factor("gather_latency", "rest", 1.5, 0.8, "latency of that gathering"),
+    _factor("imbalance", "rest", 1.0, 0.4, "waiting for the slowest stage of the best split"),
+    _factor(
+        "equal_layers", "rest", 0.5, 0.8, "waiting for the output where layers are cut equally"
     ),
-    FactorPrior(
-        name="elementwise", median=1.5, log_sd=0.5, meaning="norms, activations, residual sums"
-    ),
-    FactorPrior(name="launches", median=2.0, log_sd=0.8, meaning="kernel launches"),
-    FactorPrior(name="head", median=1.5, log_sd=0.3, meaning="output projection"),
-    FactorPrior(name="logits", median=1.5, log_sd=0.5, meaning="logits and loss"),
-    FactorPrior(name="imbalance", median=0.5, log_sd=0.8, meaning="waiting for the slowest stage"),
-    FactorPrior(
-        name="tensor_inside", median=1.4, log_sd=0.4, meaning="tensor parallel inside a node"
-    ),
-    FactorPrior(
-        name="tensor_across", median=2.5, log_sd=0.8, meaning="tensor parallel between nodes"
-    ),
-    FactorPrior(
-        name="tensor_latency", median=2.0, log_sd=0.8, meaning="latency of tensor parallelism"
-    ),
-    FactorPrior(name="pipeline_bytes", median=1.5, log_sd=0.8, meaning="transfers between stages"),
-    FactorPrior(name="pipeline_latency", median=3.0, log_sd=1.0, meaning="latency between stages"),
-    FactorPrior(
-        name="data_hidden",
-        median=0.5,
-        log_sd=1.0,
-        meaning="gradient reduction beside the backward pass",
-    ),
-    FactorPrior(
-        name="data_exposed", median=1.4, log_sd=0.6, meaning="gradient reduction that cannot hide"
-    ),
-    FactorPrior(
-        name="weights_gather",
-        median=1.5,
-        log_sd=0.8,
-        meaning="gathering of the weights after a ZeRO step",
-    ),
-    FactorPrior(name="data_latency", median=2.0, log_sd=1.0, meaning="latency of data parallelism"),
-    FactorPrior(name="optimizer", median=1.5, log_sd=0.6, meaning="optimizer"),
-    FactorPrior(name="accumulation", median=1.2, log_sd=0.6, meaning="adding up gradients"),
-    FactorPrior(name="each_microbatch", median=1.0, log_sd=1.0, meaning="a constant a micro-batch"),
-    FactorPrior(name="each_step", median=1.0, log_sd=1.0, meaning="a constant a step"),
+    _factor("pipeline_inside", "rest", 1.5, 0.8, "transfers between stages inside a node"),
+    _factor("pipeline_across", "rest", 1.5, 0.8, "transfers between stages on different nodes"),
+    _factor("pipeline_latency", "rest", 2.0, 0.8, "latency between stages"),
+    _factor("optimizer", "rest", 1.5, 0.6, "optimizer"),
+    _factor("each_step", "rest", 1.0, 1.0, "a constant a step"),
 )
 
 FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
@@ -79,3 +82,8 @@ FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
 
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)
 """The names of the terms, in their order."""
+
+
+def terms_of(kind: Kind) -> list[int]:
+    """The places of the terms of one kind."""
+    return [place for place, factor in enumerate(_FACTORS) if factor.kind == kind]

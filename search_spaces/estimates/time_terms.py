@@ -34,8 +34,17 @@ OPTIMIZER_BYTES: Final = 38.0
 gradients' norm reads them once more, and clearing them writes them."""
 ACCUMULATION_BYTES: Final = 10.0
 """Adding a 16-bit gradient to the fp32 sum: read both, write the sum."""
-KERNELS_A_LAYER: Final = 60.0
-"""Kernels of a block's forward and backward pass in eager PyTorch (about 20 and 40)."""
+LOGIT_BYTES: Final = 24.0
+"""The logits in fp32 are written and read about three times: by the loss, its softmax, its gradient."""
+EACH_MICROBATCH_S: Final = 1e-3
+"""Host time of a micro-batch outside the blocks: data, loss, schedule. An order of magnitude."""
+EACH_STEP_S: Final = 1e-2
+"""Time of a step that no layout changes: logging, the learning rate. An order of magnitude."""
+HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
+"""Operations of a block's forward and backward pass as eager PyTorch is told them; rotations and gates
+are a llama's own."""
+HOST_COLLECTIVE: Final = 10.0
+"""Operations' worth of host time that a collective takes, its waiting and copies included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -124,26 +133,17 @@ def _peaks(cluster: Cluster) -> Floats:
 
 
 def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What the blocks cost: matrices, attention, small matrices, element-wise work, launches."""
+    """What the blocks cost a device: matrices, attention, memory traffic."""
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
+    bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     matrix_flops = 2.0 * model.num_layer_matrix_parameters * step.tokens / step.tp
     attention_flops = 4.0 * model.seq_length * model.hidden_size * step.tokens / step.tp
-    seconds_a_flop = 1.0 / step.peak_flops_per_s
-    yield "matrices", slots * passes * matrix_flops * seconds_a_flop
-    yield (
-        "attention",
-        slots * (passes + step.recomputes_attention) * attention_flops * seconds_a_flop,
-    )
-    yield (
-        "matrix_bytes",
-        slots * passes * _matrix_bytes(step) / step.cluster.memory_bandwidth_bytes_per_s,
-    )
-    yield (
-        "elementwise",
-        slots * passes * _elementwise_bytes(step) / step.cluster.memory_bandwidth_bytes_per_s,
-    )
-    yield "launches", slots * passes * (KERNELS_A_LAYER / 3.0 * step.cluster.kernel_launch_s)
+    attention_passes = passes + step.recomputes_attention
+    yield "matrices", slots * passes * matrix_flops / step.peak_flops_per_s
+    yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
+    yield "matrix_bytes", slots * passes * _matrix_bytes(step) / bandwidth
+    yield "elementwise", slots * passes * _elementwise_bytes(step) / bandwidth
 
 
 def _matrix_bytes(step: StepShape) -> Floats:
@@ -171,104 +171,133 @@ def _elementwise_bytes(step: StepShape) -> Floats:
     ups = 2.0 if model.family == "llama" else 1.0
     inside = 2.0 * (ups + 1.0) * model.ffn_hidden_size
     inside += 2.0 * (model.hidden_size + 2.0 * model.kv_hidden_size)
-    return (
-        step.element_bytes
-        * step.tokens
-        * (10.0 * model.hidden_size * step.residual_share + inside / step.tp)
-    )
+    residual = 10.0 * model.hidden_size * step.residual_share
+    return step.element_bytes * step.tokens * (residual + inside / step.tp)
 
 
-def end_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What the embedding and the output cost, and the stages' being unequal."""
-    model = step.model
-    head_flops = 3.0 * model.logit_forward_flops_per_token * step.tokens / step.tp
-    head = head_flops / step.peak_flops_per_s
-    logit_bytes = 24.0 * model.vocab_size * step.tokens / step.tp
-    logits = logit_bytes / step.cluster.memory_bandwidth_bytes_per_s
-    yield "head", step.slots * head / step.pp
-    yield "logits", step.slots * logits / step.pp
-    yield "imbalance", _imbalance(step, head)
+def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """What the output costs a device, were it shared out over the stages like the layers."""
+    bandwidth = step.cluster.memory_bandwidth_bytes_per_s
+    logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp
+    yield "head", step.slots * _head_s(step) / step.pp
+    yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
 
-def _imbalance(step: StepShape, head: Floats) -> Floats:
-    """Seconds that the slowest stage takes beyond an even share of the whole, over a step.
-
-    Every stage but the last has ceil(L / p) layers at most; the last has what the others leave and
-    the output. 1F1B takes (m - 1) times the slowest stage and once through all of them.
-    """
-    model = step.model
-    layer_flops = (2.0 + step.forward_passes) * model.layer_forward_flops_per_token
-    layer = layer_flops * step.tokens / step.tp / step.peak_flops_per_s
-    per_stage = model.num_layers / step.pp
-    even = per_stage * layer + head / step.pp
-    slowest = np.maximum(np.ceil(per_stage) * layer, np.floor(per_stage) * layer + head)
-    return np.asarray((step.num_microbatches - 1.0) * (slowest - even), dtype=np.float64)
+def _head_s(step: StepShape) -> Floats:
+    flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp
+    return flops / step.peak_flops_per_s
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """Tensor parallelism: two all-reduces a block and pass, or as much with sequence parallelism.
 
     Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two, backward
-    two, and two more where the forward pass is run again. A ring moves 2 (t - 1) / t of the bytes.
+    two, and two more where the forward pass is run again. A ring of t ranks takes 2 (t - 1) steps of
+    1/t of the bytes each (Patarasuk and Yuan 2009).
     """
-    t, tokens = step.tp, step.tokens
-    count = 2.0 * (1.0 + step.forward_passes) * step.layer_slots + 2.0 * step.slots / step.pp
-    count = np.where(t > 1, count, 0.0)
-    one = 2.0 * (t - 1.0) / t * step.element_bytes * tokens * step.model.hidden_size
+    t = step.tp
+    count = _collectives(step)
+    one = 2.0 * (t - 1.0) / t * step.element_bytes * step.tokens * step.model.hidden_size
     seconds = count * one / step.links.tensor_bytes_per_s
     inside = step.links.tensor_inside
     yield "tensor_inside", np.where(inside, seconds, 0.0)
     yield "tensor_across", np.where(inside, 0.0, seconds)
-    yield "tensor_latency", count * step.links.tensor_latency_s
+    yield "tensor_latency", count * 2.0 * (t - 1.0) * step.links.tensor_latency_s
+
+
+def _collectives(step: StepShape) -> Floats:
+    """All-reduces of a step on the slowest path: those of the blocks, the embedding's, the output's."""
+    count = 2.0 * (1.0 + step.forward_passes) * step.layer_slots + 2.0 * step.slots / step.pp
+    return np.where(step.tp > 1, count, 0.0)
+
+
+def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """What the host does meanwhile: it tells a device every operation, and waits when it is ahead."""
+    operations = HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
+    collectives = HOST_COLLECTIVE * _collectives(step)
+    yield "host", step.layer_slots * operations * step.cluster.host_operation_s
+    yield "host_tensor", collectives * step.cluster.host_operation_s
+    yield "each_microbatch", step.slots * EACH_MICROBATCH_S
+
+
+def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
+    """Data parallelism: the reduction of the gradients, and ZeRO's gathering of the weights.
+
+    A ring over d ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once a step, bucket by
+    bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of that, and
+    an all-reduce of a shard over its copies; the weights are gathered after the step, where nothing
+    is left to hide behind.
+
+    Args:
+        step: the step.
+        backward_s: the last micro-batch's backward pass, behind which a reduction can hide.
+    """
+    parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp, step.links
+    copies = d / z
+    volume = np.where(step.is_zero, (z - 1.0) / z + 2.0 * (copies - 1.0) / d, 2.0 * (d - 1.0) / d)
+    hops = np.where(step.is_zero, (z - 1.0) + 2.0 * (copies - 1.0), 2.0 * (d - 1.0))
+    buckets = step.model.num_layers / step.pp + 1.0
+    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s
+    latency_s = buckets * hops * links.data_latency_s
+    hidden = np.minimum(bytes_s + latency_s, backward_s)
+    yield "data_inside", np.where(links.data_inside, bytes_s, 0.0)
+    yield "data_across", np.where(links.data_inside, 0.0, bytes_s)
+    yield "data_congestion", bytes_s * links.data_doublings
+    yield "data_latency", latency_s
+    yield "data_hidden", np.where(step.is_zero, 0.0, hidden)
+    yield "shards_hidden", np.where(step.is_zero, hidden, 0.0)
+    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
+    yield "weights_gather", np.where(step.is_zero, gather, 0.0)
+    yield "gather_latency", np.where(step.is_zero, buckets * (z - 1.0) * links.data_latency_s, 0.0)
+
+
+def stage_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """What the stages' being unequal costs: with the best split of the layers, and with equal ones.
+
+    1F1B takes (m - 1) times the slowest stage and once through all of them. An equal split gives every
+    stage L / p layers and the last the output as well; the best one leaves layers out of the last.
+    """
+    layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
+    layer_flops = (2.0 + step.forward_passes) * step.model.layer_forward_flops_per_token
+    layer = layer_flops * step.tokens / step.tp / step.peak_flops_per_s
+    head = _head_s(step)
+    even = (layers * layer + head) / step.pp
+    kept = np.floor(np.maximum((even - head) / layer, 0.0))
+    others = np.ceil((layers - kept) / np.maximum(step.pp - 1.0, 1.0))
+    slowest = np.maximum(kept * layer + head, others * layer)
+    best = np.where(step.pp > 1, np.maximum(slowest - even, 0.0), 0.0)
+    each = np.ceil(layers / step.pp)
+    equal = np.maximum(each * layer, (layers - each * (step.pp - 1.0)) * layer + head)
+    yield "imbalance", later * best
+    yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
 
 
 def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """Point-to-point transfers: a boundary of a chunk each way, and their latency."""
     passes = np.where(step.pp > 1, 2.0 * step.vpp * step.slots, 0.0)
     one = step.element_bytes * step.tokens * step.model.hidden_size * step.residual_share
-    yield "pipeline_bytes", passes * one / step.links.pipeline_bytes_per_s
+    seconds = passes * one / step.links.pipeline_bytes_per_s
+    yield "pipeline_inside", np.where(step.links.pipeline_inside, seconds, 0.0)
+    yield "pipeline_across", np.where(step.links.pipeline_inside, 0.0, seconds)
     yield "pipeline_latency", passes * step.links.pipeline_latency_s
 
 
-def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
-    """Data parallelism: the gradients' reduction, hidden and not; ZeRO's gathering of the weights.
-
-    A reduction of M bytes over d ranks moves 2 (d - 1) / d M around a ring; with ZeRO-1 it is a
-    reduce-scatter over the shards, half of that, and an all-reduce of the shards over their copies.
-    The weights are gathered after the step (arXiv:1910.02054), where nothing is left to hide behind.
-
-    Args:
-        step: the step.
-        backward_s: the last micro-batch's backward pass, behind which a reduction can hide.
-    """
-    parameters, z = step.rank_parameters, step.zero_shards
-    copies = step.dp / z
-    scatter = (z - 1.0) / z + 2.0 * (copies - 1.0) / copies / z
-    volume = np.where(step.is_zero, scatter, 2.0 * (step.dp - 1.0) / step.dp)
-    reduction = GRADIENT_BYTES * parameters * volume / step.links.data_bytes_per_s
-    hidden = np.minimum(reduction, backward_s)
-    yield "data_hidden", hidden
-    yield "data_exposed", reduction - hidden
-    gather = step.element_bytes * parameters * (z - 1.0) / z / step.links.data_bytes_per_s
-    yield "weights_gather", np.where(step.is_zero, gather, 0.0)
-    yield "data_latency", 2.0 * (step.dp - 1.0) * step.links.data_latency_s
-
-
-def step_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What comes once a step or a micro-batch: optimizer, accumulation, constants."""
+def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """What comes once a step: the optimizer on its shard, and a constant."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    parameters = step.rank_parameters
-    yield "optimizer", OPTIMIZER_BYTES * parameters / step.zero_shards / bandwidth
-    yield "accumulation", ACCUMULATION_BYTES * parameters * step.num_microbatches / bandwidth
-    yield "each_microbatch", step.slots * 1e-3
-    yield "each_step", np.full(step.tp.shape, 1e-2)
+    yield "optimizer", OPTIMIZER_BYTES * step.rank_parameters / step.zero_shards / bandwidth
+    yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
 def all_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
-    """Every term of a step."""
+    """Every term of a step, in the order of `TERM_NAMES`."""
     yield from layer_terms(step)
-    yield from end_terms(step)
+    yield from head_terms(step)
     yield from tensor_terms(step)
-    yield from pipeline_terms(step)
+    accumulation = ACCUMULATION_BYTES * step.rank_parameters * step.num_microbatches
+    yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
+    yield from host_terms(step)
     yield from data_terms(step, backward_s)
-    yield from step_terms(step)
+    yield from stage_terms(step)
+    yield from pipeline_terms(step)
+    yield from optimizer_terms(step)
