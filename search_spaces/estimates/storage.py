@@ -26,6 +26,8 @@ class StorageSpread:
     """Of what a layer's backward pass makes at once, and of the logits."""
     workspace_bytes: float = GIB
     """Of the workspace, in bytes."""
+    whole: float = 0.1
+    """Of all terms alike: what the allocator adds, and whether it is counted in."""
     noise: float = 0.06
     """Of a measured peak around all of these."""
 
@@ -76,6 +78,7 @@ EMBEDDED_TRAINER: Final = TrainerStorage(
         activations=0.03,
         passing=0.2,
         workspace_bytes=4 << 20,
+        whole=0.01,
         noise=0.015,
     ),
 )

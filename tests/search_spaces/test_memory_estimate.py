@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.estimates.memory import TrainerStorage, peak_memory_bytes, stage_memory
+from search_spaces.estimates.memory import (
+    layers_of_stage,
+    memory_terms,
+    peak_memory_bytes,
+    stage_memory,
+    stage_terms,
+)
+from search_spaces.estimates.storage import (
+    EMBEDDED_TRAINER,
+    MEGATRON_LIKE,
+    NANOTRON,
+    LayerSplit,
+    TrainerStorage,
+)
 from search_spaces.layout import Layout
 from search_spaces.presets.clusters import CLUSTER_PRESETS
 from search_spaces.presets.models import model_preset
@@ -18,7 +31,7 @@ GPT = model_preset("gpt-175b")
 LLAMA = model_preset("llama-8b")
 
 # As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
-MEGATRON = TrainerStorage(
+SHARDED_GRADIENTS = TrainerStorage(
     gradient_bytes=2, zero_shards_gradients=True, keeps_gathered_inputs=False, fp32_logits=2
 )
 RAN_ON_FRONTIER = Layout(
@@ -76,7 +89,7 @@ def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
 
 def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
     # Measured there: 23,361 MiB on the stages between the first and the last.
-    stage = stage_memory(RAN_ON_FRONTIER, GPT, MEGATRON)[8]
+    stage = stage_memory(RAN_ON_FRONTIER, GPT, SHARDED_GRADIENTS)[8]
     states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
     assert states / (GPT.num_layers * GPT.num_layer_parameters / 64) == pytest.approx(
         9.0, rel=0.001
@@ -86,7 +99,7 @@ def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
 
 def test_a_micro_batch_in_flight_costs_what_it_did_on_frontier() -> None:
     # Measured there: 300 MiB from one stage to the next under full recomputation.
-    stages = stage_memory(RAN_ON_FRONTIER, GPT, MEGATRON)
+    stages = stage_memory(RAN_ON_FRONTIER, GPT, SHARDED_GRADIENTS)
     step = stages[7].total_bytes - stages[8].total_bytes
     assert step / MIB == pytest.approx(300, rel=0.05)
 
@@ -169,7 +182,10 @@ def test_logits_weigh_on_the_last_stage_alone() -> None:
     # final norm and of the projection.
     assert stages[3].head_bytes == logits * (2 + 4) + 2 * an_input * 2
     # Megatron's: bf16 logits, fp32 softmax, fp32 gradient.
-    assert stage_memory(layout, LLAMA, MEGATRON)[3].head_bytes == logits * 10 + 2 * an_input * 2
+    assert (
+        stage_memory(layout, LLAMA, SHARDED_GRADIENTS)[3].head_bytes
+        == logits * 10 + 2 * an_input * 2
+    )
     single = stage_memory(replace(layout, precision="fp32"), LLAMA)
     assert single[3].head_bytes == logits * 4 + 3 * an_input * 4
 
@@ -206,8 +222,8 @@ def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
         num_nodes=384, tp=8, pp=64, dp=6, num_microbatches=1600, zero_stage=1, precision="fp16"
     )
     memory = CLUSTER_PRESETS["frontier"].device_memory_bytes
-    assert peak_memory_bytes(layout, model, MEGATRON) > memory
-    assert peak_memory_bytes(replace(layout, recompute="full"), model, MEGATRON) < memory
+    assert peak_memory_bytes(layout, model, SHARDED_GRADIENTS) > memory
+    assert peak_memory_bytes(replace(layout, recompute="full"), model, SHARDED_GRADIENTS) < memory
 
 
 def test_a_llama_layer_keeps_its_swiglu_and_the_narrow_keys_and_values() -> None:
@@ -267,3 +283,41 @@ def test_the_estimate_is_near_and_under_what_the_embedded_trainer_was_measured_t
     layout = replace(layout, num_microbatches=4)
     estimate_mib = float(peak_memory_bytes(layout, model_preset(model))) / MIB
     assert 0.98 * measured_mib < estimate_mib < 1.002 * measured_mib
+
+
+@pytest.mark.parametrize("layer_split", ["even", "compute"])
+@pytest.mark.parametrize("pp", [1, 2, 3, 5, 8, 12, 16, 31, 32, 33, 64])
+def test_every_parameter_has_a_stage_whichever_way_layers_are_split(
+    layer_split: LayerSplit, pp: int
+) -> None:
+    storage = TrainerStorage(layer_split=layer_split)
+    weights = [stage.weights_bytes for stage in stage_memory(Layout(pp=pp), LLAMA, storage)]
+    assert sum(weights) == pytest.approx(4 * LLAMA.num_parameters)
+
+
+def test_split_by_work_the_last_stage_has_fewer_layers_because_of_its_logits() -> None:
+    stages = np.arange(8)
+    split = layers_of_stage(np.asarray(8), stages, LLAMA, TrainerStorage(layer_split="compute"))
+    # 32 blocks, and an output projection worth 2.4 of them: 4.3 a stage.
+    assert split.tolist() == [5, 4, 4, 5, 4, 4, 5, 1]
+    even = layers_of_stage(np.asarray(5), np.arange(5), LLAMA, TrainerStorage())
+    assert even.tolist() == [7, 7, 6, 6, 6]
+
+
+def test_terms_add_up_to_the_peak() -> None:
+    layout = Layout(tp=2, pp=4, dp=2, num_microbatches=8, precision="bf16")
+    for storage in (EMBEDDED_TRAINER, MEGATRON_LIKE, NANOTRON):
+        of_ends = memory_terms(layout, LLAMA, storage).num_bytes.sum(axis=1)
+        stages = stage_memory(layout, LLAMA, storage)
+        assert of_ends[0] == pytest.approx(stages[0].total_bytes)
+        assert of_ends[1] == pytest.approx(stages[-1].total_bytes)
+        assert of_ends.max() == pytest.approx(peak_memory_bytes(layout, LLAMA, storage).item())
+        third = stage_terms(layout, 2, LLAMA, storage)
+        assert third.sum() == pytest.approx(stages[2].total_bytes)
+
+
+def test_megatron_keeps_18_bytes_a_parameter_with_bf16_and_16_with_fp16() -> None:
+    for precision, expected in (("bf16", 18), ("fp16", 16)):
+        stage = stage_memory(Layout(precision=precision), LLAMA, MEGATRON_LIKE)[0]  # type: ignore[arg-type]
+        states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
+        assert states == pytest.approx(expected * LLAMA.num_parameters)

@@ -24,7 +24,8 @@ RAN: Final = 1
 OUT_OF_MEMORY: Final = 2
 FAILED: Final = 3
 
-NUM_FACTORS: Final = len(MEMORY_TERMS)
+NUM_FACTORS: Final = len(MEMORY_TERMS) + 1
+"""One a term, and one on their sum."""
 
 
 class PeakSample(Protocol):
@@ -109,27 +110,17 @@ def groups_of(
     )
 
 
-def deviations(storage: TrainerStorage) -> Floats:
-    """The prior standard deviation of each term's factor; of the workspace, in bytes."""
-    spread = storage.spread
-    return np.array(
-        [
-            spread.states,
-            spread.sharded_states,
-            spread.activations,
-            spread.passing,
-            spread.workspace_bytes,
-        ]
-    )
-
-
 def deviating(terms: Floats, storage: TrainerStorage) -> Floats:
-    """How much each factor's deviation of one standard deviation weighs, in bytes.
+    """How much one prior standard deviation of each factor weighs, in bytes.
 
-    Terms and result have the terms along the last axis but one.
+    Terms have the terms along the last axis but one, the result the factors.
     """
-    weighed = terms * deviations(storage)[:, None]
-    weighed[..., -1, :] = storage.spread.workspace_bytes
+    spread = storage.spread
+    relative = np.array([spread.states, spread.sharded_states, spread.activations, spread.passing])
+    whole = terms.sum(axis=-2, keepdims=True)
+    weighed = np.concatenate([terms, whole * spread.whole], axis=-2)
+    weighed[..., :4, :] *= relative[:, None]
+    weighed[..., 4, :] = spread.workspace_bytes
     return weighed
 
 
