@@ -128,22 +128,41 @@ class Client:
         return self._get(f"/trials/{trial_id}", TrialDetailRead)
 
     def leaderboard(
-        self, campaign: str, *, objective: str | None = None, limit: int = 20, offset: int = 0
+        self,
+        campaign: str,
+        *,
+        objective: str | None = None,
+        front: bool = False,
+        limit: int = 20,
+        offset: int = 0,
     ) -> LeaderboardPage:
-        """A page of the campaign's leaderboard."""
+        """A page of the campaign's leaderboard, or of its Pareto front."""
         return self._get(
             f"/campaigns/{_segment(campaign)}/leaderboard",
             LeaderboardPage,
             objective=objective,
+            front=front or None,
             limit=limit,
             offset=offset,
         )
 
     def leaderboard_csv(
-        self, campaign: str, *, objective: str | None = None, limit: int = 20, offset: int = 0
+        self,
+        campaign: str,
+        *,
+        objective: str | None = None,
+        front: bool = False,
+        limit: int = 20,
+        offset: int = 0,
     ) -> str:
-        """A page of the campaign's leaderboard as a measurement table."""
-        query = {"objective": objective, "limit": limit, "offset": offset, "format": "csv"}
+        """A page of the campaign's leaderboard, or of its Pareto front, as a measurement table."""
+        query = {
+            "objective": objective,
+            "front": front or None,
+            "limit": limit,
+            "offset": offset,
+            "format": "csv",
+        }
         return self._send(
             "GET", f"/campaigns/{_segment(campaign)}/leaderboard", params=_given(query)
         ).text

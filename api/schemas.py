@@ -75,6 +75,9 @@ class CampaignRead(Document):
     model: str
     cluster: str
     objective: str
+    """What ranks."""
+    objectives: list[str]
+    """What the Pareto front is over, the one that ranks first."""
     strategy: str
     num_legal_layouts: int
     """Size of the legal set: the layouts to choose from."""
@@ -164,7 +167,12 @@ class RankedTrial(TrialRead):
     """A trial on the leaderboard."""
 
     rank: int
-    """1 is the best."""
+    """1 is the best of those that are listed."""
+    objectives: dict[str, float | None]
+    """The campaign's objectives as measured, and the one that ranks here; null: not measured."""
+    on_front: bool
+    """Whether no other ranked trial is at least as good in all of the campaign's objectives, and better
+    in one."""
 
 
 class LeaderboardPage(Document):
@@ -172,8 +180,12 @@ class LeaderboardPage(Document):
 
     objective: str
     """What they are ranked by; more is better."""
+    objectives: list[str]
+    """The campaign's objectives, which the front is over."""
     total: int
-    """How many trials are ranked."""
+    """How many trials are ranked; with front, how many are on it."""
+    constrained: int
+    """Completed trials that are not ranked since they break the campaign's constraints."""
     trials: list[RankedTrial]
     next_offset: int | None
     """Pass it as `offset` for the next page; null on the last."""

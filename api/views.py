@@ -31,6 +31,7 @@ def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
         "model": campaign.model_name,
         "cluster": campaign.cluster_name,
         "objective": campaign.objective,
+        "objectives": list(campaign.objectives),
         "strategy": campaign.strategy,
         "num_legal_layouts": campaign.num_legal_layouts,
         "created_at": campaign.created_at,
@@ -48,9 +49,14 @@ def trial_read(trial: TrialRecord) -> TrialRead:
     return TrialRead(**_trial_fields(trial))
 
 
-def ranked_trial(trial: TrialRecord, rank: int) -> RankedTrial:
+def ranked_trial(
+    campaign: CampaignRecord, trial: TrialRecord, *, rank: int, ranked_by: str, on_front: bool
+) -> RankedTrial:
     """A trial on the leaderboard."""
-    return RankedTrial(**_trial_fields(trial), rank=rank)
+    memory = campaign.spec["cluster"].get("device_memory_bytes")
+    names = dict.fromkeys((*campaign.objectives, ranked_by))
+    values = {name: trial.objective(name, device_memory_bytes=memory) for name in names}
+    return RankedTrial(**_trial_fields(trial), rank=rank, objectives=values, on_front=on_front)
 
 
 def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:

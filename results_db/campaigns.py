@@ -19,7 +19,7 @@ from results_db.lifecycle import cancel_trial
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
-from results_db.rows import campaign_record, clock_seconds
+from results_db.rows import campaign_record, clock_seconds, max_peak_memory_bytes, objectives_of
 from results_db.session import breaks_unique
 
 _DRIVER: Final = "driver"
@@ -45,9 +45,10 @@ class Campaigns(StorePart):
             spec=dict(spec),
             model_name=spec["model"]["name"],
             cluster_name=spec["cluster"]["name"],
-            objective=spec["objective"],
+            objective=objectives_of(spec)[0],
             strategy=spec["strategy"],
             num_legal_layouts=num_legal_layouts,
+            max_peak_memory_bytes=max_peak_memory_bytes(spec),
             created_at=now,
             clock_at=now,
         )

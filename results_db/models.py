@@ -100,6 +100,8 @@ class Campaign(Base):
     objective: Mapped[str] = mapped_column(String(40))
     strategy: Mapped[str] = mapped_column(String(40))
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
+    max_peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """The largest peak of a device that is ranked; None: every one is."""
     last_number: Mapped[int] = mapped_column(default=0)
     """Number of the campaign's youngest trial."""
     last_ended_seq: Mapped[int] = mapped_column(default=0)

@@ -40,9 +40,14 @@ class CampaignRecord:
     model_name: str
     cluster_name: str
     objective: str
+    """What ranks: the first of the objectives."""
+    objectives: tuple[str, ...]
+    """What the Pareto front is over; a single one: the front is the best."""
     strategy: str
     num_legal_layouts: int
     """Size of the legal set at submission."""
+    max_peak_memory_bytes: int | None
+    """The largest peak of a device that is ranked; None: every one is."""
     created_at: datetime
     started_at: datetime | None
     """When the first of its trials was leased."""

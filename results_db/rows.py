@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, cast
@@ -30,6 +31,7 @@ from results_db.records import (
     TrialState,
     WorkerRecord,
 )
+from search_spaces.constraints import Constraints
 from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement
 
@@ -64,6 +66,21 @@ def clock_seconds(campaign: Campaign, now: datetime) -> float:
     return min(max((now - campaign.clock_at).total_seconds(), 0.0), MAX_CLOCK_GAP_S)
 
 
+def objectives_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The objectives of a campaign's description, the one that ranks first."""
+    objective = spec["objective"]
+    return (objective,) if isinstance(objective, str) else tuple(objective)
+
+
+def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
+    """The largest peak that a campaign's constraints let be ranked; None without constraints."""
+    headroom = spec.get("constraints", {}).get("memory_headroom", 0)
+    if not headroom:
+        return None
+    constraints = Constraints(memory_headroom=headroom)
+    return int(constraints.allowed_memory_bytes(spec["cluster"]["device_memory_bytes"]))
+
+
 def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
     """The campaign's record, its wall time brought up to now."""
     return CampaignRecord(
@@ -76,8 +93,10 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         model_name=campaign.model_name,
         cluster_name=campaign.cluster_name,
         objective=campaign.objective,
+        objectives=objectives_of(campaign.spec),
         strategy=campaign.strategy,
         num_legal_layouts=campaign.num_legal_layouts,
+        max_peak_memory_bytes=campaign.max_peak_memory_bytes,
         created_at=campaign.created_at,
         started_at=campaign.started_at,
         ended_at=campaign.ended_at,

@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, cast, get_args
 
 from search_spaces.cluster import GIB, Cluster
+from search_spaces.constraints import Constraints
 from search_spaces.duration import read_duration_s
 from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SearchSpaceError
 from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.knowledge import KNOWLEDGE_SOURCES, KnowledgeSource, read_start_from
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from search_spaces.objectives import DEFAULT_OBJECTIVES, AnyObjective, read_objectives
 from search_spaces.objectives import OBJECTIVES as OBJECTIVES
 from search_spaces.objectives import Objective as Objective
 from search_spaces.outcome import (
@@ -166,8 +169,11 @@ class CampaignSpec:
     """Where it runs."""
     space: SearchSpace
     """The layouts to choose from."""
-    objective: Objective = "tokens_per_s_per_device"
-    """What ranks completed trials."""
+    objectives: tuple[AnyObjective, ...] = DEFAULT_OBJECTIVES
+    """What completed trials are judged by; the first ranks, the Pareto front is over all. The document
+    calls them `objective`, and a single one stands there without a list."""
+    constraints: Constraints = field(default_factory=Constraints)
+    """What a layout must keep to before it is ranked."""
     strategy: StrategyName = "deephyper"
     """How layouts are proposed."""
     seed: int = 0
@@ -178,6 +184,10 @@ class CampaignSpec:
     """How long each probe trains."""
     stop: StopSettings = field(default_factory=StopSettings)
     """When probes and the campaign end by themselves, and what is measured again before they do."""
+    knowledge: KnowledgeSource = "auto"
+    """Whether earlier measurements of the same cluster and software calibrate the search."""
+    start_from: tuple[str, ...] = ()
+    """Campaigns whose measurements calibrate the search whatever they ran on."""
     warnings: tuple[str, ...] = ()
     """What the user should know: constants that had to be guessed."""
 
@@ -188,8 +198,12 @@ class CampaignSpec:
                 "a letter or digit and are not digits alone",
                 field="name",
             )
-        read_choice(self.objective, OBJECTIVES, CampaignInvalidError, field="objective")
+        with _inside("objective"):
+            object.__setattr__(self, "objectives", read_objectives(self.objectives))
         read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")
+        read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
+        with _inside("start_from"):
+            object.__setattr__(self, "start_from", read_start_from(self.start_from))
         problem = whole_number_problem(self.seed, low=0, high=MAX_SEED)
         if problem:
             raise CampaignInvalidError(problem, field="seed")
@@ -200,6 +214,11 @@ class CampaignSpec:
                 field="budget",
             )
         object.__setattr__(self, "warnings", _read_warnings(self.warnings))
+
+    @property
+    def objective(self) -> Objective:
+        """What ranks completed trials: the first of the objectives."""
+        return cast("Objective", self.objectives[0])
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -213,11 +232,13 @@ class CampaignSpec:
                 the field.
         """
         given = read_mapping(mapping, CampaignInvalidError, "the campaign")
-        refuse_unknown(given, [f.name for f in fields(cls)], CampaignInvalidError, "campaign field")
+        refuse_unknown(given, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
         for name in ("name", "model", "cluster", "space"):
             if given.get(name) is None:
                 raise CampaignInvalidError("the field is missing", field=name)
         values = dict(given)
+        if "objective" in given:
+            values["objectives"] = values.pop("objective")
         with _inside("model"):
             values["model"] = resolve_model(given["model"])
         with _inside("cluster"):
@@ -228,6 +249,8 @@ class CampaignSpec:
             values["budget"] = Budget.from_mapping(given.get("budget", {}))
         with _inside("probe"):
             values["probe"] = ProbeSettings.from_mapping(given.get("probe", {}))
+        with _inside("constraints"):
+            values["constraints"] = Constraints.from_mapping(given.get("constraints", {}))
         with _inside("stop"):
             values["stop"] = StopSettings.from_mapping(given.get("stop", {}))
         warnings = given.get("warnings", ())
@@ -242,12 +265,15 @@ class CampaignSpec:
             "model": self.model.to_mapping(),
             "cluster": self.cluster.to_mapping(),
             "space": self.space.to_mapping(),
-            "objective": self.objective,
+            "objective": self.objective if len(self.objectives) == 1 else list(self.objectives),
+            "constraints": asdict(self.constraints),
             "strategy": self.strategy,
             "seed": self.seed,
             "budget": asdict(self.budget),
             "probe": asdict(self.probe),
             "stop": asdict(self.stop),
+            "knowledge": self.knowledge,
+            "start_from": list(self.start_from),
             "warnings": list(self.warnings),
         }
 
@@ -271,7 +297,7 @@ class CampaignSpec:
             ModelTooLargeError: even the smallest estimate, less a margin, is more than a device has.
         """
         legal = legal or self.legal_set()
-        memory = self.cluster.device_memory_bytes
+        memory = self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
         smallest, position = math.inf, 0
         for rows in _spread_rows(len(legal)):
             estimates = peak_memory_bytes(legal.columns(rows), self.model)
@@ -285,8 +311,12 @@ class CampaignSpec:
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
             f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
-            f"{memory / GIB:.2f} GiB; allow more tp, pp or nodes, zero_stage 1, or recompute full"
+            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 1, or recompute full"
         )
+
+    def _besides_headroom(self) -> str:
+        headroom = self.constraints.memory_headroom
+        return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
 
     def probe_request(self, layout: Layout) -> ProbeRequest:
         """What a worker is asked to run for `layout`."""
@@ -300,6 +330,12 @@ class CampaignSpec:
             memory_limit_bytes=self.cluster.device_memory_bytes,
             compile=self.probe.compile,
         )
+
+
+_DOCUMENT_FIELDS: Final = tuple(
+    "objective" if f.name == "objectives" else f.name for f in fields(CampaignSpec)
+)
+"""The fields of a campaign's document."""
 
 
 def _read_without_unit(values: dict[str, Any], name: str) -> None:

@@ -6,7 +6,6 @@ several objectives at once: the first ranks, and the Pareto front is over all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from search_spaces.columns import LayoutColumns
 from search_spaces.errors import ObjectiveInvalidError
 from search_spaces.layout import RECOMPUTE_MODES
 from search_spaces.model_shape import ModelShape
+from search_spaces.reading import nearest, shown
 
 Floats = NDArray[np.float64]
 
@@ -35,6 +35,7 @@ AnyObjective = Literal[Objective, "memory_headroom"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 MEMORY_HEADROOM: Final = "memory_headroom"
 ALL_OBJECTIVES: Final[tuple[AnyObjective, ...]] = (*OBJECTIVES, "memory_headroom")
+DEFAULT_OBJECTIVES: Final[tuple[AnyObjective, ...]] = ("tokens_per_s_per_device",)
 MAX_OBJECTIVES: Final = 3
 """Most objectives of one campaign: a front over more holds nearly every layout."""
 
@@ -166,19 +167,13 @@ def read_objectives(value: Any) -> tuple[AnyObjective, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not 1 <= len(names) <= MAX_OBJECTIVES:
         raise ObjectiveInvalidError(
-            f"{value!r:.80} is neither a name nor a list of 1 to {MAX_OBJECTIVES} names; choose from "
+            f"{shown(value)} is neither a name nor a list of 1 to {MAX_OBJECTIVES} names; choose from "
             f"{', '.join(ALL_OBJECTIVES)}"
         )
-    _refuse_unknown_objectives(names)
-    return tuple(names)
-
-
-def _refuse_unknown_objectives(names: Sequence[Any]) -> None:
     for place, name in enumerate(names):
         if not isinstance(name, str) or name not in ALL_OBJECTIVES:
-            raise ObjectiveInvalidError(
-                f"{name!r:.80} is unknown; choose from {', '.join(ALL_OBJECTIVES)}"
-            )
+            hint = nearest(name, ALL_OBJECTIVES) if isinstance(name, str) else ""
+            raise ObjectiveInvalidError(f"{shown(name)} is unknown{hint}")
         if name in names[:place]:
             raise ObjectiveInvalidError(f"{name!r} is listed more than once")
     if names[0] not in OBJECTIVES:
@@ -186,3 +181,4 @@ def _refuse_unknown_objectives(names: Sequence[Any]) -> None:
             f"{names[0]!r} cannot rank alone (the smallest layout would win); list a throughput "
             f"before it: {', '.join(OBJECTIVES)}"
         )
+    return tuple(names)

@@ -49,7 +49,8 @@ class CampaignSearch:
                 layouts=legal,
                 model=spec.model,
                 cluster=spec.cluster,
-                objectives=(spec.objective,),
+                objectives=spec.objectives,
+                min_memory_headroom=spec.constraints.memory_headroom,
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
@@ -114,7 +115,8 @@ class CampaignSearch:
 def observe(trial: TrialRecord, objective: str) -> Observation | None:
     """What an ended trial teaches; None where nothing was learnt of the layout.
 
-    A cancelled trial says nothing, nor does one whose ranks shared devices: it is never ranked.
+    A cancelled trial says nothing, nor does one whose ranks shared devices: it is never ranked. One that
+    breaks the campaign's constraints ran: its step time and its peak are told.
 
     Raises:
         ObservationInvalidError: the objective was measured as something that cannot be ranked.

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from search_spaces.layout import Layout
+from search_spaces.objectives import MEMORY_HEADROOM
 
 
 def unit(objective: str) -> str:
@@ -29,6 +30,13 @@ def figure(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def objective_figure(name: str, value: float | None) -> str:
+    """An objective's value: a share as percent, anything else as a number."""
+    if name == MEMORY_HEADROOM and value is not None:
+        return f"{value:.1%}"
+    return figure(value)
 
 
 def duration(seconds: float | None) -> str:

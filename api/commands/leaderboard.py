@@ -6,14 +6,15 @@ import click
 
 from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import figure, layout_extras, memory, print_table, unit, zero
+from api.commands.display import layout_extras, memory, objective_figure, print_table, unit, zero
 from api.schemas import LeaderboardPage, RankedTrial
-from search_spaces.objectives import OBJECTIVES, measured_objective
+from search_spaces.objectives import OBJECTIVES
 
 
 @click.command()
 @click.argument("campaign")
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to rank by.")
+@click.option("--front", is_flag=True, help="Only the Pareto front over the campaign's objectives.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Rows to show."
 )
@@ -23,28 +24,39 @@ from search_spaces.objectives import OBJECTIVES, measured_objective
 def leaderboard(
     campaign: str,
     objective: str | None,
+    front: bool,
     limit: int,
     as_csv: bool,
     as_json: bool,
     client: Client,
 ) -> None:
-    """Rank a campaign's completed trials, the best first."""
+    """Rank a campaign's completed trials, the best first.
+
+    A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials that
+    break its constraints are counted, and not ranked.
+    """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
     if as_csv:
-        table = client.leaderboard_csv(campaign, objective=objective, limit=limit)
+        table = client.leaderboard_csv(campaign, objective=objective, front=front, limit=limit)
         click.echo(table, nl=False)
         return
-    page = client.leaderboard(campaign, objective=objective, limit=limit)
+    page = client.leaderboard(campaign, objective=objective, front=front, limit=limit)
     if as_json:
         print_json(page)
-    elif not page.trials:
-        click.echo(f"campaign {campaign} has no ranked trial yet")
+        return
+    if page.trials:
+        _print_ranking(campaign, page, front=front)
     else:
-        _print_ranking(campaign, page)
+        click.echo(f"campaign {campaign} has no ranked trial yet")
+    if page.constrained:
+        click.echo(
+            f"{page.constrained} completed trials break the campaign's constraints and are not ranked"
+        )
 
 
-def _print_ranking(campaign: str, page: LeaderboardPage) -> None:
+def _print_ranking(campaign: str, page: LeaderboardPage, *, front: bool) -> None:
+    others = [name for name in page.objectives if name != page.objective]
     columns = (
         ">rank",
         ">trial",
@@ -58,15 +70,19 @@ def _print_ranking(campaign: str, page: LeaderboardPage) -> None:
         ">zero",
         "also",
         f">{unit(page.objective)}",
+        *(f">{unit(name)}" for name in others),
+        *(("front",) if others else ()),
         ">step",
         ">MFU",
         ">memory",
     )
-    title = f"{campaign}: the best {len(page.trials)} of {page.total} by {page.objective}"
-    print_table(columns, [_row(trial, page.objective) for trial in page.trials], title)
+    what = "of the front, " if front else ""
+    title = f"{campaign}: {what}the best {len(page.trials)} of {page.total} by {page.objective}"
+    rows = [_row(trial, (page.objective, *others)) for trial in page.trials]
+    print_table(columns, rows, title)
 
 
-def _row(trial: RankedTrial, objective: str) -> tuple[str, ...]:
+def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
     layout, measured = trial.layout, trial.measurement
     assert measured is not None  # it is ranked
     return (
@@ -81,7 +97,8 @@ def _row(trial: RankedTrial, objective: str) -> tuple[str, ...]:
         str(trial.global_batch_size),
         zero(layout),
         layout_extras(layout),
-        figure(measured_objective(objective, measured, num_nodes=layout.num_nodes)),
+        *(objective_figure(name, trial.objectives[name]) for name in objectives),
+        *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
         f"{measured.step_time_s:.4g} s",
         f"{measured.mfu:.1%}",
         memory(measured.peak_memory_bytes),

@@ -27,12 +27,21 @@ _DOCUMENT_SCHEMA = {
         "model": {"description": "A preset's name, or a model's shape."},
         "cluster": {"description": "A preset's name, or a cluster's description."},
         "space": {"description": "A preset's name, or values for each knob."},
-        "objective": {"type": "string"},
+        "objective": {
+            "description": "What ranks; or a list, of which the first ranks and all make the front.",
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+            ],
+        },
+        "constraints": {"type": "object"},
         "strategy": {"type": "string"},
         "seed": {"type": "integer"},
         "budget": {"type": "object"},
         "probe": {"type": "object"},
         "stop": {"type": "object"},
+        "knowledge": {"type": "string", "enum": ["auto", "none"]},
+        "start_from": {"type": "array", "items": {"type": "string"}},
     },
     "example": {
         "name": "tiny",

@@ -52,6 +52,9 @@ def read_leaderboard(
     objective: Annotated[
         Objective | None, Query(description="What to rank by; the campaign's own by default.")
     ] = None,
+    front: Annotated[
+        bool, Query(description="Only the Pareto front over the campaign's objectives.")
+    ] = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     format: Annotated[  # noqa: A002 - the parameter's name in the URL
@@ -59,16 +62,29 @@ def read_leaderboard(
         Query(description="csv is the measurement-table format."),
     ] = "json",
 ) -> LeaderboardPage | Response:
-    """Rank a campaign's completed trials, the best first. Oversubscribed ones are never ranked."""
+    """Rank a campaign's completed trials, the best first.
+
+    Oversubscribed ones are never ranked, nor are those that break the campaign's constraints.
+    """
     ranked_by = objective or campaign.objective
-    found = store.leaderboard(campaign.id, ranked_by, limit=limit, offset=offset)
+    on_front = store.front(campaign)
+    found = store.leaderboard(
+        campaign.id, ranked_by, among=on_front if front else None, limit=limit, offset=offset
+    )
     if format == "csv":
         return Response(measurement_table(campaign, found), media_type="text/csv")
-    total = store.count_ranked(campaign.id)
+    total = len(on_front) if front else store.count_ranked(campaign.id)
     end = offset + len(found)
     return LeaderboardPage(
         objective=ranked_by,
+        objectives=list(campaign.objectives),
         total=total,
-        trials=[ranked_trial(trial, offset + place) for place, trial in enumerate(found, 1)],
+        constrained=store.count_constrained(campaign.id),
+        trials=[
+            ranked_trial(
+                campaign, trial, rank=rank, ranked_by=ranked_by, on_front=trial.id in on_front
+            )
+            for rank, trial in enumerate(found, offset + 1)
+        ],
         next_offset=end if found and end < total else None,
     )

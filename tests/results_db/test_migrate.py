@@ -118,10 +118,10 @@ def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Pa
 
 OLD_ROWS = (
     """INSERT INTO campaigns VALUES (1, 'old', 'RUNNING', NULL, '',
-       '{"name": "old", "probe": {"warmup": 1, "iterations": 3}}', 'tiny', 'box', 'tokens_per_s',
+       '{"name": "old", "objective": "tokens_per_s", "probe": {"warmup": 1, "iterations": 3}}', 'tiny', 'box', 'tokens_per_s',
        'random', 9, 2, 1, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)""",
     """INSERT INTO campaigns VALUES (2, 'newer', 'RUNNING', NULL, '',
-       '{"name": "newer", "probe": {"warmup": 3}, "warnings": []}', 'tiny', 'box', 'tokens_per_s',
+       '{"name": "newer", "objective": "tokens_per_s", "probe": {"warmup": 3}, "warnings": []}', 'tiny', 'box', 'tokens_per_s',
        'random', 9, 1, 0, '2026-01-01', NULL, NULL, 0.0, 0.0, NULL)""",
     """INSERT INTO trials (id, campaign_id, number, layout_key, repeat_index, num_nodes, tp, pp, dp,
        vpp, micro_batch_size, num_microbatches, zero_stage, recompute, sequence_parallel,

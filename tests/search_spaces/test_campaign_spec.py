@@ -127,7 +127,7 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"space": []}, "space: the search space is [], not a mapping"),
         ({"objective": "speed"}, "objective: 'speed' is unknown; choose from tokens_per_s_per_dev"),
         ({"objective": "tokens_per_second"}, "(did you mean 'tokens_per_s'?)"),
-        ({"objective": None}, "objective: None is not one of"),
+        ({"objective": None}, "objective: None is neither a name nor a list"),
         ({"strategy": "hyper"}, "strategy: 'hyper' is unknown"),
         ({"seed": -1}, "seed: -1 is not a whole number of at least 0"),
         ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
@@ -286,3 +286,66 @@ def test_a_probe_request_carries_what_the_ranks_need() -> None:
 def test_the_papers_space_is_legal_in_the_embedded_trainer() -> None:
     spec = read(space="paper-table-v", model="gpt-175b", cluster="frontier")
     assert len(spec.legal_set()) == 2720
+
+
+def test_the_first_of_several_objectives_ranks() -> None:
+    spec = read(objective=["tokens_per_s", "memory_headroom", "tokens_per_node_hour"])
+    assert spec.objective == "tokens_per_s"
+    assert spec.objectives == ("tokens_per_s", "memory_headroom", "tokens_per_node_hour")
+    assert spec.to_mapping()["objective"] == list(spec.objectives)
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+
+
+def test_a_list_of_one_objective_is_that_objective() -> None:
+    assert read(objective=["tokens_per_s"]).to_mapping()["objective"] == "tokens_per_s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": ["tokens_per_s", "speed"]}, "objective: 'speed' is unknown"),
+        ({"objective": "memory_headroom"}, "objective: 'memory_headroom' cannot rank alone"),
+        ({"objectives": "tokens_per_s"}, "unknown campaign field 'objectives' (did you mean 'obje"),
+        ({"constraints": []}, "constraints: constraints is [], not a mapping"),
+        ({"constraints": {"memory": 0.1}}, "constraints: unknown constraint 'memory'"),
+        ({"constraints": {"memory_headroom": 1}}, "constraints.memory_headroom: 1 is not a share"),
+        ({"constraints": {"memory_headroom": -0.1}}, "-0.1 is not a share of the memory"),
+        ({"constraints": {"memory_headroom": True}}, "True is not a share of the memory"),
+        ({"constraints": {"memory_headroom": "10%"}}, "'10%' is not a share of the memory"),
+        ({"knowledge": "all"}, "knowledge: 'all' is unknown; choose from auto, none"),
+        ({"start_from": "first"}, "start_from: 'first' is not a list of campaigns' names"),
+        ({"start_from": [1]}, "start_from: [1] is not a list of campaigns' names"),
+        ({"start_from": ["a", "a"]}, "start_from: 'a' is listed more than once"),
+        ({"start_from": [str(n) for n in range(33)]}, "start_from: 33 campaigns are more than 32"),
+    ],
+)
+def test_goals_that_cannot_be_are_refused_with_the_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(**changes)
+
+
+def test_constraints_and_sources_survive_a_round_trip() -> None:
+    spec = read(constraints={"memory_headroom": 0.1}, knowledge="none", start_from=["a", "b"])
+    assert spec.constraints.allowed_memory_bytes(1000) == 900
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+
+
+def test_a_campaign_of_an_older_version_has_no_constraints_and_starts_from_what_there_is() -> None:
+    document = read().to_mapping()
+    for name in ("constraints", "knowledge", "start_from"):
+        del document[name]
+    spec = CampaignSpec.from_mapping(document)
+    assert spec.constraints.memory_headroom == 0
+    assert (spec.knowledge, spec.start_from) == ("auto", ())
+
+
+def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> None:
+    space = {"global_batch_size": 8, "precision": "bf16"}
+    fits = read(space=space, cluster={"preset": "h100-sxm", "device_memory_gb": 1000})
+    (estimate,) = peak_memory_bytes(fits.legal_set().columns(slice(None)), fits.model)
+    cluster = {"preset": "h100-sxm", "device_memory_gb": int(estimate / 2**30 * 0.9)}
+    read(space=space, cluster=cluster).refuse_if_too_large()
+    tight = read(space=space, cluster=cluster, constraints={"memory_headroom": 0.5})
+    with pytest.raises(ModelTooLargeError, match="beside the headroom of 50% that was asked for"):
+        tight.refuse_if_too_large()

@@ -1,0 +1,128 @@
+"""Campaigns of several objectives and with constraints, over HTTP and on the command line."""
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from api.cli import main
+from api.client import Client
+from search_spaces.layout import Layout
+from tests.api.service import Api
+
+GIB = 1 << 30
+OBJECTIVES = ["tokens_per_s", "memory_headroom"]
+LAYOUTS = [
+    Layout(num_microbatches=8),
+    Layout(tp=2, num_microbatches=8),
+    Layout(pp=2, num_microbatches=8),
+]
+
+
+@pytest.fixture
+def measured(api: Api) -> Api:
+    """Of the three the second is beaten in both objectives, the first breaks the constraint."""
+    api.submit(objective=OBJECTIVES, constraints={"memory_headroom": 0.25})
+    worker = api.register()
+    for layout, speed, peak in zip(
+        LAYOUTS, (9000.0, 1000.0, 2000.0), (7 * GIB, 6 * GIB, 5 * GIB), strict=True
+    ):
+        api.complete(worker, "first", layout, tokens_per_s=speed, peak_memory_bytes=peak)
+    return api
+
+
+def test_a_campaign_shows_its_objectives_the_ranking_one_first(measured: Api) -> None:
+    campaign = measured.get("/campaigns/first")
+    assert (campaign["objective"], campaign["objectives"]) == ("tokens_per_s", OBJECTIVES)
+    assert campaign["spec"]["objective"] == OBJECTIVES
+    assert campaign["progress"]["best_trial"] == 3, "the fastest breaks the constraint"
+
+
+def test_the_leaderboard_counts_what_breaks_a_constraint_and_marks_the_front(measured: Api) -> None:
+    page = measured.get("/campaigns/first/leaderboard")
+    assert (page["total"], page["constrained"], page["objectives"]) == (2, 1, OBJECTIVES)
+    assert [(t["number"], t["rank"], t["on_front"]) for t in page["trials"]] == [
+        (3, 1, True),
+        (2, 2, False),
+    ]
+    assert page["trials"][0]["objectives"] == {"tokens_per_s": 2000.0, "memory_headroom": 0.375}
+    assert measured.get("/trials/1")["measurement"]["tokens_per_s"] == 9000.0, "kept and shown"
+
+
+def test_the_front_is_listed_alone(measured: Api) -> None:
+    page = measured.get("/campaigns/first/leaderboard", front=True)
+    assert ([t["number"] for t in page["trials"]], page["total"]) == ([3], 1)
+    table = measured.http.get(
+        "/v1/campaigns/first/leaderboard", params={"format": "csv", "front": True}
+    ).text
+    assert len(list(csv.DictReader(io.StringIO(table)))) == 1
+
+
+def test_another_objective_may_rank(measured: Api) -> None:
+    page = measured.get("/campaigns/first/leaderboard", objective="tokens_per_node_hour")
+    assert page["objective"] == "tokens_per_node_hour"
+    assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
+    problem = measured.get("/campaigns/first/leaderboard", status=422, objective="memory_headroom")
+    assert "objective" in problem["detail"]
+
+
+def test_the_best_that_is_exported_keeps_the_constraints(measured: Api) -> None:
+    assert measured.get("/campaigns/first/exports", format="trainer")["trial"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": ["memory_headroom"]}, "objective: 'memory_headroom' cannot rank alone"),
+        (
+            {"constraints": {"memory_headroom": 10}},
+            "constraints.memory_headroom: 10 is not a share",
+        ),
+    ],
+)
+def test_goals_that_cannot_be_are_refused(
+    api: Api, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        api.submit(**changes)
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+def run(measured: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    client = Client("http://testserver", "lt_test_token", transport=measured.http._transport)
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    return CliRunner().invoke(main, arguments)
+
+
+def test_the_command_shows_every_objective_and_how_many_were_left_out(
+    measured: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = run(measured, monkeypatch, "leaderboard", "first").output.splitlines()
+    assert shown[0] == "first: the best 2 of 2 by tokens_per_s"
+    heads = shown[2].split()
+    assert heads[heads.index("tokens/s") : heads.index("step")] == [
+        "tokens/s",
+        "memory",
+        "headroom",
+        "front",
+    ]
+    assert "2,000" in shown[4]
+    assert "37.5%" in shown[4]
+    assert " * " in shown[4]
+    assert " * " not in shown[5]
+    assert shown[-1] == "1 completed trials break the campaign's constraints and are not ranked"
+
+
+def test_the_command_lists_the_front_as_table_csv_and_json(
+    measured: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = run(measured, monkeypatch, "leaderboard", "first", "--front").output
+    assert table.startswith("first: of the front, the best 1 of 1 by tokens_per_s")
+    rows = run(measured, monkeypatch, "leaderboard", "first", "--front", "--csv").output
+    assert len(rows.splitlines()) == 2
+    page = json.loads(
+        run(measured, monkeypatch, "leaderboard", "first", "--front", "--json").output
+    )
+    assert [trial["number"] for trial in page["trials"]] == [3]

@@ -1,0 +1,121 @@
+"""Several objectives at once, constraints, and who is ranked."""
+
+from itertools import product
+
+import numpy as np
+
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import (
+    completed,
+    failed,
+    lease_one,
+    make_spec,
+    make_worker,
+)
+
+MEMORY = 1000
+
+
+def make_campaign(store: Store, **changes: object) -> int:
+    cluster = {
+        "name": "local-cpu",
+        "num_nodes": 4,
+        "devices_per_node": 8,
+        "device_memory_bytes": MEMORY,
+    }
+    spec = make_spec() | {"cluster": cluster} | changes
+    return store.create_campaign(spec, num_legal_layouts=100).id
+
+
+def run_trial(store: Store, campaign: int, layout: Layout, **figures: object) -> int:
+    worker = make_worker(store, num_nodes=4)
+    trial = store.add_trial(campaign, layout)
+    lease_one(store, worker.id)
+    store.post_outcome(trial.id, 1, completed(layout, **figures))  # type: ignore[arg-type]
+    return trial.id
+
+
+def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
+    objective = ["tokens_per_s", "memory_headroom"]
+    campaign = make_campaign(store, objective=objective)
+    points = {}
+    for size, (speed, peak) in enumerate(product((1000.0, 2000.0, 3000.0), (300, 600, 900)), 1):
+        layout = Layout(micro_batch_size=size)
+        kept = peak if speed < 3000.0 else peak + 50
+        points[run_trial(store, campaign, layout, tokens_per_s=speed, peak_memory_bytes=kept)] = (
+            speed,
+            1 - kept / MEMORY,
+        )
+    found = store.front(store.campaign(campaign))
+    values = np.array(list(points.values()))
+    expected = {
+        trial
+        for trial, point in points.items()
+        if not ((values >= point).all(axis=1) & (values > point).any(axis=1)).any()
+    }
+    assert found == expected
+    assert len(found) == 2
+    listed = store.leaderboard(campaign, "tokens_per_s", among=found)
+    assert [trial.objective("tokens_per_s") for trial in listed] == [3000.0, 2000.0]
+    shares = [trial.objective("memory_headroom", device_memory_bytes=MEMORY) for trial in listed]
+    assert shares == [0.65, 0.7]
+
+
+def test_node_hours_count_the_nodes_that_a_layout_holds(store: Store) -> None:
+    campaign = make_campaign(store, objective=["tokens_per_s", "tokens_per_node_hour"])
+    small = run_trial(store, campaign, Layout(tp=8), tokens_per_s=1000.0)
+    large = run_trial(store, campaign, Layout(num_nodes=4, tp=8, dp=4), tokens_per_s=3000.0)
+    worse = run_trial(store, campaign, Layout(num_nodes=3, tp=8, dp=3), tokens_per_s=900.0)
+    assert store.front(store.campaign(campaign)) == {small, large}
+    by_cost = [trial.id for trial in store.leaderboard(campaign, "tokens_per_node_hour")]
+    assert by_cost == [small, large, worse]
+    assert store.trial(small).objective("tokens_per_node_hour") == 3_600_000.0
+
+
+def test_the_front_of_one_objective_is_the_best(store: Store) -> None:
+    campaign = make_campaign(store)
+    run_trial(store, campaign, Layout(tp=1), tokens_per_s=10.0)
+    best = run_trial(store, campaign, Layout(tp=2), tokens_per_s=100.0)
+    assert store.campaign(campaign).objectives == ("tokens_per_s_per_device",)
+    assert store.front(store.campaign(campaign)) == {best}
+
+
+def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
+    campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
+    assert store.front(store.campaign(campaign)) == frozenset()
+    assert store.leaderboard(campaign, "tokens_per_s", among=()) == []
+
+
+def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(store: Store) -> None:
+    campaign = make_campaign(
+        store,
+        objective=["tokens_per_s", "memory_headroom"],
+        constraints={"memory_headroom": 0.1},
+    )
+    assert store.campaign(campaign).max_peak_memory_bytes == 900
+    tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
+    just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
+    assert [trial.id for trial in store.leaderboard(campaign, "tokens_per_s")] == [just]
+    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (1, 1)
+    assert store.front(store.campaign(campaign)) == {just}
+    kept = store.trial(tight)
+    assert kept.state == "COMPLETED"
+    assert kept.measurement is not None
+    assert kept.measurement.peak_memory_bytes == 901
+
+
+def test_what_never_counts_is_not_counted_as_constrained(store: Store) -> None:
+    campaign = make_campaign(store, constraints={"memory_headroom": 0.1})
+    run_trial(store, campaign, Layout(), oversubscribed=True, peak_memory_bytes=999)
+    broken = store.add_trial(campaign, Layout(tp=2))
+    lease_one(store, make_worker(store, num_nodes=4).id)
+    store.post_outcome(broken.id, 1, failed())
+    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (0, 0)
+
+
+def test_without_constraints_a_device_may_be_full(store: Store) -> None:
+    campaign = make_campaign(store)
+    run_trial(store, campaign, Layout(), peak_memory_bytes=5 << 30)
+    assert store.campaign(campaign).max_peak_memory_bytes is None
+    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (1, 0)
