@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
@@ -246,6 +247,8 @@ class MeasurementRow(Base):
     """The earliest trial of the same batch and precision with the same losses, itself included; None
     until they are compared."""
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
+    shortened: Mapped[bool] = mapped_column(server_default=false())
+    iterations_asked: Mapped[int | None]
 
     stages: Mapped[list[StageMemory]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemory.stage"

@@ -20,6 +20,17 @@ gave it back. superseded: the trial ended without it (a late outcome of an earli
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)
 ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)
+StepDirection = Literal["down", "up"]
+"""Which way a knob was stepped, among the values that legal layouts have."""
+StepSource = Literal["measured", "predicted"]
+"""Whether the stepped layout was measured in the campaign, or only the estimate is known."""
+StepState = Literal["completed", "out_of_memory", "failed"]
+"""What became of the stepped layout, or is expected to."""
+
+STEP_DIRECTIONS: Final[tuple[StepDirection, ...]] = get_args(StepDirection)
+STEP_SOURCES: Final[tuple[StepSource, ...]] = get_args(StepSource)
+STEP_STATES: Final[tuple[StepState, ...]] = get_args(StepState)
+
 ENDED_CAMPAIGN_STATES: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED"})
 ENDED_TRIAL_STATES: Final = frozenset({"COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"})
 
@@ -89,6 +100,10 @@ class MeasurementRecord:
     """Whether step times had settled when timing began; None where the worker was too old to look."""
     skipped_steps: int
     """fp16 steps that the loss scaler skipped, warm-up included."""
+    shortened: bool
+    """Whether the probe was stopped early, since it was slower than the best; never the winner."""
+    iterations_asked: int | None
+    """Timed iterations that were asked for; None where the worker was too old to say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +191,50 @@ class TrialDetail:
     environment: Environment | None
     log_tail: str
     attempts: tuple[AttemptRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnobStep:
+    """What one step in a knob, away from the winner, does to the objective."""
+
+    knob: str
+    direction: StepDirection
+    value: str
+    """The winner's value of the knob."""
+    stepped_value: str
+    also: tuple[str, ...]
+    """Knobs that had to follow: with a fixed batch, a larger micro-batch means fewer of them."""
+    layout_key: str
+    """The stepped layout: of those that differ in fewest other knobs, one that was measured."""
+    source: StepSource
+    state: StepState
+    effect: float | None
+    """Relative change of the objective, under 0 for worse; None where the layout does not run."""
+    is_apart: bool | None
+    """Whether it can be told apart from the winner with 95 % confidence; None if not measured."""
+    trial_id: int | None
+    """The trial that measured it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """Which knobs matter in a campaign, and how far its winner is from its neighbours."""
+
+    winner_id: int
+    """The trial around which the steps were taken."""
+    objective: str
+    num_trials: int
+    """Completed trials that the importances were found from."""
+    last_ended_seq: int
+    """How far the campaign had come."""
+    method: str
+    """How the importances were found; empty where too little was measured."""
+    importances: Mapping[str, float]
+    """By knob, the largest first: the share of the objective's variation that it accounts for."""
+    steps: tuple[KnobStep, ...]
+    """By knob, down before up; a knob at the end of its values has one."""
+    computed_at: datetime | None = None
+    """When it was kept; None before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

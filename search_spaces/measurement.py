@@ -194,6 +194,10 @@ class Measurement:
     """Whether step times had settled when timing began; None: an older worker did not look."""
     skipped_steps: int = 0
     """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
+    shortened: bool = False
+    """Whether the probe was stopped early, since it was slower than the best; never the winner."""
+    iterations_asked: int | None = None
+    """Timed iterations that were asked for; None: an older worker measured it, which ran them all."""
 
     def __post_init__(self) -> None:
         refuse_lone_surrogates(self)
@@ -205,6 +209,7 @@ class Measurement:
             raise OutcomeInvalidError("there is no timed iteration", field="iterations")
         self._refuse_beyond_peak()
         self._refuse_another_breakdown()
+        self._refuse_another_length()
 
     def _refuse_impossible_counts(self) -> None:
         stages, reserved = self.peak_memory_bytes_by_stage, self.peak_reserved_bytes_by_stage
@@ -252,6 +257,19 @@ class Measurement:
                 f"the parts add up to {total_s} s, not to step_time_s={self.step_time_s}",
                 field="breakdown",
             )
+
+    def _refuse_another_length(self) -> None:
+        num_timed = sum(iteration.kind == "timed" for iteration in self.iterations)
+        asked = self.iterations_asked
+        if asked is None and not self.shortened:
+            return
+        problem = whole_number_problem(asked, low=num_timed + self.shortened, high=MAX_WIDTH)
+        if problem is None and not self.shortened and asked != num_timed:
+            problem = (
+                f"{asked} iterations were asked for and {num_timed} timed, yet it is not shortened"
+            )
+        if problem:
+            raise OutcomeInvalidError(problem, field="iterations_asked")
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -101,6 +101,9 @@ class ProbeRequest:
     """Memory of one device; on the CPU it is enforced on each rank. None: no limit."""
     compile: bool = False
     """Whether what lies between the products goes through torch.compile."""
+    stop_above_step_time_s: float | None = None
+    """Step time at which the layout would only be as good as the campaign's best: a probe that is
+    slower with 95 % confidence ends early. None: it runs to its end."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
@@ -119,6 +122,11 @@ class ProbeRequest:
         if not isinstance(self.compile, bool):
             raise OutcomeInvalidError(
                 f"{shown(self.compile)} is not true or false", field="compile"
+            )
+        above_s = self.stop_above_step_time_s
+        if above_s is not None and not is_positive_number(above_s):
+            raise OutcomeInvalidError(
+                f"{shown(above_s)} is not a number over 0", field="stop_above_step_time_s"
             )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ _PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
     "float": ("a finite number", (int, float)),
     "str": ("a string", (str,)),
     "bool": ("true or false", (bool,)),
+    "int | None": ("a whole number or null", (int, NoneType)),
     "float | None": ("a finite number or null", (int, float, NoneType)),
     "bool | None": ("true, false or null", (bool, NoneType)),
 }

@@ -81,6 +81,8 @@ def make_outcome() -> Outcome:
                 peak_reserved_bytes_by_stage=(1 << 21, 1 << 20),
                 warmup_settled=True,
                 skipped_steps=1,
+                shortened=True,
+                iterations_asked=10,
             ),
         ),
         Outcome(state="failed", reason="implausible", message="hfu is 1.2"),
@@ -97,7 +99,14 @@ def test_an_outcome_survives_the_round_trip_through_json(outcome: Outcome) -> No
 
 def test_an_outcome_of_a_worker_that_knew_no_breakdown_is_read() -> None:
     document = make_outcome().to_mapping()
-    for name in ("breakdown", "peak_reserved_bytes_by_stage", "warmup_settled", "skipped_steps"):
+    for name in (
+        "breakdown",
+        "peak_reserved_bytes_by_stage",
+        "warmup_settled",
+        "skipped_steps",
+        "shortened",
+        "iterations_asked",
+    ):
         del document["measurement"][name]
     assert Outcome.from_mapping(document) == make_outcome()
 
@@ -108,7 +117,11 @@ def test_a_breakdown_adds_up_to_the_whole() -> None:
 
 def test_a_probe_request_survives_the_round_trip_through_json() -> None:
     request = ProbeRequest(
-        model=model_preset("tiny"), layout=Layout(tp=2), seed=4, memory_limit_bytes=1 << 30
+        model=model_preset("tiny"),
+        layout=Layout(tp=2),
+        seed=4,
+        memory_limit_bytes=1 << 30,
+        stop_above_step_time_s=0.25,
     )
     document = json.loads(json.dumps(request.to_mapping(), allow_nan=False))
     assert ProbeRequest.from_mapping(document) == request
@@ -273,6 +286,21 @@ def test_no_more_steps_are_skipped_than_were_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shortened", "asked", "message"),
+    [
+        (True, 1, "iterations_asked: 1 is not a whole number of at least 2"),
+        (True, None, "iterations_asked: None is not a whole number of at least 2"),
+        (False, 4, "iterations_asked: 4 iterations were asked for and 1 timed"),
+    ],
+)
+def test_a_shortened_measurement_has_fewer_iterations_than_were_asked_for(
+    shortened: bool, asked: int | None, message: str
+) -> None:
+    with pytest.raises(OutcomeInvalidError, match=message):
+        make_measurement(shortened=shortened, iterations_asked=asked)
+
+
+@pytest.mark.parametrize(
     ("state", "reason"),
     [
         ("cancelled", "crashed"),
@@ -307,6 +335,7 @@ def test_infeasible_means_out_of_memory_and_nothing_else(state: Any) -> None:
         ("compile", 1, "compile: 1 is not true or false"),
         ("iterations", 0, "iterations: 0 is not a whole number of at least 1"),
         ("seed", "a", "seed: 'a' is not a whole number"),
+        ("stop_above_step_time_s", 0, "stop_above_step_time_s: 0 is not a number over 0"),
         ("deadline_s", float("inf"), "deadline_s: inf is not a number over 0"),
         (
             "deadline_s",

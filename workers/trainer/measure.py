@@ -81,6 +81,7 @@ def _by_stage(training: Training, peak_bytes: int) -> tuple[int, ...]:
 def summarise(
     iterations: Sequence[Iteration],
     *,
+    iterations_asked: int,
     tokens_per_step: int,
     speed: Throughput,
     peak_source: str,
@@ -92,6 +93,7 @@ def summarise(
 
     Args:
         iterations: all of them, in order.
+        iterations_asked: how many were to be timed; where fewer were, the probe was stopped early.
         tokens_per_step: of all replicas.
         speed: at the median of the timed ones' step times.
         peak_source: where its peak comes from.
@@ -99,7 +101,8 @@ def summarise(
         memory: of all ranks.
         oversubscribed: whether ranks shared devices.
     """
-    q25_s, median_s, q75_s = quartiles(step_times_s(iterations, "timed"))
+    timed_s = step_times_s(iterations, "timed")
+    q25_s, median_s, q75_s = quartiles(timed_s)
     return Measurement(
         step_time_s=median_s,
         step_time_q25_s=q25_s,
@@ -122,6 +125,8 @@ def summarise(
         peak_reserved_bytes_by_stage=memory.reserved_by_stage,
         warmup_settled=has_settled(step_times_s(iterations, "warmup")),
         skipped_steps=sum(iteration.grad_norm is None for iteration in iterations),
+        shortened=len(timed_s) < iterations_asked,
+        iterations_asked=iterations_asked,
     )
 
 

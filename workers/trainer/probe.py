@@ -13,6 +13,7 @@ from search_spaces.outcome import Environment, Iteration, IterationKind, Measure
 from workers.trainer.breakdown import break_down
 from workers.trainer.collectives import barrier
 from workers.trainer.context import RankContext
+from workers.trainer.early_stop import stops_here
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.measure import describe_environment, peak_memory, rehearse, summarise
 from workers.trainer.optimizer import OptimizerSettings
@@ -40,8 +41,9 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
 
     On the CPU the first step is a rehearsal that changes nothing: it counts memory, and meets the
     limit before any time is spent. Then come warm-up iterations, as many as were asked for and
-    more until their times settle, and timed ones; rank 0 reports each as it ends. The process is
-    spent afterwards: end it with `os._exit`, since tearing a gloo group down can hang.
+    more until their times settle, and timed ones, fewer than were asked for where it shows that the
+    layout is slower than the campaign's best; rank 0 reports each as it ends. The process is spent
+    afterwards: end it with `os._exit`, since tearing a gloo group down can hang.
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
@@ -57,7 +59,7 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     logical_peak_bytes = _begin_memory(training, request)
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
-    timed = [_iterate(training, index, "timed", report) for index in indices]
+    timed = _time(training, indices, request.stop_above_step_time_s, report)
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     breakdowns = break_down(timed, request.layout, device=training.device)
@@ -68,8 +70,12 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     measurement = summarise(
         [
             *(_iteration(index, "warmup", step) for index, step in enumerate(warmups)),
-            *(_iteration(index, "timed", step) for index, step in zip(indices, timed, strict=True)),
+            *(
+                _iteration(index, "timed", step)
+                for index, step in zip(indices, timed, strict=False)
+            ),
         ],
+        iterations_asked=request.iterations,
         tokens_per_step=timed[-1].stats.num_tokens,
         speed=speed,
         peak_source=peak_source,
@@ -105,6 +111,19 @@ def _warm_up(training: Training, request: ProbeRequest, report: Report) -> list[
     steps: list[TimedStep] = []
     while not is_warm([step.step_time_s for step in steps], at_least=request.warmup):
         steps.append(_iterate(training, len(steps), "warmup", report))
+    return steps
+
+
+def _time(
+    training: Training, indices: range, stop_above_s: float | None, report: Report
+) -> list[TimedStep]:
+    """Timed iterations: all of them, or as many as it takes to show that the layout is slower."""
+    steps: list[TimedStep] = []
+    for index in indices:
+        steps.append(_iterate(training, index, "timed", report))
+        is_last = len(steps) == len(indices)
+        if stop_above_s is not None and not is_last and stops_here(steps, stop_above_s, training):
+            break
     return steps
 
 

@@ -1,0 +1,97 @@
+"""How sure a figure is: Student's t with the standard library alone.
+
+The trainer, the store and the search each compare step times, and share one definition of what can
+be told apart. Step times are compared by their logarithms: noise multiplies, and is skewed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, median, variance
+from typing import Final
+
+CONFIDENCE: Final = 0.95
+"""Of every interval, and of every verdict that something is slower."""
+
+MAX_DOF: Final = 400
+"""Degrees of freedom beyond which quantiles are those of this many: 0.1 % more than the normal's."""
+
+
+def student_tail(t: float, dof: int) -> float:
+    """P(T > t) of Student's t.
+
+    The finite sums for whole degrees of freedom (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
+    """
+    dof = min(dof, MAX_DOF)
+    angle = math.atan2(abs(t), math.sqrt(dof))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = dof % 2
+    term = cosine if is_odd else 1.0
+    total = term if dof > 1 else 0.0
+    for factor in range(2 + is_odd, dof - 1, 2):
+        term *= cosine * cosine * (factor - 1) / factor
+        total += term
+    within = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    tail = max(0.5 * (1.0 - within), 0.0)
+    return tail if t >= 0 else 1.0 - tail
+
+
+@lru_cache(maxsize=1024)
+def student_quantile(probability: float, dof: int) -> float:
+    """The t below which Student's t lies with this probability, from 0.5 to less than 1."""
+    low, high = 0.0, 1.0
+    while student_tail(high, dof) > 1.0 - probability:
+        high *= 2.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if student_tail(middle, dof) > 1.0 - probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def is_slower(
+    step_times_s: Sequence[float], than_s: float, *, confidence: float = CONFIDENCE
+) -> bool:
+    """Whether step times are slower than a known one, by a one-sided t-test on their logarithms.
+
+    Their median has to be slower, too: a few stragglers may move the mean, never the figure that ranks.
+    """
+    logs = [math.log(seconds) - math.log(than_s) for seconds in step_times_s]
+    excess, error = fmean(logs), math.sqrt(variance(logs) / len(logs))
+    if excess <= 0 or median(logs) <= 0:
+        return False
+    return error == 0 or student_tail(excess / error, len(logs) - 1) <= 1.0 - confidence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A step time and how sure it is."""
+
+    log_s: float
+    """Logarithm of the seconds."""
+    error: float
+    """Standard error of that logarithm: the step time's, relative."""
+    dof: int
+    """Degrees of freedom that the error was estimated with."""
+
+    @property
+    def factor(self) -> float:
+        """The interval reaches from the step time divided by this to the step time multiplied by it."""
+        reach = student_quantile(0.5 + CONFIDENCE / 2, self.dof) * self.error
+        return math.exp(min(reach, 50.0))
+
+
+def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
+    """Whether two step times differ with 95 % confidence (Welch 1947, two-sided, dof rounded down)."""
+    error = math.hypot(one.error, other.error)
+    distance = abs(one.log_s - other.log_s)
+    if error == 0:
+        return distance > 0
+    parts = sum(each.error**4 / each.dof for each in (one, other))
+    dof = max(int(error**4 / parts), 1)
+    return 2 * student_tail(distance / error, dof) <= 1.0 - CONFIDENCE

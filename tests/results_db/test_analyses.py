@@ -1,0 +1,110 @@
+"""A campaign's analysis: kept whole, in place of the one before."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from results_db import migrate
+from results_db.records import Analysis, KnobStep
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import (
+    START,
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+
+def make_step(**changes: Any) -> KnobStep:
+    values: dict[str, Any] = {
+        "knob": "tp",
+        "direction": "up",
+        "value": "1",
+        "stepped_value": "2",
+        "also": ("dp", "num_microbatches"),
+        "layout_key": Layout(tp=2).key,
+        "source": "predicted",
+        "state": "completed",
+        "effect": -0.1,
+        "is_apart": None,
+        "trial_id": None,
+    }
+    return KnobStep(**{**values, **changes})
+
+
+def make_analysis(winner_id: int, **changes: Any) -> Analysis:
+    values: dict[str, Any] = {
+        "winner_id": winner_id,
+        "objective": "tokens_per_s",
+        "num_trials": 9,
+        "last_ended_seq": 12,
+        "method": "fANOVA",
+        "importances": {"tp": 0.7, "micro_batch_size": 0.2, "pp": 0.1},
+        "steps": (
+            make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
+            make_step(source="measured", is_apart=True, trial_id=winner_id),
+        ),
+    }
+    return Analysis(**{**values, **changes})
+
+
+def measured_trial(store: Store, campaign: int) -> int:
+    trial = store.add_trial(campaign, Layout())
+    lease = lease_one(store, make_worker(store).id)
+    store.post_outcome(trial.id, lease.attempt, completed())
+    return trial.id
+
+
+def test_an_analysis_reads_as_it_was_kept(store: Store) -> None:
+    campaign = make_campaign(store)
+    assert store.analysis(campaign) is None
+    analysis = make_analysis(measured_trial(store, campaign))
+    store.keep_analysis(campaign, analysis)
+    kept = store.analysis(campaign)
+    assert kept == replace(analysis, computed_at=START)
+    assert kept is not None
+    assert list(kept.importances) == ["tp", "micro_batch_size", "pp"]
+
+
+def test_a_younger_analysis_takes_the_place_of_the_one_before(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign = make_campaign(store)
+    winner = measured_trial(store, campaign)
+    store.keep_analysis(campaign, make_analysis(winner))
+    clock.forward(60.0)
+    younger = make_analysis(winner, importances={"pp": 1.0}, steps=(), num_trials=10)
+    store.keep_analysis(campaign, younger)
+    assert store.analysis(campaign) == replace(younger, computed_at=clock.now)
+
+
+def test_a_prediction_claims_no_trial(store: Store) -> None:
+    campaign = make_campaign(store)
+    winner = measured_trial(store, campaign)
+    with pytest.raises(IntegrityError):
+        store.keep_analysis(campaign, make_analysis(winner, steps=(make_step(trial_id=winner),)))
+    assert store.analysis(campaign) is None
+
+
+def test_a_downgrade_leaves_what_was_measured(store: Store, tmp_path: Path) -> None:
+    campaign = make_campaign(store)
+    winner = measured_trial(store, campaign)
+    store.keep_analysis(campaign, make_analysis(winner))
+    before = store.trial_detail(winner)
+    url = f"sqlite:///{tmp_path / 'data' / 'results.sqlite3'}"
+    migrate.downgrade(url, "0002")
+    with closing(sqlite3.connect(tmp_path / "data" / "results.sqlite3")) as connection:
+        assert connection.execute("SELECT count(*) FROM measurements").fetchone() == (1,)
+    migrate.upgrade(url)
+    assert store.trial_detail(winner) == before
+    assert store.analysis(campaign) is None
