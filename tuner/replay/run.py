@@ -102,6 +102,7 @@ def replay_cell(
         layouts=layouts,
         model=cell.model,
         cluster=cell.cluster,
+        software=cell.key.source,
         knowledge=Knowledge() if knowledge is None else knowledge,
     )
     strategy = make_strategy(strategy_name, problem, seed=seed)
