@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 
 from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
@@ -26,5 +27,7 @@ class Settings:
     """Largest request body."""
     max_document_bytes: int = 256 << 10
     """Largest campaign document; people write them."""
+    data_dir: Path | None = None
+    """Where constants may be kept that were measured on this machine; None: nowhere."""
     stopping: Event = field(default_factory=Event)
     """Set when the service is told to end, so that waiting requests are answered at once."""

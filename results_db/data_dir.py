@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from results_db.errors import DataDirInvalidError, DataDirLockedError
+from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
 
-DATA_DIR_VARIABLE: Final = "LAYOUT_TUNER_DATA_DIR"
 _LOCK_POLL_S: Final = 0.05
 
 
@@ -25,11 +25,8 @@ class DataDir:
 
     @classmethod
     def default(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """`$LAYOUT_TUNER_DATA_DIR`, else `$XDG_DATA_HOME/layout-tuner`, else `~/.local/share/layout-tuner`."""
-        if chosen := environ.get(DATA_DIR_VARIABLE):
-            return cls(Path(chosen).expanduser())
-        base = environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return cls(Path(base).expanduser() / "layout-tuner")
+        """The one that `search_spaces.data_home` finds in the environment."""
+        return cls(default_data_dir(environ))
 
     @property
     def database_url(self) -> str:

@@ -54,3 +54,7 @@ class ModelTooLargeError(SearchSpaceError):
 
 class OutcomeInvalidError(SearchSpaceError):
     """A document that should describe an outcome or a probe does not."""
+
+
+class MeasuredConstantsInvalidError(SearchSpaceError):
+    """A file of measured constants holds something else, or cannot be written."""

@@ -87,7 +87,7 @@ def worker(
             patience_s=patience,
         )
     except (WorkerError, SearchSpaceError) as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @click.command()
@@ -155,7 +155,7 @@ def probe(
     from workers.errors import WorkerError
     from workers.launchers.local import local_launcher
 
-    machine = _machine(cluster)
+    machine = described_machine(cluster)
     try:
         request = ProbeRequest(
             model=resolve_model(_described(model)),
@@ -174,7 +174,7 @@ def probe(
         with local_launcher(machine) as launcher:
             outcome = launcher.run(request, on_event=_ignore, cancelled=_never)
     except WorkerError as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         click.echo(json.dumps(probe_report.document(request, outcome)))
     else:
@@ -222,12 +222,12 @@ def train(
         progress = Progress(stream=sys.stderr if as_json else sys.stdout, log=log)
     except TrainerError as error:
         _refuse(str(error))
-    machine = _machine(cluster)
+    machine = described_machine(cluster)
     _refuse_illegal(job.layout, job.model, machine)
     try:
         result = _train_here(job, machine, progress)
     except WorkerError as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         progress.record(result)
         click.echo(json.dumps(result))
@@ -261,11 +261,11 @@ def _train_here(job: TrainJob, machine: Cluster, progress: Progress) -> Any:
     if end.result is None:
         if end.log_tail:
             click.echo(end.log_tail, err=True)
-        _fail(end.message)
+        fail(end.message)
     return end.result
 
 
-def _machine(cluster: str) -> Cluster:
+def described_machine(cluster: str) -> Cluster:
     """The described cluster; warns where its numbers are guesses."""
     from search_spaces.presets.clusters import resolve_cluster
 
@@ -289,9 +289,9 @@ def _read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except OSError as error:
-        _fail(f"the token file can't be read: {error}")
+        fail(f"the token file can't be read: {error}")
     if not token:
-        _fail(f"the token file {path} is empty")
+        fail(f"the token file {path} is empty")
     return token
 
 
@@ -326,6 +326,7 @@ def _refuse(*sentences: str) -> NoReturn:
     sys.exit(_REFUSED)
 
 
-def _fail(sentence: str) -> NoReturn:
+def fail(sentence: str) -> NoReturn:
+    """Ends the command with one sentence and exit code 1."""
     click.echo(f"error: {sentence}", err=True)
     sys.exit(1)

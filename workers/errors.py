@@ -45,6 +45,10 @@ class RequestRefusedError(WorkerError):
     """The service understood the request and refuses it for good."""
 
 
+class CalibrationFailedError(WorkerError):
+    """The machine's constants could not be measured."""
+
+
 class SpoolInUseError(WorkerError):
     """Another worker process of the same name uses the spool directory."""
 

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.outcome import ProbeRequest
 from workers.json_lines import Document, JsonLines
+from workers.machine_timings import time_machine
 from workers.rank_task import RankTask
 from workers.trainer.context import RankContext
 from workers.trainer.failure import classify, is_transport_error
@@ -81,6 +82,13 @@ def _train(task: RankTask, line: JsonLines) -> Document:
 def _peak(task: RankTask, _line: JsonLines) -> Document:
     tflops, source = matmul_peak(task.device, task.job["precision"])
     return {"tflops": tflops, "source": source}
+
+
+def _calibrate(task: RankTask, line: JsonLines) -> Document:
+    store = _meet(task, line)
+    timed = time_machine(task, PrefixStore(task.group, store), line)
+    _leave_together(task, store)
+    return timed
 
 
 def _meet(task: RankTask, line: JsonLines) -> Store:
@@ -158,4 +166,5 @@ _JOBS: Final[dict[str, Callable[[RankTask, JsonLines], dict[str, Any]]]] = {
     "probe": _probe,
     "train": _train,
     "peak": _peak,
+    "calibrate": _calibrate,
 }

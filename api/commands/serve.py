@@ -88,7 +88,7 @@ def _why_not_bound(host: str, port: int, error: OSError) -> str:
 def _serve(data: DataDir, store: Store, host: str, listener: socket.socket) -> None:
     stopping = Event()
     token = load_or_make_token(data.token_file)
-    app = create_app(Settings(token=token, stopping=stopping), store)
+    app = create_app(Settings(token=token, data_dir=data.path, stopping=stopping), store)
     config = uvicorn.Config(
         app,
         log_level="info",

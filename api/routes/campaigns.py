@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -16,6 +17,8 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
 from results_db.records import CampaignState
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
+from search_spaces.errors import SearchSpaceError
+from search_spaces.measured_constants import with_measured_constants
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
@@ -93,21 +96,35 @@ def campaign_document(request: Request, body: Annotated[bytes, Depends(campaign_
     },
 )
 def create_campaign(
-    document: Annotated[Any, Depends(campaign_document)], store: StoreDep, response: Response
+    document: Annotated[Any, Depends(campaign_document)],
+    store: StoreDep,
+    settings: SettingsDep,
+    response: Response,
 ) -> CampaignDetail:
     """Submit a campaign, as JSON or YAML. It starts at once.
 
     Refused with 422 when a field is wrong, when no layout of the space is legal (the answer says
     which rule excluded how many), or when the model is too large for every layout; with 409 when the
-    name is taken. Nothing is kept of a campaign that is refused.
+    name is taken. Nothing is kept of a campaign that is refused. Constants of its cluster that it does
+    not state, and that were measured on this machine (`layout-tuner calibrate`), are taken from there.
     """
-    spec = CampaignSpec.from_mapping(document)
+    spec = CampaignSpec.from_mapping(_with_measured_constants(document, settings.data_dir))
     _refuse_taken_name(store, spec.name)
     legal = spec.legal_set()
     spec.refuse_if_too_large(legal)
     campaign = store.create_campaign(spec.to_mapping(), num_legal_layouts=len(legal))
     response.headers["Location"] = f"{router.prefix}/{campaign.name}"
     return campaign_detail(store, campaign)
+
+
+def _with_measured_constants(document: Any, data_dir: Path | None) -> Any:
+    """The document with what is known of its cluster; anything malformed is the reader's to refuse."""
+    if data_dir is None or not isinstance(document, dict) or "cluster" not in document:
+        return document
+    try:
+        return {**document, "cluster": with_measured_constants(document["cluster"], data_dir)}
+    except SearchSpaceError as error:
+        raise error.within("cluster") from error
 
 
 def _refuse_taken_name(store: Store, name: str) -> None:

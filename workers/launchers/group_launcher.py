@@ -119,6 +119,31 @@ class GroupLauncher(Launcher):
             return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
         return TrainingEnd(result=end.results[0]["training"])
 
+    def run_job(
+        self, job: Mapping[str, Any], *, num_ranks: int, deadline_s: float, on_event: OnEvent
+    ) -> GroupEnd:
+        """Runs ranks that meet and do a job which is neither a probe nor a training, on one node.
+
+        Raises:
+            PlacementImpossibleError: they are more than it has devices.
+            RanksLeftError: a process of it can't be ended.
+        """
+        tasks = place(
+            self._nodes.nodes,
+            num_ranks=num_ranks,
+            num_nodes=1,
+            device=self._device,
+            job=job,
+            deadline_s=deadline_s,
+        )
+        return Group(
+            self._nodes,
+            tasks,
+            deadline_s=deadline_s,
+            on_event=on_event,
+            cancelled=lambda: False,
+        ).run()
+
     def peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
         """The peak of one device in TFLOP/s and where it comes from.
 

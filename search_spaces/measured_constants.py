@@ -1,0 +1,194 @@
+"""Constants of a machine that were measured on it, as `layout-tuner calibrate` stores them.
+
+They stand in the data directory, one file a cluster, and take the place of the constants that a preset
+or a detection guesses. What a campaign's own file states stays as it is stated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Self
+
+from search_spaces.cluster import Cluster
+from search_spaces.errors import MeasuredConstantsInvalidError, SearchSpaceError
+from search_spaces.presets.clusters import resolve_cluster
+from search_spaces.reading import is_line, is_name, read_mapping, refuse_unknown, shown
+
+MEASURED_FIELDS: Final = (
+    "peak_flops_per_s",
+    "memory_bandwidth_bytes_per_s",
+    "intra_node_bandwidth_bytes_per_s",
+    "intra_node_latency_s",
+    "kernel_launch_s",
+)
+"""Fields of a cluster that one node can measure of itself."""
+
+FORMAT: Final = "layout-tuner/measured-constants"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredConstants:
+    """What was measured, when, by what.
+
+    Raises:
+        MeasuredConstantsInvalidError: at construction, when a constant is none of a cluster's.
+    """
+
+    cluster: str
+    """Name of the cluster that was measured."""
+    host: str
+    """Where."""
+    measured_at: str
+    """When, in UTC."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of Python, torch, and this project."""
+    num_devices: int = 1
+    """Devices that were measured at once."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Cluster` by name."""
+    fits: tuple[Mapping[str, Any], ...] = ()
+    """Latency and bandwidth of each operation and number of ranks, and how well they fit."""
+    timings: tuple[Mapping[str, Any], ...] = ()
+    """Every timing that the constants come from."""
+    noise: float = 0.0
+    """Median relative spread (quartile to quartile) of the repeats of a timing."""
+    warnings: tuple[str, ...] = ()
+    """What speaks against trusting the constants."""
+
+    def __post_init__(self) -> None:
+        error = MeasuredConstantsInvalidError
+        if not is_name(self.cluster):
+            raise error(f"cluster={shown(self.cluster)} is not the name of a cluster")
+        for name in ("host", "measured_at"):
+            if not is_line(getattr(self, name)):
+                raise error(f"{name}={shown(getattr(self, name))} is not a line of text")
+        constants = read_mapping(self.constants, error, "constants")
+        refuse_unknown(constants, MEASURED_FIELDS, error, "constant")
+        try:
+            self._as_cluster()
+        except SearchSpaceError as why:
+            raise error(f"constants: {why}") from why
+
+    def _as_cluster(self) -> Cluster:
+        """Any cluster with these constants, which refuses the impossible ones."""
+        limits = {"num_nodes": 1, "devices_per_node": 1, "device_memory_bytes": 1}
+        return Cluster.from_mapping(
+            {"name": self.cluster, "device": "", **limits, **self.constants}
+        )
+
+    @property
+    def source(self) -> str:
+        """Where the constants come from, as a cluster's `source` says it."""
+        return f"measured by layout-tuner calibrate on {self.host}, {self.measured_at}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The document as plain JSON values."""
+        plain = json.loads(json.dumps(asdict(self)))
+        return {"format": FORMAT, "version": VERSION, **plain}
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Self:
+        """Reads the document back.
+
+        Raises:
+            MeasuredConstantsInvalidError: it is none, or one of a later version.
+        """
+        error = MeasuredConstantsInvalidError
+        values = read_mapping(mapping, error, "the document")
+        what = (values.pop("format", None), values.pop("version", None))
+        if what != (FORMAT, VERSION):
+            raise error(
+                f"format={shown(what[0])} version={shown(what[1])} is not {FORMAT!r} {VERSION}"
+            )
+        refuse_unknown(values, [f.name for f in fields(cls)], error, "field")
+        missing = [name for name in ("cluster", "host", "measured_at") if name not in values]
+        if missing:
+            raise error(f"{missing[0]} is missing")
+        for name in ("fits", "timings", "warnings"):
+            if not isinstance(values.get(name, []), list):
+                raise error(f"{name}={shown(values[name])} is not a list")
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+
+def constants_file(data_dir: Path, cluster: str) -> Path:
+    """Where the constants of a cluster are kept."""
+    return data_dir / "measured" / f"{cluster.replace(os.sep, '_')}.json"
+
+
+def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
+    """Keeps the constants; whoever is ended meanwhile leaves what was kept before.
+
+    Raises:
+        MeasuredConstantsInvalidError: the file can't be written.
+    """
+    path = constants_file(data_dir, measured.cluster)
+    new = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with new.open("w") as file:
+            file.write(json.dumps(measured.to_mapping(), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise MeasuredConstantsInvalidError(f"{path} can't be written: {error.strerror}") from error
+    return path
+
+
+def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
+    """The kept constants of a cluster; None where it was never measured.
+
+    Raises:
+        MeasuredConstantsInvalidError: the file is there and holds none.
+    """
+    path = constants_file(data_dir, cluster)
+    advice = "run `layout-tuner calibrate` again, or remove the file"
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise MeasuredConstantsInvalidError(
+            f"{path} is not a readable file of measured constants ({error}); {advice}"
+        ) from error
+    try:
+        measured = MeasuredConstants.from_mapping(document)
+    except MeasuredConstantsInvalidError as error:
+        raise MeasuredConstantsInvalidError(f"{path}: {error}; {advice}") from error
+    if measured.cluster != cluster:
+        raise MeasuredConstantsInvalidError(
+            f"{path}: the constants are those of cluster {measured.cluster!r}; {advice}"
+        )
+    return measured
+
+
+def with_measured_constants(described: Any, data_dir: Path) -> Any:
+    """A cluster's description with the constants that were measured on the cluster of that name.
+
+    They fill what the description leaves to the preset; what it states stays. A description that
+    names no cluster by itself or as its preset is returned as it is, for `resolve_cluster` to judge.
+
+    Raises:
+        MeasuredConstantsInvalidError: there is a file of that cluster, and it holds no constants.
+    """
+    values = described
+    if isinstance(described, Mapping) and set(described) == {"name"}:
+        values = described["name"]
+    if not isinstance(values, (str, Mapping)):
+        return described
+    named = values if isinstance(values, str) else values.get("preset")
+    if not is_name(named):
+        return described
+    measured = read_constants(data_dir, str(named))
+    if measured is None:
+        return described
+    if isinstance(values, str):
+        is_guessed = resolve_cluster(values)[1] is not None
+        values = {"name" if is_guessed else "preset": values}
+    return {**measured.constants, "source": measured.source, **values}

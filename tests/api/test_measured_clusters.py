@@ -1,0 +1,53 @@
+"""Campaigns on a machine whose constants were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from api.settings import Settings
+from search_spaces.measured_constants import MeasuredConstants, constants_file, write_constants
+from tests.api.service import CAMPAIGN, CLUSTER, TOKEN, Api
+
+LATENCY_S = 4.2e-5
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The service's settings, with the data directory in which constants may lie."""
+    return Settings(token=TOKEN, data_dir=tmp_path)
+
+
+def keep(data_dir: Path) -> MeasuredConstants:
+    measured = MeasuredConstants(
+        cluster="local-cpu",
+        host="box",
+        measured_at="2026-03-01T12:00:00+00:00",
+        constants={"intra_node_latency_s": LATENCY_S},
+    )
+    write_constants(data_dir, measured)
+    return measured
+
+
+def test_a_campaign_on_a_preset_starts_from_what_was_measured(api: Api, tmp_path: Path) -> None:
+    measured = keep(tmp_path)
+    space = {"global_batch_size": 8, "micro_batch_size": [1, 2], "tp": 1}
+    cluster = api.submit(cluster="local-cpu", space=space)["spec"]["cluster"]
+    assert cluster["intra_node_latency_s"] == LATENCY_S
+    assert cluster["source"] == measured.source
+
+
+def test_a_cluster_that_is_written_out_stays_as_it_is(api: Api, tmp_path: Path) -> None:
+    keep(tmp_path)
+    cluster = api.submit(cluster=CLUSTER)["spec"]["cluster"]
+    assert cluster["intra_node_latency_s"] != LATENCY_S
+
+
+def test_nonsense_in_the_file_is_told_before_a_campaign_starts(api: Api, tmp_path: Path) -> None:
+    path = constants_file(tmp_path, "local-cpu")
+    path.parent.mkdir()
+    path.write_text("nonsense")
+    refused = api.post("/campaigns", {**CAMPAIGN, "cluster": "local-cpu"}, status=422)
+    assert f"{path} is not a readable file of measured constants" in refused["detail"]
+    assert api.get("/campaigns")["campaigns"] == []

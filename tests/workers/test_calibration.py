@@ -1,0 +1,141 @@
+"""`layout-tuner calibrate`: real ranks on this machine, and constants from timings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from search_spaces.measured_constants import MeasuredConstants, constants_file, write_constants
+from tests.workers.process_checks import MARK, marked, wait_until
+from workers.calibrate_command import calibrate
+from workers.calibration import constants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from workers.calibrate_command import calibrate; calibrate()"
+
+
+def timing(operation: str, seconds: float, **what: Any) -> dict[str, Any]:
+    return {"operation": operation, "seconds": seconds, "spread": 0.02, "repeats": 9, **what}
+
+
+def synthetic_timings(latency_s: float, bytes_per_s: float) -> list[dict[str, Any]]:
+    """A machine whose collectives are rings of exactly these links."""
+    listed = [
+        timing("matmul", 2e-3, precision="fp32", rows=512, columns=512, inner=512),
+        timing("matmul", 1e-3, precision="fp32", rows=512, columns=512, inner=512),
+        timing("stream", 1e-2, bytes=1e8),
+        timing("launch", 3e-6),
+    ]
+    for ranks in (2, 4):
+        for size in (1 << 10, 1 << 14, 1 << 18, 1 << 22):
+            step = latency_s + size / ranks / bytes_per_s
+            once = (ranks - 1) * step
+            what = {"ranks": ranks, "bytes": size}
+            listed.append(timing("all_reduce", 2 * once, **what))
+            listed.append(timing("all_gather", once, **what))
+    for size in (1 << 10, 1 << 20):
+        there = latency_s + size / bytes_per_s
+        listed.append(timing("transfer_and_back", 2 * there, ranks=2, bytes=size))
+    return listed
+
+
+def test_rings_of_known_links_give_their_latency_and_bandwidth_back() -> None:
+    measured = constants_of(synthetic_timings(20e-6, 4e9), cluster="box", num_devices=4)
+    assert measured.constants["intra_node_latency_s"] == pytest.approx(20e-6, rel=1e-3)
+    bandwidths = measured.constants["intra_node_bandwidth_bytes_per_s"]
+    assert bandwidths == pytest.approx({"2": 4e9, "4": 4e9}, rel=1e-3)
+    assert {(fit["operation"], fit["ranks"]) for fit in measured.fits} == {
+        *(("all_reduce", 2), ("all_reduce", 4), ("all_gather", 2), ("all_gather", 4)),
+        ("transfer", 2),
+    }
+    for fit in measured.fits:
+        assert fit["bytes_per_s"] == pytest.approx(4e9, rel=1e-2)
+    assert measured.constants["peak_flops_per_s"] == {"fp32": pytest.approx(2 * 512**3 / 1e-3)}
+    assert measured.constants["memory_bandwidth_bytes_per_s"] == pytest.approx(1e10)
+    assert measured.warnings == ()
+
+
+def test_a_busy_machine_and_a_fit_that_is_no_line_are_warned_of_with_the_numbers() -> None:
+    timings = [each | {"spread": 0.5} for each in synthetic_timings(20e-6, 4e9)]
+    for each in timings:
+        if each["operation"] == "all_gather" and each["bytes"] >= 1 << 18:
+            each["seconds"] *= 20
+    busy, *rough = constants_of(timings, cluster="box", num_devices=4).warnings
+    assert busy.startswith("repeats of one timing differ by 50%")
+    assert all(warning.startswith("all_gather over") for warning in rough)
+    assert rough
+
+
+def test_a_machine_of_one_device_has_no_links_to_measure() -> None:
+    alone = [each for each in synthetic_timings(1e-6, 1e9) if "ranks" not in each]
+    measured = constants_of(alone, cluster="box", num_devices=1)
+    assert "intra_node_latency_s" not in measured.constants
+    assert measured.fits == ()
+
+
+def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> None:
+    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    printed = MeasuredConstants.from_mapping(json.loads(ended.stdout))
+    assert printed.cluster == "local-cpu"
+    assert printed.constants["peak_flops_per_s"].keys() == {"fp32", "bf16", "fp16"}
+    assert 1e8 < printed.constants["peak_flops_per_s"]["fp32"] < 1e13
+    operations = {each["operation"] for each in printed.timings}
+    assert {"matmul", "stream", "launch"} <= operations
+    if printed.num_devices > 1:
+        assert {"all_reduce", "reduce_scatter", "all_gather"} <= operations
+        assert printed.constants["intra_node_bandwidth_bytes_per_s"]
+    shown = CliRunner().invoke(calibrate, ["--data-dir", str(tmp_path), "--show", "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout) == json.loads(ended.stdout)
+
+
+def test_a_calibration_that_is_killed_leaves_the_kept_constants_and_no_process(
+    tmp_path: Path,
+) -> None:
+    kept = MeasuredConstants(cluster="local-cpu", host="before", measured_at="earlier")
+    before = write_constants(tmp_path, kept).read_bytes()
+    mark = uuid.uuid4().hex
+    arguments = ["--data-dir", str(tmp_path), "--seconds", "600"]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        # The command, its warden, the zygote and a rank.
+        wait_until("a rank runs", lambda: len(marked(mark)) >= 4, 60)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait(10) != 0
+    wait_until("nothing is left", lambda: not marked(mark), 10)
+    assert constants_file(tmp_path, "local-cpu").read_bytes() == before
+
+
+def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
+    arguments = ["--data-dir", str(tmp_path), "--show"]
+    none = CliRunner().invoke(calibrate, arguments)
+    assert none.exit_code == 1
+    assert "nothing is kept of local-cpu" in none.stderr
+    path = constants_file(tmp_path, "local-cpu")
+    path.parent.mkdir()
+    path.write_text("nonsense")
+    nonsense = CliRunner().invoke(calibrate, arguments)
+    assert nonsense.exit_code == 1
+    assert f"error: {path} is not a readable file of measured constants" in nonsense.stderr

@@ -1,0 +1,103 @@
+"""`layout-tuner calibrate`: measures this machine's constants and keeps them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
+from workers.commands import PositiveNumber, described_machine, fail
+
+if TYPE_CHECKING:
+    from search_spaces.measured_constants import MeasuredConstants
+
+_LONGEST_S: Final = 3600.0
+_UNITS: Final = {
+    "peak_flops_per_s": (1e9, "GFLOP/s"),
+    "memory_bandwidth_bytes_per_s": (1e9, "GB/s"),
+    "intra_node_bandwidth_bytes_per_s": (1e9, "GB/s"),
+    "intra_node_latency_s": (1e-6, "us"),
+    "kernel_launch_s": (1e-6, "us"),
+}
+
+
+@click.command()
+@click.option("--cluster", default="local-cpu", show_default=True, help="What this machine is.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar=DATA_DIR_VARIABLE,
+    help="Where to keep the constants.  [default: ~/.local/share/layout-tuner]",
+)
+@click.option(
+    "--seconds",
+    type=PositiveNumber(_LONGEST_S),
+    default=40.0,
+    show_default=True,
+    help="How long to measure, about; starting comes before.",
+)
+@click.option("--show", is_flag=True, help="Measure nothing; print what is kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, timings included.")
+def calibrate(
+    cluster: str, data_dir: Path | None, seconds: float, show: bool, as_json: bool
+) -> None:
+    """Measure this machine's constants for the estimates, and keep them in the data directory.
+
+    Matrix products, memory, collectives and transfers, on all devices of this node at once. From
+    then on campaigns and estimates on a cluster of this name start from them instead of a preset's
+    guesses; what a campaign's own file states about its cluster still counts.
+    """
+    from search_spaces.errors import MeasuredConstantsInvalidError
+    from search_spaces.measured_constants import read_constants, write_constants
+    from workers.calibration import calibrate as measure
+    from workers.errors import WorkerError
+
+    directory = data_dir or default_data_dir()
+    described = described_machine(cluster)
+    try:
+        if show:
+            measured = read_constants(directory, described.name)
+            if measured is None:
+                fail(f"nothing is kept of {described.name} in {directory}; run without --show")
+        else:
+            measured = measure(described, seconds=seconds, on_event=_progress)
+            kept = write_constants(directory, measured)
+            click.echo(f"kept in {kept}", err=True)
+    except (MeasuredConstantsInvalidError, WorkerError) as error:
+        fail(str(error))
+    if as_json:
+        click.echo(json.dumps(measured.to_mapping()))
+        return
+    for line in _lines(measured):
+        click.echo(line)
+    for warning in measured.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _progress(event: dict[str, Any]) -> None:
+    if event.get("event") == "timed" and sys.stderr.isatty():
+        end = "\n" if event["done"] == event["of"] else ""
+        click.echo(f"\r{event['done']} of {event['of']} timings{end}", nl=False, err=True)
+
+
+def _lines(measured: MeasuredConstants) -> Iterator[str]:
+    """The constants and the fits, for people."""
+    yield f"{measured.cluster}: {measured.source} ({measured.num_devices} devices at once)"
+    for name, value in measured.constants.items():
+        scale, unit = _UNITS[name]
+        table = value if isinstance(value, dict) else {"": value}
+        figures = ", ".join(
+            f"{key}{': ' if key else ''}{v / scale:.4g}" for key, v in table.items()
+        )
+        yield f"  {name.rsplit('_bytes_per_s', 1)[0]:<28} {figures} {unit}"
+    for fit in measured.fits:
+        yield (
+            f"  {fit['operation']:<15} over {fit['ranks']} ranks  {fit['latency_s'] * 1e6:9.1f} us a "
+            f"step, {fit['bytes_per_s'] / 1e9:.4g} GB/s, fitted within {fit['error']:.0%}"
+        )
+    yield f"  repeats differ by {measured.noise:.0%} (quartile to quartile)"

@@ -1,0 +1,161 @@
+"""From timings of a machine to the constants that the estimates take. Needs no torch."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any, Final
+
+from search_spaces.cluster import Cluster
+from search_spaces.link_fit import LinkFit, fit_link
+from search_spaces.measured_constants import MeasuredConstants
+from workers.errors import CalibrationFailedError
+from workers.json_lines import Document
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import local_launcher
+from workers.revision import software_versions
+
+NOISY: Final = 0.25
+"""Spread of the repeats from which on the machine is called busy."""
+
+ROUGH_FIT: Final = 0.35
+"""Error of a fitted link from which on it is called no line."""
+
+_GRACE_S: Final = 120.0
+"""Beyond the timings: starting, meeting, the first use of every operation."""
+
+Timings = Sequence[Mapping[str, Any]]
+
+
+def calibrate(
+    cluster: Cluster, *, seconds: float, on_event: Callable[[Document], None]
+) -> MeasuredConstants:
+    """Measures this machine as the cluster it is described as, all its devices at once.
+
+    Args:
+        cluster: the description; its devices decide how many ranks measure.
+        seconds: how long to measure, about.
+        on_event: is told of every timing.
+
+    Raises:
+        CalibrationFailedError: a rank failed.
+        WorkerError: the ranks could not be started.
+    """
+    with local_launcher(cluster) as launcher:
+        ranks = launcher.devices_per_node
+        timings = _timings(launcher, ranks, seconds, on_event)
+    return constants_of(timings, cluster=cluster.name, num_devices=ranks)
+
+
+def _timings(
+    launcher: GroupLauncher, ranks: int, seconds: float, on_event: Callable[[Document], None]
+) -> Timings:
+    end = launcher.run_job(
+        {"kind": "calibrate", "seconds": seconds},
+        num_ranks=ranks,
+        deadline_s=3 * seconds + _GRACE_S,
+        on_event=on_event,
+    )
+    if end.failure is not None:
+        tail = f"\n{end.log_tail}" if end.log_tail else ""
+        raise CalibrationFailedError(f"the machine was not measured: {end.failure.message}{tail}")
+    timings: Timings = end.results[0]["timings"]
+    return timings
+
+
+def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> MeasuredConstants:
+    """The constants that the timings amount to, and what speaks against them."""
+    fits = dict(link_fits(timings))
+    rates = {name: fit for (name, _), fit in fits.items()}
+    constants: dict[str, Any] = {
+        "peak_flops_per_s": _peaks(timings),
+        "memory_bandwidth_bytes_per_s": _memory_bandwidth(timings),
+        "kernel_launch_s": _of(timings, "launch")[0]["seconds"],
+    }
+    if "all_reduce" in rates:
+        reduces = {ranks: fit for (name, ranks), fit in fits.items() if name == "all_reduce"}
+        constants["intra_node_bandwidth_bytes_per_s"] = {
+            str(ranks): fit.bytes_per_s for ranks, fit in sorted(reduces.items())
+        }
+        constants["intra_node_latency_s"] = reduces[min(reduces)].latency_s
+    noise = median(timing["spread"] for timing in timings)
+    versions = software_versions()
+    return MeasuredConstants(
+        cluster=cluster,
+        host=socket.gethostname() or platform.node(),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={name: versions[name] for name in ("python", "torch", "git_revision")},
+        num_devices=num_devices,
+        constants=constants,
+        fits=tuple(
+            {"operation": name, "ranks": ranks, **asdict(fit)}
+            for (name, ranks), fit in fits.items()
+        ),
+        timings=tuple(timings),
+        noise=noise,
+        warnings=tuple(_warnings(noise, fits)),
+    )
+
+
+def link_fits(timings: Timings) -> Iterator[tuple[tuple[str, int], LinkFit]]:
+    """Latency of a step and bandwidth of a rank, for each operation and number of ranks.
+
+    A ring moves (n - 1) / n of the bytes in n - 1 steps, an all-reduce twice that (arXiv:1802.05799,
+    section 3); a transfer there and back is two of one step each.
+    """
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for timing in timings:
+        if "ranks" in timing:
+            groups.setdefault((timing["operation"], timing["ranks"]), []).append(timing)
+    for (operation, ranks), members in groups.items():
+        steps, share = _rounds(operation, ranks)
+        fit = fit_link(
+            [share * timing["bytes"] / steps for timing in members],
+            [timing["seconds"] / steps for timing in members],
+        )
+        name = "transfer" if operation == "transfer_and_back" else operation
+        yield (name, ranks), fit
+
+
+def _rounds(operation: str, ranks: int) -> tuple[int, float]:
+    """Steps of an operation, and how many times its bytes a rank sends in all of them."""
+    if operation == "transfer_and_back":
+        return 2, 2.0
+    rounds = 2 if operation == "all_reduce" else 1
+    return rounds * (ranks - 1), rounds * (ranks - 1) / ranks
+
+
+def _peaks(timings: Timings) -> dict[str, float]:
+    """The best product of each precision."""
+    peaks: dict[str, float] = {}
+    for timing in _of(timings, "matmul"):
+        flops = 2.0 * timing["rows"] * timing["columns"] * timing["inner"]
+        precision = timing["precision"]
+        peaks[precision] = max(peaks.get(precision, 0.0), flops / timing["seconds"])
+    return peaks
+
+
+def _memory_bandwidth(timings: Timings) -> float:
+    return float(max(t["bytes"] / t["seconds"] for t in _of(timings, "stream")))
+
+
+def _of(timings: Timings, operation: str) -> list[Mapping[str, Any]]:
+    return [timing for timing in timings if timing["operation"] == operation]
+
+
+def _warnings(noise: float, fits: Mapping[tuple[str, int], LinkFit]) -> Iterator[str]:
+    if noise > NOISY:
+        yield (
+            f"repeats of one timing differ by {noise:.0%} from quartile to quartile (over "
+            f"{NOISY:.0%}): the machine was busy with something else; measure again when it is not"
+        )
+    for (operation, ranks), fit in fits.items():
+        if fit.error > ROUGH_FIT:
+            yield (
+                f"{operation} over {ranks} ranks is no latency and bandwidth: the fit is off by "
+                f"{fit.error:.0%}"
+            )

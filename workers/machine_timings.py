@@ -1,0 +1,195 @@
+"""What a rank times of its machine for `layout-tuner calibrate`: products, memory, collectives.
+
+All ranks take the same steps, so that what is shared (a clock, a memory, links) is shared as in a
+training step. Collectives are the trainer's own, over groups that exist all at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+
+from search_spaces.layout import PRECISIONS, Layout, Precision
+from workers.json_lines import JsonLines
+from workers.rank_task import RankTask
+from workers.trainer.collectives import all_reduce, barrier, gather_rows, scatter_rows
+from workers.trainer.measure import quartiles
+from workers.trainer.mesh import build_mesh
+from workers.trainer.precision import COMPUTE_DTYPES
+from workers.trainer.products import linear
+
+_LEAST_REPEATS: Final = 5
+_MOST_REPEATS: Final = 400
+_MATMULS: Final = {
+    "cpu": ((256, 128, 128), (512, 512, 512), (512, 2048, 512), (1024, 1024, 1024)),
+    "cuda": ((2048, 1024, 1024), (4096, 4096, 4096), (4096, 16384, 4096), (8192, 8192, 8192)),
+}
+"""Rows, output and input features of the products that are timed."""
+_STREAM_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
+_MESSAGES: Final = {
+    "cpu": tuple(1 << power for power in range(10, 25, 2)),
+    "cuda": tuple(1 << power for power in range(10, 31, 3)),
+}
+"""Bytes of the messages that are timed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """One thing that was timed."""
+
+    what: dict[str, Any]
+    """What it is: an "operation", and its sizes."""
+    run: Callable[[], object]
+    """Does it once."""
+
+
+class MachineTimer:
+    """Times one thing after the other, each as long as the others, on all ranks alike."""
+
+    def __init__(self, device: torch.device, *, seconds_each: float) -> None:
+        self._device, self._seconds_each = device, seconds_each
+
+    def time(self, timing: Timing) -> dict[str, Any]:
+        """The lower quartile over its repeats, and their relative spread, of the slowest rank.
+
+        Whatever else runs on the machine makes a repeat longer and never shorter, while the very
+        shortest one may have been lucky.
+        """
+        barrier(self._device)
+        self._once(timing.run)
+        repeats = self._repeats(self._slowest(self._once(timing.run)))
+        seconds = [self._once(timing.run) for _ in range(repeats)]
+        low, middle, high = quartiles(seconds)
+        return {
+            **timing.what,
+            "seconds": self._slowest(low),
+            "spread": self._slowest((high - low) / middle),
+            "repeats": repeats,
+        }
+
+    def _once(self, run: Callable[[], object]) -> float:
+        self._wait()
+        before = time.perf_counter()
+        run()
+        self._wait()
+        return time.perf_counter() - before
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _repeats(self, one_s: float) -> int:
+        """As many on every rank, since those of a collective wait for each other."""
+        return min(max(int(self._seconds_each / one_s), _LEAST_REPEATS), _MOST_REPEATS)
+
+    def _slowest(self, value: float) -> float:
+        told = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return float(told.item())
+
+
+def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any]:
+    """Times everything; rank 0 reports each timing as it is there."""
+    device = _device(task)
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "nccl",
+        store=store,
+        rank=task.rank,
+        world_size=task.world_size,
+        timeout=timedelta(seconds=task.deadline_s),
+    )
+    timings = list(_all_timings(task, device))
+    timer = MachineTimer(device, seconds_each=task.job["seconds"] / len(timings))
+    timed = []
+    for done, timing in enumerate(timings, 1):
+        timed.append(timer.time(timing))
+        if task.rank == 0:
+            line.send({"event": "timed", "done": done, "of": len(timings), **timed[-1]})
+    return {"timings": timed, "device": _device_name(device)}
+
+
+def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
+    yield from _matmul_timings(device)
+    yield from _memory_timings(device)
+    for ranks in (n for n in range(2, task.world_size + 1) if task.world_size % n == 0):
+        yield from _collective_timings(task, device, ranks)
+    if task.world_size % 2 == 0:
+        yield from _transfer_timings(task, device)
+
+
+def _matmul_timings(device: torch.device) -> Iterator[Timing]:
+    for precision in PRECISIONS:
+        for rows, columns, inner in _MATMULS[device.type]:
+            what = {"operation": "matmul", "precision": precision}
+            shape = {"rows": rows, "columns": columns, "inner": inner}
+            run = partial(
+                linear,
+                _filled((rows, inner), precision, device),
+                _filled((columns, inner), precision, device),
+            )
+            yield Timing(what=what | shape, run=run)
+
+
+def _filled(shape: tuple[int, int], precision: Precision, device: torch.device) -> Tensor:
+    return torch.randn(shape, device=device).to(COMPUTE_DTYPES[precision])
+
+
+def _memory_timings(device: torch.device) -> Iterator[Timing]:
+    """A stream that fits no cache, read and written, and the smallest kernel there is."""
+    whole, tiny = torch.zeros(_STREAM_BYTES[device.type] // 4, device=device), torch.zeros(8)
+    tiny = tiny.to(device)
+    moved = 2 * whole.numel() * whole.element_size()
+    yield Timing(what={"operation": "stream", "bytes": moved}, run=partial(whole.add_, 1.0))
+    yield Timing(what={"operation": "launch"}, run=partial(tiny.add_, 1.0))
+
+
+def _collective_timings(task: RankTask, device: torch.device, ranks: int) -> Iterator[Timing]:
+    """The trainer's collectives over groups of neighbours, which all communicate at once."""
+    layout = Layout(tp=ranks, dp=task.world_size // ranks)
+    group = build_mesh(task.rank, layout, tied_embeddings=False).tp_group
+    assert group is not None, f"{layout} has tensor-parallel groups"
+    for size in _MESSAGES[device.type]:
+        what = {"ranks": ranks, "bytes": size}
+        whole = torch.zeros(ranks, size // 4 // ranks, device=device)
+        own = torch.zeros(1, size // 4 // ranks, device=device)
+        yield Timing(what={"operation": "all_reduce"} | what, run=partial(all_reduce, whole, group))
+        yield Timing(
+            what={"operation": "reduce_scatter"} | what, run=partial(scatter_rows, whole, group)
+        )
+        yield Timing(what={"operation": "all_gather"} | what, run=partial(gather_rows, own, group))
+
+
+def _transfer_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
+    """There and back between neighbours, all pairs at once."""
+    for size in _MESSAGES[device.type]:
+        message = torch.zeros(size // 4, device=device)
+        what = {"operation": "transfer_and_back", "ranks": 2, "bytes": size}
+        yield Timing(what=what, run=partial(_there_and_back, message, task.rank))
+
+
+def _there_and_back(message: Tensor, rank: int) -> None:
+    neighbour = rank ^ 1
+    first, second = (dist.send, dist.recv) if rank < neighbour else (dist.recv, dist.send)
+    first(message, neighbour)
+    second(message, neighbour)
+
+
+def _device(task: RankTask) -> torch.device:
+    if task.device == "cpu":
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    torch.cuda.set_device(0)  # a rank sees its own device alone
+    return torch.device("cuda", 0)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core"
