@@ -22,6 +22,11 @@ class StorageSpread:
     """Of the optimizer's states, which ZeRO shares."""
     activations: float = 0.15
     """Of what is kept for the backward pass; real blocks are 6 to 12 % over the formula."""
+    gathered_share: float = 0.2
+    """Of the share of the gathered inputs that is kept: added to it."""
+    gathered_scatter: float = 0.2
+    """The same, of one layout apart from all others: how late the device is differs from layout to
+    layout."""
     passing: float = 0.5
     """Of what a layer's backward pass makes at once, and of the logits."""
     workspace_bytes: float = GIB
@@ -51,9 +56,10 @@ class TrainerStorage:
     """Whether the attention probabilities are never stored."""
     fused_swiglu: bool = True
     """Whether the activation of SwiGLU's gate is made again in the backward pass."""
-    keeps_gathered_inputs: bool = True
-    """Whether sequence parallelism keeps the inputs of column-parallel matrices as they were gathered;
-    Megatron-LM keeps a rank's share, and gathers it again in the backward pass."""
+    gathered_share: float = 1.0
+    """How much of the column-parallel matrices' inputs stays as sequence parallelism gathered it. 0:
+    Megatron-LM keeps a rank's share, and gathers it again in the backward pass. Between: gathered
+    tensors are given back when the device has caught up with the host, which may be late."""
     fp32_logits: int = 1
     """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
     layer_split: LayerSplit = "even"
@@ -76,6 +82,8 @@ EMBEDDED_TRAINER: Final = TrainerStorage(
         states=0.005,
         sharded_states=0.005,
         activations=0.03,
+        gathered_share=0.01,
+        gathered_scatter=0.0,
         passing=0.2,
         workspace_bytes=4 << 20,
         whole=0.01,
@@ -86,7 +94,7 @@ EMBEDDED_TRAINER: Final = TrainerStorage(
 
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
-    keeps_gathered_inputs=False,
+    gathered_share=0.0,
     fused_swiglu=False,
     fp32_logits=2,
     workspace_bytes=0.5 * GIB,
@@ -99,18 +107,19 @@ accumulated in fp32), 16 with fp16, shared over dp by ZeRO-1 are the optimizer's
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
-    keeps_gathered_inputs=False,
+    gathered_share=0.5,
     fused_swiglu=False,
     fp32_logits=2,
     layer_split="compute",
     workspace_bytes=0.5 * GIB,
     reserved_share=0.02,
     context_bytes=0.75 * GIB,
-    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2),
+    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2, gathered_scatter=0.4),
 )
 """Nanotron: Megatron-like, with a gradient three times over while a micro-batch goes backward: the
 fp32 sum, the bf16 one that autograd makes, and the bucket of DistributedDataParallel
-(`FP32GradientAccumulator` there)."""
+(`FP32GradientAccumulator` there); gathers run on a stream of their own, hence how many of their
+results are held at once depends on how far the host is ahead: half of them, give or take half."""
 
 
 def storage_of(source: str) -> TrainerStorage:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from search_spaces.estimates.memory import (
-    layers_of_stage,
     memory_terms,
     peak_memory_bytes,
     stage_memory,
     stage_terms,
 )
+from search_spaces.estimates.memory_parts import layers_of_stage
 from search_spaces.estimates.storage import (
     EMBEDDED_TRAINER,
     MEGATRON_LIKE,
@@ -32,7 +32,7 @@ LLAMA = model_preset("llama-8b")
 
 # As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
 SHARDED_GRADIENTS = TrainerStorage(
-    gradient_bytes=2, zero_shards_gradients=True, keeps_gathered_inputs=False, fp32_logits=2
+    gradient_bytes=2, zero_shards_gradients=True, gathered_share=0.0, fp32_logits=2
 )
 RAN_ON_FRONTIER = Layout(
     num_nodes=16,
@@ -142,7 +142,7 @@ def test_cut_tokens_are_shared_by_norms_and_by_matrices_only_if_gathered_again()
     layout = Layout(tp=t, precision="bf16", sequence_parallel=True)
     kept = stage_memory(layout, GPT)[0].activations_bytes
     assert kept == pytest.approx(layers * s * h * (4 / t + 4 + 24 / t))
-    again = stage_memory(layout, GPT, TrainerStorage(keeps_gathered_inputs=False))[0]
+    again = stage_memory(layout, GPT, TrainerStorage(gathered_share=0.0))[0]
     assert again.activations_bytes == pytest.approx(layers * (8 + 24) * s * h / t)
 
 
@@ -312,8 +312,8 @@ def test_terms_add_up_to_the_peak() -> None:
         assert of_ends[0] == pytest.approx(stages[0].total_bytes)
         assert of_ends[1] == pytest.approx(stages[-1].total_bytes)
         assert of_ends.max() == pytest.approx(peak_memory_bytes(layout, LLAMA, storage).item())
-        third = stage_terms(layout, 2, LLAMA, storage)
-        assert third.sum() == pytest.approx(stages[2].total_bytes)
+        of_stages = stage_terms(layout, LLAMA, storage).num_bytes[0].sum(axis=0)
+        assert of_stages == pytest.approx([stage.total_bytes for stage in stages])
 
 
 def test_megatron_keeps_18_bytes_a_parameter_with_bf16_and_16_with_fp16() -> None:

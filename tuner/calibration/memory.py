@@ -28,7 +28,6 @@ from tuner.calibration.memory_evidence import (
     Evidence,
     PeakSample,
     StagePeak,
-    deviating,
     evidence_of,
     groups_of,
     usable_bytes,
@@ -90,16 +89,14 @@ class MemoryBelief:
         """Mean and standard deviation of the fullest rank's peak, of each layout."""
         if not isinstance(layouts, MemoryTerms):
             layouts = memory_terms(layouts, model, self.storage)
-        means, deviations = self._of_terms(layouts.num_bytes, model)
+        means, deviations = self._of_terms(layouts, model)
         fullest = np.argmax(means, axis=0)
         each = np.arange(fullest.size)
         return means[fullest, each], deviations[fullest, each]
 
     def stage_peak_bytes(self, layout: Layout, model: ModelShape) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the peak of each stage's fullest rank, first stage first."""
-        stages = range(layout.pp)
-        terms = np.array([stage_terms(layout, stage, model, self.storage) for stage in stages])
-        means, deviations = self._of_terms(terms.T[None], model)
+        means, deviations = self._of_terms(stage_terms(layout, model, self.storage), model)
         return means[0], deviations[0]
 
     def fits(
@@ -117,19 +114,19 @@ class MemoryBelief:
         distance = np.log(usable / mean) * mean / deviation
         return logistic(LOGISTIC_PER_NORMAL * distance)
 
-    def _of_terms(self, terms: Floats, model: ModelShape) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of sums of terms; [..., terms, layouts] -> [..., layouts]."""
+    def _of_terms(self, terms: MemoryTerms, model: ModelShape) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the sums of terms; shape [stages, layouts]."""
         groups = groups_of(
             cluster=self.cluster, software=self.software, model=model, campaign=self.campaign
         )
         factors = self._posterior.factors(groups)
-        weights = np.moveaxis(deviating(terms, self.storage), -2, -1)
         # A sum cannot fall below a tenth of itself, whatever the factors extrapolate to.
-        expected = terms.sum(axis=-2)
-        mean = np.maximum(expected + weights @ factors.mean, 0.1 * expected)
-        spread = np.sum(weights @ factors.covariance * weights, axis=-1)
-        noise = self.storage.spread.noise * self._posterior.noise
-        return mean, np.sqrt(spread + (noise * mean) ** 2)
+        expected = terms.num_bytes.sum(axis=1)
+        mean = np.maximum(expected + factors.mean @ terms.deviation_bytes, 0.1 * expected)
+        rooted = np.linalg.cholesky(factors.covariance).T @ terms.deviation_bytes
+        noise = np.hypot(self.storage.spread.noise * mean, terms.scatter_bytes)
+        noise *= self._posterior.noise
+        return mean, np.sqrt((rooted**2).sum(axis=1) + noise**2)
 
     def _with(self, more: Evidence) -> Self:
         return replace(self, evidence=self.evidence.with_more(more))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns, codes_of
-from search_spaces.estimates.memory import MEMORY_TERMS, memory_terms, stage_terms
+from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
 from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.model_shape import ModelShape
@@ -23,9 +23,6 @@ MEASURED: Final = 0
 RAN: Final = 1
 OUT_OF_MEMORY: Final = 2
 FAILED: Final = 3
-
-NUM_FACTORS: Final = len(MEMORY_TERMS) + 1
-"""One a term, and one on their sum."""
 
 
 class PeakSample(Protocol):
@@ -110,20 +107,6 @@ def groups_of(
     )
 
 
-def deviating(terms: Floats, storage: TrainerStorage) -> Floats:
-    """How much one prior standard deviation of each factor weighs, in bytes.
-
-    Terms have the terms along the last axis but one, the result the factors.
-    """
-    spread = storage.spread
-    relative = np.array([spread.states, spread.sharded_states, spread.activations, spread.passing])
-    whole = terms.sum(axis=-2, keepdims=True)
-    weighed = np.concatenate([terms, whole * spread.whole], axis=-2)
-    weighed[..., :4, :] *= relative[:, None]
-    weighed[..., 4, :] = spread.workspace_bytes
-    return weighed
-
-
 def usable_bytes(capacity_bytes: float, storage: TrainerStorage) -> float:
     """The largest peak that fits into a device: beside it, there are fragments and a context."""
     left = max(capacity_bytes - storage.context_bytes, 0.5 * capacity_bytes)
@@ -136,12 +119,12 @@ class Evidence:
 
     expected: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """The ratio by the prior mean; shape [samples, stages]."""
-    weights: Floats = field(default_factory=lambda: np.empty((0, 2, NUM_FACTORS)))
+    weights: Floats = field(default_factory=lambda: np.empty((0, 2, NUM_MEMORY_FACTORS)))
     """What one standard deviation of a factor adds to it; shape [samples, stages, factors]."""
     kinds: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """How each sample ended."""
-    noises: Floats = field(default_factory=lambda: np.empty(0))
-    """Prior standard deviation of each ratio around the sum."""
+    noises: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    """Prior standard deviation of each ratio around the sum; shape [samples, stages]."""
     groups: tuple[tuple[Group, ...], ...] = ()
     """The groups of each sample."""
 
@@ -175,16 +158,20 @@ def _rows(
     samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
 ) -> Evidence:
     scales = np.array([_scale(sample, storage) for sample in samples])
-    terms = memory_terms(_columns([sample.layout for sample in samples]), model, storage).num_bytes
+    terms = memory_terms(_columns([sample.layout for sample in samples]), model, storage)
+    expected = terms.num_bytes.sum(axis=1)
+    weights, scatter = terms.deviation_bytes, terms.scatter_bytes
     for row, sample in enumerate(samples):
         if isinstance(sample, StagePeak):
-            of_stage = stage_terms(sample.layout, sample.stage, model, storage)
-            terms[:, :, row] = of_stage
+            of_stages = stage_terms(sample.layout, model, storage)
+            expected[:, row] = of_stages.num_bytes[0, :, sample.stage].sum()
+            weights[:, :, row] = of_stages.deviation_bytes[0, :, sample.stage]
+            scatter[:, row] = of_stages.scatter_bytes[0, sample.stage]
     return Evidence(
-        expected=(terms.sum(axis=1) / scales).T,
-        weights=np.moveaxis(deviating(terms, storage) / scales, 2, 0),
+        expected=(expected / scales).T,
+        weights=np.moveaxis(weights / scales, 2, 0),
         kinds=np.array([_kind(sample) for sample in samples]),
-        noises=np.full(len(samples), storage.spread.noise),
+        noises=np.hypot(scatter / scales, storage.spread.noise).T,
         groups=tuple(
             groups_of(
                 cluster=sample.cluster.name,

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
 from tuner.calibration.memory_evidence import (
     FAILED,
     LEVEL_SHARES,
     MEASURED,
-    NUM_FACTORS,
     RAN,
     Evidence,
     Group,
@@ -61,13 +61,13 @@ class Posterior:
         """The sum of the groups' deviations; what was never seen is as it was before."""
         known = [group for group in groups if group in self.groups]
         unknown = sum(LEVEL_SHARES[group.level] for group in groups if group not in self.groups)
-        chosen = np.zeros((NUM_FACTORS, self.mean.size))
+        chosen = np.zeros((NUM_MEMORY_FACTORS, self.mean.size))
         for group in known:
-            at = self.groups[group] * NUM_FACTORS
-            chosen[:, at : at + NUM_FACTORS] += np.eye(NUM_FACTORS)
+            at = self.groups[group] * NUM_MEMORY_FACTORS
+            chosen[:, at : at + NUM_MEMORY_FACTORS] += np.eye(NUM_MEMORY_FACTORS)
         return Factors(
             mean=chosen @ self.mean,
-            covariance=chosen @ self.covariance @ chosen.T + unknown * np.eye(NUM_FACTORS),
+            covariance=chosen @ self.covariance @ chosen.T + unknown * np.eye(NUM_MEMORY_FACTORS),
         )
 
 
@@ -78,16 +78,16 @@ def fit(evidence: Evidence) -> Posterior:
         for group in of_sample:
             groups.setdefault(group, len(groups))
     shares = np.array([LEVEL_SHARES[group.level] for group in groups])
-    prior_precision = np.repeat(1.0 / shares, NUM_FACTORS) if groups else np.empty(0)
+    prior_precision = np.repeat(1.0 / shares, NUM_MEMORY_FACTORS) if groups else np.empty(0)
     mean = np.zeros(prior_precision.size)
     covariance = np.diag(1.0 / prior_precision)
     noise = 1.0
     design = _design(evidence, groups)
     for _ in range(_ITERATIONS if len(evidence) else 0):
-        rows, expected = _fullest(evidence, design, mean)
+        rows, expected, noises = _fullest(evidence, design, mean)
         ratio = expected + rows @ mean
         spread = np.einsum("ij,jk,ik->i", rows, covariance, rows)
-        precision, target, noise = _pseudo_targets(evidence, ratio, spread, noise)
+        precision, target, noise = _pseudo_targets(evidence.kinds, ratio, spread, noises, noise)
         weighed = rows * precision[:, None]
         normal = rows.T @ weighed + np.diag(prior_precision)
         covariance = np.asarray(np.linalg.inv(normal), dtype=np.float64)
@@ -97,50 +97,50 @@ def fit(evidence: Evidence) -> Posterior:
 
 def _design(evidence: Evidence, groups: dict[Group, int]) -> Floats:
     """A sample's weights in the columns of each of its groups; shape [samples, stages, columns]."""
-    design = np.zeros((len(evidence), 2, len(groups) * NUM_FACTORS))
+    design = np.zeros((len(evidence), 2, len(groups) * NUM_MEMORY_FACTORS))
     for row, of_sample in enumerate(evidence.groups):
         for group in of_sample:
-            at = groups[group] * NUM_FACTORS
-            design[row, :, at : at + NUM_FACTORS] = evidence.weights[row]
+            at = groups[group] * NUM_MEMORY_FACTORS
+            design[row, :, at : at + NUM_MEMORY_FACTORS] = evidence.weights[row]
     return design
 
 
-def _fullest(evidence: Evidence, design: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    """The rows of each sample's fullest stage, as far as is known by now."""
+def _fullest(evidence: Evidence, design: Floats, mean: Floats) -> tuple[Floats, Floats, Floats]:
+    """The rows, means and noises of each sample's fullest stage, as far as is known by now."""
     stage = np.argmax(evidence.expected + design @ mean, axis=1)
     each = np.arange(len(evidence))
-    return design[each, stage], evidence.expected[each, stage]
+    return design[each, stage], evidence.expected[each, stage], evidence.noises[each, stage]
 
 
 def _pseudo_targets(
-    evidence: Evidence, ratio: Floats, spread: Floats, noise: float
+    kinds: NDArray[np.int64], ratio: Floats, spread: Floats, noises: Floats, noise: float
 ) -> tuple[Floats, Floats, float]:
     """What each sample would be as a normal observation of its ratio: precision and value.
 
     Measured ratios are 1 with Student's noise. Censored ones are over 1, or under it, by a logistic
     likelihood, for which the bound of Jaakkola and Jordan (2000) is a normal one.
     """
-    kinds, measured = evidence.kinds, evidence.kinds == MEASURED
-    residuals = (ratio - 1.0) / (evidence.noises * noise)
+    measured = kinds == MEASURED
+    residuals = (ratio - 1.0) / (noises * noise)
     weights = (_DEGREES_OF_FREEDOM + 1.0) / (_DEGREES_OF_FREEDOM + residuals**2)
-    squares = weights * ((ratio - 1.0) / evidence.noises) ** 2
+    squares = weights * ((ratio - 1.0) / noises) ** 2
     total = _NOISE_PRIOR_SAMPLES + squares[measured].sum()
     noise = float(np.sqrt(total / (_NOISE_PRIOR_SAMPLES + weights[measured].sum())))
-    slope = LOGISTIC_PER_NORMAL / _BOUNDARY_NOISE
+    blurred = np.hypot(noises * noise, _BOUNDARY_NOISE)
+    slope = LOGISTIC_PER_NORMAL / blurred
     distance = slope * np.sqrt((ratio - 1.0) ** 2 + spread)
     bound = np.tanh(0.5 * distance) / (4.0 * distance)
     sign = np.where(kinds == RAN, -1.0, 1.0)
     censored = 2.0 * bound * slope**2
-    trust = np.where(kinds == FAILED, _out_of_memory_share(ratio, spread), 1.0)
-    precision = np.where(measured, weights / (evidence.noises * noise) ** 2, censored * trust)
+    trust = np.where(kinds == FAILED, _out_of_memory_share(ratio, spread + blurred**2), 1.0)
+    precision = np.where(measured, weights / (noises * noise) ** 2, censored * trust)
     target = np.where(measured, 1.0, 1.0 + sign / (4.0 * bound * slope))
     return precision, target, noise
 
 
-def _out_of_memory_share(ratio: Floats, spread: Floats) -> Floats:
+def _out_of_memory_share(ratio: Floats, variance: Floats) -> Floats:
     """Probability that it was memory which failed: against that it fitted and crashed."""
-    scale = np.sqrt(spread + _BOUNDARY_NOISE**2)
-    over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / scale)
+    over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / np.sqrt(variance))
     return over / (over + _CRASHES * (1.0 - over))
 
 

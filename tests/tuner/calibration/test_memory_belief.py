@@ -93,7 +93,7 @@ def test_a_factor_on_all_of_memory_is_found_within_a_dozen_probes(factor: float)
 
 def test_a_factor_on_one_term_is_told_from_the_others() -> None:
     terms = memory_terms(COLUMNS, MODEL, MEGATRON_LIKE).num_bytes
-    of_terms = np.array([1.0, 1.0, 1.5, 1.0, 1.0])
+    of_terms = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0])
     truth = (terms * of_terms[:, None]).sum(axis=1).max(axis=0)
     assert errors(NEW.told(outcomes(truth)), truth).max() < 0.05
     assert errors(NEW, truth).max() > 0.2
