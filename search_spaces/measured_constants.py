@@ -23,7 +23,7 @@ MEASURED_FIELDS: Final = (
     "memory_bandwidth_bytes_per_s",
     "intra_node_bandwidth_bytes_per_s",
     "intra_node_latency_s",
-    "kernel_launch_s",
+    "host_operation_s",
 )
 """Fields of a cluster that one node can measure of itself."""
 

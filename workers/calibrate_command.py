@@ -22,7 +22,7 @@ _UNITS: Final = {
     "memory_bandwidth_bytes_per_s": (1e9, "GB/s"),
     "intra_node_bandwidth_bytes_per_s": (1e9, "GB/s"),
     "intra_node_latency_s": (1e-6, "us"),
-    "kernel_launch_s": (1e-6, "us"),
+    "host_operation_s": (1e-6, "us"),
 }
 
 

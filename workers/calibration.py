@@ -74,7 +74,7 @@ def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> Measure
     constants: dict[str, Any] = {
         "peak_flops_per_s": _peaks(timings),
         "memory_bandwidth_bytes_per_s": _memory_bandwidth(timings),
-        "kernel_launch_s": _of(timings, "launch")[0]["seconds"],
+        "host_operation_s": _host_operation_s(timings),
     }
     if "all_reduce" in rates:
         reduces = {ranks: fit for (name, ranks), fit in fits.items() if name == "all_reduce"}
@@ -141,6 +141,11 @@ def _peaks(timings: Timings) -> dict[str, float]:
 
 def _memory_bandwidth(timings: Timings) -> float:
     return float(max(t["bytes"] / t["seconds"] for t in _of(timings, "stream")))
+
+
+def _host_operation_s(timings: Timings) -> float:
+    [timing] = _of(timings, "host")
+    return float(timing["seconds"] / timing["operations"])
 
 
 def _of(timings: Timings, operation: str) -> list[Mapping[str, Any]]:

@@ -34,6 +34,8 @@ _MATMULS: Final = {
     "cuda": ((2048, 1024, 1024), (4096, 4096, 4096), (4096, 16384, 4096), (8192, 8192, 8192)),
 }
 """Rows, output and input features of the products that are timed."""
+_CHAIN: Final = 64
+"""Operations that are timed together, since each is over before a clock is read."""
 _STREAM_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 _MESSAGES: Final = {
     "cpu": tuple(1 << power for power in range(10, 25, 2)),
@@ -144,12 +146,23 @@ def _filled(shape: tuple[int, int], precision: Precision, device: torch.device) 
 
 
 def _memory_timings(device: torch.device) -> Iterator[Timing]:
-    """A stream that fits no cache, read and written, and the smallest kernel there is."""
-    whole, tiny = torch.zeros(_STREAM_BYTES[device.type] // 4, device=device), torch.zeros(8)
-    tiny = tiny.to(device)
+    """A stream that fits no cache, read and written, and operations that are nothing but overhead."""
+    whole = torch.zeros(_STREAM_BYTES[device.type] // 4, device=device)
+    tiny = torch.zeros(8, device=device, requires_grad=True)
     moved = 2 * whole.numel() * whole.element_size()
     yield Timing(what={"operation": "stream", "bytes": moved}, run=partial(whole.add_, 1.0))
-    yield Timing(what={"operation": "launch"}, run=partial(tiny.add_, 1.0))
+    operations = 2 * (_CHAIN + 1)
+    yield Timing(
+        what={"operation": "host", "operations": operations}, run=partial(_forth_and_back, tiny)
+    )
+
+
+def _forth_and_back(tiny: Tensor) -> None:
+    """A chain of the smallest operations, forward and backward."""
+    end = tiny
+    for _ in range(_CHAIN):
+        end = end + 1.0
+    end.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _collective_timings(task: RankTask, device: torch.device, ranks: int) -> Iterator[Timing]:

@@ -31,10 +31,10 @@ def make_constants(**changes: Any) -> MeasuredConstants:
             "memory_bandwidth_bytes_per_s": 2e10,
             "intra_node_bandwidth_bytes_per_s": {"2": 3e9},
             "intra_node_latency_s": 4e-5,
-            "kernel_launch_s": 3e-6,
+            "host_operation_s": 3e-6,
         },
         "fits": ({"operation": "all_reduce", "ranks": 2, "error": 0.1},),
-        "timings": ({"operation": "launch", "seconds": 3e-6},),
+        "timings": ({"operation": "host", "seconds": 3e-6},),
         "noise": 0.05,
         "warnings": (),
     }
@@ -83,7 +83,7 @@ def test_nonsense_is_refused_with_the_file_and_what_to_do(
         ({"version": 2}, "version=2 is not"),
         ({"colour": "green"}, "unknown field 'colour'"),
         ({"constants": {"num_nodes": 4}}, "unknown constant 'num_nodes'"),
-        ({"constants": {"kernel_launch_s": -1}}, "kernel_launch_s=-1 is not over 0"),
+        ({"constants": {"host_operation_s": -1}}, "host_operation_s=-1 is not over 0"),
         ({"constants": {"peak_flops_per_s": {"int8": 1.0}}}, "'int8'] is not one of fp32"),
         ({"constants": 3}, "constants is 3, not a mapping"),
         ({"cluster": "frontier"}, "the constants are those of cluster 'frontier'"),
@@ -120,7 +120,7 @@ def test_what_a_description_states_itself_stays(tmp_path: Path) -> None:
     cluster, _ = resolve_cluster(with_measured_constants(described, tmp_path))
     assert cluster.memory_bandwidth_bytes_per_s == 7e9
     assert cluster.devices_per_node == 1
-    assert cluster.kernel_launch_s == 3e-6
+    assert cluster.host_operation_s == 3e-6
 
 
 def test_a_cluster_that_is_written_out_in_full_is_left_alone(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_measured_cluster_that_is_no_preset_still_warns_of_what_is_guessed(
 ) -> None:
     write_constants(tmp_path, make_constants(cluster="ours"))
     cluster, warning = resolve_cluster(with_measured_constants("ours", tmp_path))
-    assert cluster.kernel_launch_s == 3e-6
+    assert cluster.host_operation_s == 3e-6
     assert warning is not None
     assert "device_memory_bytes" in warning
     assert "memory_bandwidth_bytes_per_s" not in warning

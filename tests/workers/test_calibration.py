@@ -33,7 +33,7 @@ def synthetic_timings(latency_s: float, bytes_per_s: float) -> list[dict[str, An
         timing("matmul", 2e-3, precision="fp32", rows=512, columns=512, inner=512),
         timing("matmul", 1e-3, precision="fp32", rows=512, columns=512, inner=512),
         timing("stream", 1e-2, bytes=1e8),
-        timing("launch", 3e-6),
+        timing("host", 5e-4, operations=100),
     ]
     for ranks in (2, 4):
         for size in (1 << 10, 1 << 14, 1 << 18, 1 << 22):
@@ -61,6 +61,7 @@ def test_rings_of_known_links_give_their_latency_and_bandwidth_back() -> None:
         assert fit["bytes_per_s"] == pytest.approx(4e9, rel=1e-2)
     assert measured.constants["peak_flops_per_s"] == {"fp32": pytest.approx(2 * 512**3 / 1e-3)}
     assert measured.constants["memory_bandwidth_bytes_per_s"] == pytest.approx(1e10)
+    assert measured.constants["host_operation_s"] == pytest.approx(5e-6)
     assert measured.warnings == ()
 
 
@@ -98,7 +99,7 @@ def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> 
     assert printed.constants["peak_flops_per_s"].keys() == {"fp32", "bf16", "fp16"}
     assert 1e8 < printed.constants["peak_flops_per_s"]["fp32"] < 1e13
     operations = {each["operation"] for each in printed.timings}
-    assert {"matmul", "stream", "launch"} <= operations
+    assert {"matmul", "stream", "host"} <= operations
     if printed.num_devices > 1:
         assert {"all_reduce", "reduce_scatter", "all_gather"} <= operations
         assert printed.constants["intra_node_bandwidth_bytes_per_s"]
