@@ -97,6 +97,8 @@ class CampaignRead(Document):
 class CampaignDetail(CampaignRead):
     """A campaign with the description that its layouts are judged against."""
 
+    starts_from: int
+    """Trials of other campaigns that calibrate its search from the start."""
     spec: dict[str, Any]
     """The description, presets written out; it can be submitted again under another name."""
 

@@ -18,7 +18,11 @@ def campaign_read(store: Store, campaign: CampaignRecord) -> CampaignRead:
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
-    return CampaignDetail(**_campaign_fields(store, campaign), spec=dict(campaign.spec))
+    return CampaignDetail(
+        **_campaign_fields(store, campaign),
+        starts_from=store.count_known_trials(campaign),
+        spec=dict(campaign.spec),
+    )
 
 
 def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:

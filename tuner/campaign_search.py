@@ -7,18 +7,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from results_db.knowledge import KnownTrial
 from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.campaign import CampaignSpec
+from search_spaces.cluster import Cluster
 from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
 from tuner.errors import (
     CampaignBrokenError,
     LayoutUnknownError,
     ObservationInvalidError,
     TunerError,
 )
+from tuner.knowledge import Knowledge, Sample
 from tuner.problem import SearchProblem
-from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.base import (
+    FAILED,
+    INFEASIBLE,
+    LayoutSearch,
+    Observation,
+    ObservationState,
+)
 from tuner.strategies.registry import make_strategy
+
+_SAMPLE_STATES: Final[dict[str, ObservationState]] = {
+    "COMPLETED": "completed",
+    "INFEASIBLE": "infeasible",
+    "FAILED": "failed",
+}
 
 _log: Final = logging.getLogger("tuner.driver")
 
@@ -35,8 +51,18 @@ class CampaignSearch:
         self._strategy = strategy
 
     @classmethod
-    def rebuild(cls, campaign: CampaignRecord, trials: Iterable[TrialRecord]) -> CampaignSearch:
+    def rebuild(
+        cls,
+        campaign: CampaignRecord,
+        trials: Iterable[TrialRecord],
+        known_trials: Iterable[KnownTrial] = (),
+    ) -> CampaignSearch:
         """Tells a new strategy all that has happened: endings in their order, then what is open.
+
+        Args:
+            campaign: as it stands.
+            trials: its own.
+            known_trials: those of other campaigns that it starts from.
 
         Raises:
             CampaignBrokenError: the description or the strategy cannot be used.
@@ -51,6 +77,7 @@ class CampaignSearch:
                 cluster=spec.cluster,
                 objectives=spec.objectives,
                 min_memory_headroom=spec.constraints.memory_headroom,
+                knowledge=knowledge_of(known_trials),
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
@@ -136,6 +163,30 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
                 peak_memory_bytes=trial.measurement.peak_memory_bytes,
             )
     return None
+
+
+def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
+    """Trials of other campaigns as samples, in their order."""
+    known = list(trials)
+    # Trials of one campaign share its description, which is read once.
+    models = {id(trial.model): trial.model for trial in known}
+    clusters = {id(trial.cluster): trial.cluster for trial in known}
+    model_of = {key: ModelShape.from_mapping(model) for key, model in models.items()}
+    cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
+    return Knowledge(
+        samples=tuple(
+            Sample(
+                model=model_of[id(trial.model)],
+                cluster=cluster_of[id(trial.cluster)],
+                layout=trial.layout,
+                state=_SAMPLE_STATES[trial.state],
+                step_time_s=trial.step_time_s,
+                peak_memory_bytes=trial.peak_memory_bytes,
+                software=trial.software,
+            )
+            for trial in known
+        )
+    )
 
 
 @contextmanager

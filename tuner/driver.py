@@ -179,14 +179,17 @@ class Driver:
         search = self._searches.get(campaign.id)
         if search is None:
             trials = self._store.trials(campaign.id)
-            search = CampaignSearch.rebuild(campaign, trials)
+            known = self._store.known_trials(campaign)
+            search = CampaignSearch.rebuild(campaign, trials, known)
             self._searches[campaign.id] = search
             _log.info(
-                "campaign %r taken up: strategy %s, %d legal layouts, %d trials so far",
+                "campaign %r taken up: strategy %s, %d legal layouts, %d trials so far, starting from "
+                "%d of other campaigns",
                 campaign.name,
                 search.spec.strategy,
                 search.num_layouts,
                 len(trials),
+                len(known),
             )
         return search
 

@@ -164,6 +164,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("model", campaign.model),
         ("cluster", campaign.cluster),
         ("strategy", f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"),
+        ("starts from", f"{campaign.starts_from} trials of other campaigns"),
         ("trials", states or "none yet"),
         ("used", _used(campaign)),
     ]

@@ -17,7 +17,7 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
 from results_db.records import CampaignState
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.measured_constants import with_measured_constants
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
@@ -110,6 +110,7 @@ def create_campaign(
     """
     spec = CampaignSpec.from_mapping(_with_measured_constants(document, settings.data_dir))
     _refuse_taken_name(store, spec.name)
+    _refuse_unknown_sources(store, spec)
     legal = spec.legal_set()
     spec.refuse_if_too_large(legal)
     campaign = store.create_campaign(spec.to_mapping(), num_legal_layouts=len(legal))
@@ -134,6 +135,14 @@ def _refuse_taken_name(store: Store, name: str) -> None:
     except CampaignNotFoundError:
         return
     raise CampaignDuplicateError(f"a campaign named {name!r} exists already; choose another name")
+
+
+def _refuse_unknown_sources(store: Store, spec: CampaignSpec) -> None:
+    for name in spec.start_from:
+        try:
+            store.campaign_by_name(name)
+        except CampaignNotFoundError as error:
+            raise CampaignInvalidError(str(error), field="start_from") from error
 
 
 @router.get("")

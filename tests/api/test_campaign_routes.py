@@ -270,3 +270,20 @@ def test_an_outcome_is_kept_in_full(api: Api) -> None:
     assert trial["log_tail"] == "the last line\n"
     assert trial["attempts"][0]["worker_name"] == "w1"
     assert trial["layout"] == layout.to_mapping()
+
+
+def test_a_campaign_says_how_many_trials_of_others_it_starts_from(api: Api) -> None:
+    api.submit()
+    api.complete(api.register(), "first", Layout(num_microbatches=8))
+    api.post("/campaigns/first/cancel")
+    assert api.submit(name="second")["starts_from"] == 1
+    assert api.submit(name="third", knowledge="none")["starts_from"] == 0
+    named = api.submit(name="fourth", knowledge="none", start_from=["first"])
+    assert (named["starts_from"], named["spec"]["start_from"]) == (1, ["first"])
+
+
+def test_a_campaign_cannot_start_from_one_that_is_not_there(api: Api) -> None:
+    body = {**CAMPAIGN, "start_from": ["nobody"]}
+    problem = api.post("/campaigns", body, status=422)
+    assert problem["detail"] == "start_from: there is no campaign named 'nobody'"
+    assert problem["type"].endswith("campaign-invalid")

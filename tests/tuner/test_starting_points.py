@@ -1,0 +1,65 @@
+"""A campaign that starts from others: what its search is told, and that a restart changes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.campaign import CampaignSpec
+from tests.tuner.factories import FakeWorker, drive_until, ended, layouts_of, make_spec, submit
+from tuner.campaign_search import CampaignSearch, knowledge_of
+from tuner.driver import Driver
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(DataDir(tmp_path / "data"))
+    yield store
+    store.close()
+
+
+def finished(store: Store, spec: CampaignSpec, worker: FakeWorker) -> int:
+    campaign = submit(store, spec)
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    return campaign.id
+
+
+def test_the_search_is_given_what_other_campaigns_measured(store: Store) -> None:
+    worker = FakeWorker(store)
+    first = finished(store, make_spec("first"), worker)
+    second = submit(store, make_spec("second"))
+    samples = knowledge_of(store.known_trials(second)).samples
+    told = [trial for trial in store.trials(first) if trial.state == "COMPLETED"]
+    told.sort(key=lambda trial: trial.ended_seq or 0)
+    assert [sample.layout for sample in samples] == layouts_of(told)
+    spec = make_spec("first")
+    for sample, trial in zip(samples, told, strict=True):
+        assert trial.measurement is not None
+        assert (sample.model, sample.cluster) == (spec.model, spec.cluster)
+        assert sample.state == "completed"
+        assert sample.step_time_s == trial.measurement.step_time_s
+        assert sample.peak_memory_bytes == trial.measurement.peak_memory_bytes
+        assert sample.software == ""
+
+
+def test_a_search_that_starts_from_others_asks_the_same_after_a_restart(store: Store) -> None:
+    worker = FakeWorker(store)
+    finished(store, make_spec("first"), worker)
+    second = submit(store, make_spec("second", seed=3))
+    asked = [
+        CampaignSearch.rebuild(second, store.trials(second.id), store.known_trials(second)).ask()
+        for _ in range(2)
+    ]
+    assert asked[0] is not None
+    assert asked[0] == asked[1]
+
+
+def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> None:
+    worker = FakeWorker(store)
+    # What the workers of the tests measure is more than a device has.
+    campaign = finished(store, make_spec("tight", constraints={"memory_headroom": 0.1}), worker)
+    counts = store.count_trials(campaign)
+    assert counts["COMPLETED"] == 6
+    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (0, 6)
