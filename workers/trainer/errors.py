@@ -43,3 +43,7 @@ class CheckpointInvalidError(TrainerError):
 
 class CheckpointFailedError(TrainerError):
     """A checkpoint could not be saved or loaded; the message has the first rank's reason."""
+
+
+class PeerLostError(TrainerError):
+    """A rank that this one waits for has ended, or does not come; its own error is the cause."""

@@ -13,6 +13,7 @@ from workers.trainer.errors import (
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
+    PeerLostError,
     ResultImplausibleError,
 )
 
@@ -63,7 +64,10 @@ def is_transport_error(error: BaseException) -> bool:
     if classify(error) != "crashed":
         return False
     return any(
-        isinstance(cause, (ConnectionError, dist.DistNetworkError, dist.DistStoreError))
+        isinstance(
+            cause,
+            (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError),
+        )
         or (isinstance(cause, RuntimeError) and _says(cause, _TRANSPORT_TEXTS))
         for cause in _chain(error)
     )

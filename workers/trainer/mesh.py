@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 
 from search_spaces.layout import Layout
 from workers.trainer.errors import RankContextInvalidError
+from workers.trainer.groups import Group, make_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +43,18 @@ class Mesh:
     layout: Layout
     rank: int
     place: Coordinates
-    tp_group: ProcessGroup | None
+    tp_group: Group | None
     """Ranks that share this rank's weight matrices; None when tp is 1, as for the others."""
-    shard_group: ProcessGroup | None
+    shard_group: Group | None
     """Data-parallel ranks that share one copy of the optimizer states (ZeRO-1)."""
-    replica_group: ProcessGroup | None
+    replica_group: Group | None
     """Data-parallel ranks that own the same part of the optimizer states; all, under ZeRO-0."""
-    pp_group: ProcessGroup | None
+    pp_group: Group | None
     """Stages of this rank's pipeline, first to last."""
-    embedding_group: ProcessGroup | None
+    embedding_group: Group | None
     """First and last stage of this rank's pipeline, when they share a tied embedding."""
+    world_group: Group | None = None
+    """All ranks of the job."""
 
     @property
     def cuts_tokens(self) -> bool:
@@ -80,7 +83,12 @@ class Mesh:
 
 
 def build_mesh(
-    rank: int, layout: Layout, *, tied_embeddings: bool, timeout: timedelta | None = None
+    rank: int,
+    layout: Layout,
+    *,
+    tied_embeddings: bool,
+    timeout: timedelta | None = None,
+    shares_memory: bool = True,
 ) -> Mesh:
     """Makes the process groups of every axis longer than one; the default group must be up.
 
@@ -90,9 +98,11 @@ def build_mesh(
         tied_embeddings: whether the first and the last stage share a weight.
         timeout: how long a collective of these groups waits for a peer; torch does not hand the
             default group's on. None: torch's own.
+        shares_memory: whether ranks of one host exchange CPU tensors through memory that they share.
 
     Raises:
         RankContextInvalidError: the default group has another size than the layout.
+        PeerLostError: another rank has ended meanwhile.
     """
     refuse_wrong_world(layout, dist.get_world_size())
     place = coordinates(rank, layout)
@@ -107,17 +117,22 @@ def build_mesh(
     ends, between = [pp_places[0], pp_places[-1]], pp_places[1:-1]
     is_end = pp_rank in (0, layout.pp - 1)
     has_ends = layout.pp > 1 and tied_embeddings
+    found = {
+        "tp_group": _group(tp_places, layout, timeout),
+        "shard_group": _group(shard_places, layout, timeout),
+        "replica_group": _group(replica_places, layout, timeout),
+        "pp_group": _group(pp_places, layout, timeout),
+        "embedding_group": _ends_group(ends, between, layout, timeout, is_end=is_end)
+        if has_ends
+        else None,
+        "world_group": dist.group.WORLD if layout.num_devices > 1 else None,
+    }
+    groups = make_groups(found.values(), timeout=timeout, shares_memory=shares_memory)
     return Mesh(
         layout=layout,
         rank=rank,
         place=place,
-        tp_group=_group(tp_places, layout, timeout),
-        shard_group=_group(shard_places, layout, timeout),
-        replica_group=_group(replica_places, layout, timeout),
-        pp_group=_group(pp_places, layout, timeout),
-        embedding_group=_ends_group(ends, between, layout, timeout, is_end=is_end)
-        if has_ends
-        else None,
+        **{name: groups[group] if group else None for name, group in found.items()},
     )
 
 

@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers.trainer.exchange import Pending, start_gather_of_shares
+from workers.trainer.collectives import Pending
+from workers.trainer.exchange import start_gather_of_shares
 from workers.trainer.flat import FlatBuffers, Span
 from workers.trainer.loss_scaling import LossScaler
 from workers.trainer.mesh import Mesh

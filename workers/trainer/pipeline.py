@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.distributed import P2POp, Work
+from torch.distributed import P2POp
 
 from workers.trainer.backward import run_backward
+from workers.trainer.collectives import Pending
 from workers.trainer.data import Batch
+from workers.trainer.host_lanes import MESSAGE_BYTES
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Stage
 from workers.trainer.schedule import (
@@ -31,8 +33,8 @@ from workers.trainer.schedule import (
 )
 from workers.trainer.stopwatch import part
 
-_ACTIVATION_TAG: Final = 1
-_GRADIENT_TAG: Final = 2
+_ACTIVATION_TAG: Final = 0
+_GRADIENT_TAG: Final = 1
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class _InFlight:
     gradients: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
     """Gradients of outputs: from the next stage, or of the loss."""
     outbox: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
-    works: list[Work] = field(default_factory=list)
+    works: list[Pending] = field(default_factory=list)
     """The transfer under way, if any."""
     received: list[Tensor] = field(default_factory=list)
     sent: list[Tensor] = field(default_factory=list)
@@ -155,14 +157,14 @@ class Pipeline:
         """
         flight.end_transfer()
         shape = (batch.ids_MT.shape[1] // self.token_shares, self.hidden_size)
-        place, operations = self.mesh.place.pp_rank, []
+        place, messages = self.mesh.place.pp_rank, list[_Message]()
         for virtual, peer, tag, expected in (
             (transfer.receive_activation, place - 1, _ACTIVATION_TAG, flight.inputs),
             (transfer.receive_gradient, place + 1, _GRADIENT_TAG, flight.gradients),
         ):
             if virtual is not None:
                 x_LH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
-                operations.append(self._operation(dist.irecv, x_LH, peer, tag))
+                messages.append(_Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=False))
                 expected[virtual] = x_LH
                 flight.received.append(x_LH)
         for virtual, peer, tag in (
@@ -170,10 +172,35 @@ class Pipeline:
             (transfer.send_gradient, place - 1, _GRADIENT_TAG),
         ):
             if virtual is not None:
-                flight.sent.append(flight.outbox.pop(virtual))
-                operations.append(self._operation(dist.isend, flight.sent[-1], peer, tag))
-        flight.works = dist.batch_isend_irecv(operations)
+                x_LH = flight.outbox.pop(virtual)
+                messages.append(_Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=True))
+                flight.sent.append(x_LH)
+        flight.works = _start_messages(messages, self.mesh)
 
-    def _operation(self, kind: object, x_LH: Tensor, pp_rank: int, tag: int) -> P2POp:
-        peer = self.mesh.stage_rank(pp_rank % self.mesh.layout.pp)
-        return P2POp(kind, x_LH, peer, self.mesh.pp_group, tag)  # type: ignore[arg-type]
+
+class _Message(NamedTuple):
+    """What goes to another stage, or comes from one."""
+
+    value: Tensor
+    stage: int
+    tag: int
+    is_sent: bool
+
+
+def _start_messages(messages: Sequence[_Message], mesh: Mesh) -> list[Pending]:
+    """Through shared memory where all of a message fits: else it would stand still in passes."""
+    assert mesh.pp_group is not None
+    lane = mesh.pp_group.lane
+    if lane is not None and all(m.value.nbytes <= MESSAGE_BYTES for m in messages):
+        return [
+            (lane.start_send if m.is_sent else lane.start_receive)(m.value, m.stage, m.tag)
+            for m in messages
+        ]
+    group = mesh.pp_group.process_group
+    operations = [
+        P2POp(
+            dist.isend if m.is_sent else dist.irecv, m.value, mesh.stage_rank(m.stage), group, m.tag
+        )
+        for m in messages
+    ]
+    return list(dist.batch_isend_irecv(operations))

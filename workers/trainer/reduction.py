@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from workers.trainer.collectives import all_reduce, start_all_reduce
-from workers.trainer.exchange import Pending, start_sum_of_shares
+from workers.trainer.collectives import Pending, all_reduce, start_all_reduce
+from workers.trainer.exchange import start_sum_of_shares
 from workers.trainer.flat import FlatBuffers
 from workers.trainer.mesh import Mesh
 from workers.trainer.stopwatch import part

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed import ProcessGroup
 
 from workers.trainer.collectives import (
     finish,
@@ -26,6 +25,7 @@ from workers.trainer.collectives import (
     start_gather_rows,
     start_scatter_rows,
 )
+from workers.trainer.groups import Group
 from workers.trainer.parameters import ModelParameter
 from workers.trainer.products import input_gradient, linear
 
@@ -48,7 +48,7 @@ class SequenceColumnLinear(Function):
         x_LI: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: ProcessGroup,
+        group: Group,
     ) -> Tensor:
         x_TI = gather_rows(x_LI, group)
         ctx.save_for_backward(x_TI)
@@ -82,7 +82,7 @@ class SequenceRowLinear(Function):
         residual_LO: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: ProcessGroup,
+        group: Group,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed import ProcessGroup
 
 from workers.trainer.collectives import all_reduce, finish, start_all_reduce
+from workers.trainer.groups import Group
 from workers.trainer.parameters import ModelParameter
 from workers.trainer.products import input_gradient, linear
 from workers.trainer.sequence_parallel import sequence_column_linear, sequence_row_linear
@@ -35,7 +35,7 @@ class ColumnLinear(Function):
         x_TI: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: ProcessGroup | None,
+        group: Group | None,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
@@ -67,7 +67,7 @@ class RowLinear(Function):
         residual_TO: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: ProcessGroup | None,
+        group: Group | None,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
@@ -104,7 +104,7 @@ class _ParallelLinear(nn.Module):
         self,
         weight: ModelParameter,
         bias: ModelParameter | None,
-        group: ProcessGroup | None,
+        group: Group | None,
         *,
         cuts_tokens: bool = False,
     ) -> None:

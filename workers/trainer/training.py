@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
-from torch.distributed import Work
 
 from search_spaces.model_shape import ModelShape
-from workers.trainer.collectives import finish, start_all_reduce
+from workers.trainer.collectives import Pending, finish, start_all_reduce
 from workers.trainer.data import Batch, SampleSource, SyntheticTokens, cut_batch
 from workers.trainer.flat import FlatBuffers, plan_model
 from workers.trainer.mesh import Mesh
@@ -133,8 +131,8 @@ class Training:
         if norms:
             squares = torch.stack(norms).double().square_().sum()
         sums = torch.stack((loss * speaks, tokens, squares))
-        world = dist.group.WORLD if self.mesh.layout.num_devices > 1 else None
-        return _Sums(sums, start_all_reduce(sums, world), self.optimizer.loss_scale)
+        work = start_all_reduce(sums, self.mesh.world_group)
+        return _Sums(sums, work, self.optimizer.loss_scale)
 
     def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that outlives a step."""
@@ -146,7 +144,7 @@ class Training:
 class _Sums:
     """Three sums over all ranks, under way: loss, tokens, squared norm of the gradient."""
 
-    def __init__(self, sums: Tensor, work: Work | None, loss_scale: float) -> None:
+    def __init__(self, sums: Tensor, work: Pending | None, loss_scale: float) -> None:
         self._sums, self._work, self._loss_scale = sums, work, loss_scale
 
     def stats(self) -> StepStats:

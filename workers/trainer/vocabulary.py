@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from workers.trainer.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
+from workers.trainer.groups import Group
 from workers.trainer.parameters import ModelParameter
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
@@ -37,7 +37,7 @@ class VocabEmbedding(Function):
         ids_T: Tensor,
         weight_VH: ModelParameter,
         first_row: int,
-        group: ProcessGroup | None,
+        group: Group | None,
         cuts_tokens: bool,
     ) -> Tensor:
         ctx.weight_VH = weight_VH
@@ -92,7 +92,7 @@ class VocabCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, group: ProcessGroup | None
+        ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, group: Group | None
     ) -> Tensor:
         ctx.dtype = logits_TV.dtype
         rows_T, elsewhere_T = _local_rows(targets_T, first_row, logits_TV.shape[1])
@@ -194,7 +194,7 @@ class Embedding(nn.Module):
         positions: ModelParameter | None,
         *,
         tp_rank: int,
-        group: ProcessGroup | None,
+        group: Group | None,
         cuts_tokens: bool = False,
     ) -> None:
         super().__init__()

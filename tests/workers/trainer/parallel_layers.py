@@ -11,10 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.mesh import build_mesh
+from workers.trainer.mesh import Mesh, build_mesh
 from workers.trainer.parameters import ModelParameter
 
 TP = 2
+GROUPS = (
+    "tp_group",
+    "shard_group",
+    "replica_group",
+    "pp_group",
+    "embedding_group",
+    "world_group",
+)
 
 
 def weight(value: Tensor) -> ModelParameter:
@@ -42,11 +50,31 @@ def on_tp_ranks(work: Any) -> list[Any]:
 
 
 class CountingCollectives(TorchDispatchMode):
-    """Counts what goes over the wire, in passes forward and backward alike."""
+    """Counts what goes to other ranks, in passes forward and backward alike.
 
-    def __init__(self) -> None:
+    What torch.distributed is asked for is seen here; what goes through shared memory is counted by
+    the memory of each group, under the name `shared::` and the operation's.
+    """
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        """Counts what the groups of this mesh do, beside what torch.distributed does."""
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self._wire: Counter[str] = Counter()
+        groups = [getattr(mesh, name) for name in GROUPS] if mesh else []
+        lanes = {id(group.lane): group.lane for group in groups if group and group.lane}
+        self._lanes = list(lanes.values())
+        self._before = self._shared()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Operations since this was made, by name."""
+        return self._wire + (self._shared() - self._before)
+
+    def _shared(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for lane in self._lanes:
+            total.update({f"shared::{kind}": count for kind, count in lane.counts.items()})
+        return total
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -54,5 +82,5 @@ class CountingCollectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self.counts[func.name()] += 1
+            self._wire[func.name()] += 1
         return func(*args, **(kwargs or {}))

@@ -7,13 +7,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
+from workers.trainer.groups import Group
+from workers.trainer.mesh import build_mesh
 
 SHARE = 192
+
+
+def world_group(rank: int, num_ranks: int, *, shares_memory: bool) -> Group:
+    layout = make_layout(dp=num_ranks, num_microbatches=1)
+    mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
+    assert mesh.world_group is not None
+    assert (mesh.world_group.lane is not None) is shares_memory
+    return mesh.world_group
 
 
 def drawn(rank: int, num_ranks: int, *, seed: int = 0) -> Tensor:
@@ -21,11 +31,11 @@ def drawn(rank: int, num_ranks: int, *, seed: int = 0) -> Tensor:
     return torch.randn(num_ranks * SHARE, generator=generator)
 
 
+@pytest.mark.parametrize("shares_memory", [True, False])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_each_rank_gets_the_sum_of_its_share(num_ranks: int) -> None:
+def test_each_rank_gets_the_sum_of_its_share(num_ranks: int, shares_memory: bool) -> None:
     def work(rank: int) -> Any:
-        group = dist.group.WORLD
-        assert group is not None
+        group = world_group(rank, num_ranks, shares_memory=shares_memory)
         buffers = [drawn(rank, num_ranks, seed=seed) for seed in range(3)]
         pending = [start_sum_of_shares(b, group, tag) for tag, b in enumerate(buffers)]
         for each in reversed(pending):  # in any order: they do not take each other's
@@ -43,11 +53,11 @@ def test_each_rank_gets_the_sum_of_its_share(num_ranks: int) -> None:
             assert torch.equal(torch.from_numpy(found)[others], sent[rank][others])
 
 
+@pytest.mark.parametrize("shares_memory", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_rank_gets_every_share(dtype: torch.dtype) -> None:
+def test_every_rank_gets_every_share(dtype: torch.dtype, shares_memory: bool) -> None:
     def work(rank: int) -> Any:
-        group = dist.group.WORLD
-        assert group is not None
+        group = world_group(rank, 3, shares_memory=shares_memory)
         whole = torch.full((3 * SHARE,), -1.0, dtype=dtype)
         whole[rank * SHARE : (rank + 1) * SHARE] = rank
         pending = start_gather_of_shares(whole, group, 0)
@@ -64,8 +74,7 @@ def test_a_rank_sends_no_more_than_what_others_need() -> None:
     """gloo's reduce-scatter sends what an all-reduce does, and its all-gather copies once more."""
 
     def work(rank: int) -> Any:
-        group = dist.group.WORLD
-        assert group is not None
+        group = world_group(rank, 3, shares_memory=False)
         whole = drawn(rank, 3)
         with CountingCollectives() as counting:
             for start in (start_sum_of_shares, start_gather_of_shares):

@@ -124,15 +124,18 @@ def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(famil
     assert saving(SDPBackend.MATH) > shape.seq_length / 2
 
 
+@pytest.mark.parametrize("shares_memory", [True, False])
 @pytest.mark.parametrize(
     "axes", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"dp": 2, "zero_stage": 1}], ids=str
 )
-def test_the_peak_does_not_depend_on_when_gloo_lets_go(axes: dict[str, Any]) -> None:
+def test_the_peak_does_not_depend_on_when_gloo_lets_go(
+    axes: dict[str, Any], shares_memory: bool
+) -> None:
     """Its thread keeps a tensor for a moment after the work is done: a third of the peaks was off."""
     layout = Layout(micro_batch_size=2, num_microbatches=1, **axes)
 
     def work(rank: int) -> set[int]:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
         training = make_training(WIDE, mesh=mesh)
         return {rehearse(training, limit_bytes=None) for _ in range(20)}
 
@@ -171,11 +174,16 @@ def test_gathered_weights_arrive_without_a_second_copy() -> None:
     assert run_ranks(2, work) == [0, 0]
 
 
-def test_the_copy_that_gloo_makes_of_gathered_tokens_is_counted() -> None:
+@pytest.mark.parametrize(("shares_memory", "copies"), [(False, 1), (True, 0)])
+def test_the_copy_that_gloo_makes_of_gathered_tokens_is_counted(
+    shares_memory: bool, copies: int
+) -> None:
+    """Shared memory needs none; its slots are the transport's, as a socket's buffers are."""
     layout = make_layout(tp=2, sequence_parallel=True)
 
     def work(rank: int) -> tuple[int, int]:
-        group = build_mesh(rank, layout, tied_embeddings=False).tp_group
+        mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
+        group = mesh.tp_group
         assert group is not None
         own = torch.ones(64, 8)
         with LogicalPeak([own]) as tracker:
@@ -184,7 +192,7 @@ def test_the_copy_that_gloo_makes_of_gathered_tokens_is_counted() -> None:
         return tracker.peak_bytes - before, whole.nbytes
 
     for peak_bytes, whole_bytes in run_ranks(2, work):
-        assert peak_bytes == 2 * whole_bytes
+        assert peak_bytes == (1 + copies) * whole_bytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -48,8 +48,8 @@ def test_the_groups_wait_as_long_for_a_peer_as_the_session_says() -> None:
             model=make_shape(), layout=layout, seed=0, optimizer=ADAMW, timeout_s=77.0
         )
         mesh = open_training(settings, context).mesh
-        groups = [dist.group.WORLD, mesh.tp_group, mesh.pp_group]
-        backends = [group._get_backend(CPU) for group in groups if group is not None]
+        groups = [mesh.world_group, mesh.tp_group, mesh.pp_group]
+        backends = [group.process_group._get_backend(CPU) for group in groups if group is not None]
         return [backend.options._timeout.total_seconds() for backend in backends]
 
     assert run_ranks(4, work, own_group=True) == [[77.0] * 3] * 4

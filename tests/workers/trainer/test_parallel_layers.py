@@ -208,15 +208,20 @@ def test_rotation_keeps_lengths_leaves_values_alone_and_is_undone_by_its_backwar
     torch.testing.assert_close(x.grad, qkv)
 
 
+@pytest.mark.parametrize(
+    ("shares_memory", "all_reduce"), [(True, "shared::all_reduce"), (False, "c10d::allreduce_")]
+)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_layer_all_reduces_four_times_a_microbatch(family: str) -> None:
+def test_a_layer_all_reduces_four_times_a_microbatch(
+    family: str, shares_memory: bool, all_reduce: str
+) -> None:
     layout = make_layout(tp=TP)
 
     def count(num_layers: int) -> Counter[str]:
         def work(rank: int) -> Counter[str]:
-            mesh = build_mesh(rank, layout, tied_embeddings=False)
+            mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
             training = make_training(make_shape(family, num_layers=num_layers), mesh=mesh)
-            with CountingCollectives() as counting:
+            with CountingCollectives(mesh) as counting:
                 training.pipeline.run(training.batch(0))
             return counting.counts
 
@@ -225,25 +230,30 @@ def test_a_layer_all_reduces_four_times_a_microbatch(family: str) -> None:
         return counts[0]
 
     two, four = count(2), count(4)
-    assert set(two) == {"c10d::allreduce_"}
+    assert set(two) == {all_reduce}
     per_layer = (four.total() - two.total()) / 2 / layout.num_microbatches
     assert per_layer == 4
     ends = two.total() / layout.num_microbatches - 2 * per_layer
     assert ends == 4, "embedding 1, cross-entropy 2, gradient into the last norm 1"
 
 
-def test_accumulation_reduces_gradients_once_a_step() -> None:
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_accumulation_reduces_gradients_once_a_step(shares_memory: bool) -> None:
     layout = make_layout(dp=2, zero_stage=1)
 
     def work(rank: int) -> Counter[str]:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
         training = make_training(make_shape(), mesh=mesh)
-        with CountingCollectives() as counting:
+        with CountingCollectives(mesh) as counting:
             training.step(training.batch(0))
         return counting.counts
 
     counts = run_ranks(2, work)[0]
-    assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
-    # ZeRO-1's reduce-scatter and all-gather are a share to the peer and one from it, each.
     assert layout.num_microbatches > 1
-    assert counts == {"c10d::send": 2, "c10d::recv_": 2}, "of the gradients, then of the weights"
+    if not shares_memory:
+        assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
+        # ZeRO-1's reduce-scatter and all-gather are a share to the peer and one from it, each.
+        assert counts == {"c10d::send": 2, "c10d::recv_": 2}, "gradients, then weights"
+    else:
+        once = {"shared::all_reduce": 1, "shared::reduce_scatter": 1, "shared::all_gather": 1}
+        assert counts == once, "the sums that are reported, the gradients, and the weights"

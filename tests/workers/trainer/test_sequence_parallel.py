@@ -115,7 +115,7 @@ def collectives(shape: ModelShape, *, passes_alone: bool) -> Counter[str]:
     def work(rank: int) -> Counter[str]:
         mesh = build_mesh(rank, CUT, tied_embeddings=False)
         training = make_training(shape, mesh=mesh)
-        with CountingCollectives() as counting:
+        with CountingCollectives(mesh) as counting:
             if passes_alone:
                 training.pipeline.run(training.batch(0))
             else:
@@ -131,19 +131,19 @@ def collectives(shape: ModelShape, *, passes_alone: bool) -> Counter[str]:
 def test_a_layer_sends_four_pairs_of_gather_and_scatter_a_microbatch(family: str) -> None:
     two, four = (collectives(make_shape(family, num_layers=n), passes_alone=True) for n in (2, 4))
     per_layer = {name: (four[name] - n) / 2 / CUT.num_microbatches for name, n in two.items()}
-    reductions = per_layer.pop("c10d::allreduce_")
+    reductions = per_layer.pop("shared::all_reduce")
     assert reductions == 0
     assert sorted(per_layer.values()) == [4, 4], per_layer
     ends = {name: n / CUT.num_microbatches - 2 * 4 for name, n in two.items() if name in per_layer}
     assert sorted(ends.values()) == [2, 2], "the embedding's and the head's, both ways"
-    assert two["c10d::allreduce_"] == 2 * CUT.num_microbatches, "cross-entropy"
+    assert two["shared::all_reduce"] == 2 * CUT.num_microbatches, "cross-entropy"
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_replicated_gradients_are_summed_once_a_step(family: str) -> None:
     shape = make_shape(family)
     passes, step = (collectives(shape, passes_alone=alone) for alone in (True, False))
-    assert step - passes == {"c10d::allreduce_": 2}, "the gradients, and the sums reported"
+    assert step - passes == {"shared::all_reduce": 2}, "the gradients, and the sums reported"
 
 
 DEEP = make_shape(num_layers=8, hidden_size=128, ffn_hidden_size=128, seq_length=64)

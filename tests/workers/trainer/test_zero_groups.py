@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import distributed as dist
 
 from search_spaces.layout import Layout
 from tests.workers.trainer.cases import (
@@ -30,7 +29,7 @@ GROUPS = make_layout(dp=4, zero_stage=1, zero_replicas=2)
 
 
 def ranks_of(group: Any) -> list[int] | None:
-    return None if group is None else dist.get_process_group_ranks(group)
+    return None if group is None else list(group.ranks)
 
 
 def groups_of(layout: Layout) -> list[tuple[Any, Any, int, int]]:

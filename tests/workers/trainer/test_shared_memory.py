@@ -1,0 +1,293 @@
+"""Collectives through shared memory: any group, type and size, and peers that do not come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from search_spaces.layout import Layout
+from tests.workers.trainer.ranks import run_ranks
+from workers.trainer import groups
+from workers.trainer.collectives import (
+    all_reduce,
+    all_reduce_max,
+    gather_rows,
+    scatter_rows,
+    start_all_reduce,
+)
+from workers.trainer.errors import PeerLostError
+from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
+from workers.trainer.failure import classify, is_transport_error
+from workers.trainer.groups import Group
+from workers.trainer.host_lanes import Lane
+from workers.trainer.mesh import build_mesh
+from workers.trainer.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, SharedFile, can_share
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="ranks share memory on x86-64 Linux alone")
+
+SIZES = (1, 7, 1000, SLOT_BYTES // 4 + 3, 3 * SLOT_BYTES)
+"""Elements: from one to several pieces, and to more than half a ring of them for fp32 and wider."""
+LONGER_THAN_A_RING = SLOT_BYTES // 8 * (2 * SLOTS_A_HALF + 3) + 5
+"""Elements of 64 bits that wait for slots to be read."""
+
+
+def world(rank: int, num_ranks: int, **options: Any) -> Group:
+    mesh = build_mesh(rank, Layout(tp=num_ranks), tied_embeddings=False, **options)
+    assert mesh.tp_group is not None
+    return mesh.tp_group
+
+
+def lane_of(group: Group) -> Lane:
+    assert group.lane is not None, "the ranks do not share memory"
+    return group.lane
+
+
+def drawn(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * size + rank)
+    if dtype.is_floating_point:
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(-1000, 1000, (size,), generator=generator, dtype=dtype)
+
+
+def in_rank_order(num_ranks: int, size: int, dtype: torch.dtype) -> Tensor:
+    """The sum as it is promised: rank after rank, 16 bits in fp32 and rounded once."""
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    total = drawn(0, size, dtype).to(wide)
+    for rank in range(1, num_ranks):
+        total = total + drawn(rank, size, dtype).to(wide)
+    return total.to(dtype)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64], ids=str
+)
+def test_sums_are_in_the_order_of_the_ranks_to_the_bit_on_every_rank(
+    num_ranks: int, dtype: torch.dtype
+) -> None:
+    def work(rank: int) -> bool:
+        group = world(rank, num_ranks)
+        lane_of(group)
+        for size in SIZES:
+            tensor = drawn(rank, size, dtype)
+            all_reduce(tensor, group)
+            assert torch.equal(tensor, in_rank_order(num_ranks, size, dtype)), size
+        return True
+
+    assert all(run_ranks(num_ranks, work))
+
+
+def test_a_message_longer_than_the_ring_goes_round_it() -> None:
+    def counted(rank: int, extra: int) -> Tensor:
+        return torch.arange(LONGER_THAN_A_RING + extra) % (251 + rank)
+
+    def work(rank: int) -> bool:
+        group = world(rank, 3)
+        tensors = [counted(rank, extra) for extra in range(2)]
+        works = [start_all_reduce(tensor, group) for tensor in tensors]
+        for work in reversed(works):  # whoever waits does all that comes before, too
+            assert work is not None
+            work.wait()
+        sums = [counted(0, extra) + counted(1, extra) + counted(2, extra) for extra in range(2)]
+        return all(torch.equal(a, b) for a, b in zip(tensors, sums, strict=True))
+
+    assert all(run_ranks(3, work))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_everything_else_equals_what_gloo_does(num_ranks: int) -> None:
+    """On whole numbers, whose sums are exact in any order."""
+
+    def work(rank: int) -> bool:
+        results = []
+        for shares_memory in (True, False):
+            group = world(rank, num_ranks, shares_memory=shares_memory)
+            assert (group.lane is not None) is shares_memory
+            found = []
+            for rows in (1, 5, SLOT_BYTES // 16):
+                whole = (drawn(rank, rows * num_ranks * 8, torch.float32) * 100).round()
+                largest = whole.clone()
+                all_reduce_max(largest, group)
+                shares, gathered = whole.clone(), whole.clone()
+                summing = start_sum_of_shares(shares, group, 0)
+                gathering = start_gather_of_shares(gathered, group, 1)
+                for pending in (gathering, summing):
+                    assert pending is not None
+                    pending.wait()
+                own = shares.view(num_ranks, -1)[rank]
+                scattered = scatter_rows(whole.view(-1, 8), group)
+                found += [largest, own, gathered, scattered, gather_rows(scattered, group)]
+            results.append(found)
+        return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+    assert all(run_ranks(num_ranks, work))
+
+
+def test_an_empty_tensor_is_nothing_to_wait_for() -> None:
+    def work(rank: int) -> float:
+        group = world(rank, 2)
+        all_reduce(torch.empty(0), group)
+        tensor = torch.ones(3)
+        all_reduce(tensor, group)
+        return float(tensor.sum())
+
+    assert run_ranks(2, work) == [6.0, 6.0]
+
+
+def test_transfers_arrive_in_their_order_on_each_channel() -> None:
+    """Among three ranks in a ring, more of them under way than the ring of slots holds."""
+    sizes = [3, SLOT_BYTES, 2 * SLOT_BYTES, 5, SLOTS_A_HALF * SLOT_BYTES // 4] * 3
+
+    def work(rank: int) -> bool:
+        lane = lane_of(world(rank, 3))
+        following, preceding = (rank + 1) % 3, (rank - 1) % 3
+        sends = []
+        for channel, peer in ((0, following), (1, preceding)):
+            for index, size in enumerate(sizes):
+                value = torch.full((size,), 100.0 * rank + 10.0 * channel + index)
+                sends.append(lane.start_send(value, peer, channel))
+        for channel, peer in ((1, following), (0, preceding)):
+            for index, size in enumerate(sizes):
+                value = torch.empty(size)
+                lane.start_receive(value, peer, channel).wait()
+                assert torch.all(value == 100.0 * peer + 10.0 * channel + index)
+        for send in sends:
+            send.wait()
+        return True
+
+    assert all(run_ranks(3, work))
+
+
+def test_many_more_ranks_than_cores_still_get_on() -> None:
+    cores = min(os.sched_getaffinity(0))
+
+    def work(rank: int) -> float:
+        os.sched_setaffinity(0, {cores})
+        group = world(rank, 6)
+        tensor = torch.ones(1000)
+        for _ in range(100):
+            all_reduce(tensor, group)
+            tensor.div_(6)
+        return float(tensor.sum())
+
+    assert run_ranks(6, work) == [1000.0] * 6
+
+
+def reduce_for_ever(group: Group) -> None:
+    while True:
+        all_reduce(torch.ones(4), group)
+
+
+def failure_of(group: Group, work: Callable[[Group], None]) -> tuple[str, bool, str]:
+    with pytest.raises(PeerLostError) as caught:
+        work(group)
+    return classify(caught.value), is_transport_error(caught.value), str(caught.value)
+
+
+def test_the_survivor_of_a_dead_peer_only_noticed() -> None:
+    """From a peer that really dies, without a word, once it has given its result."""
+
+    def work(rank: int) -> Any:
+        group = world(rank, 2)
+        lane_of(group)
+        return None if rank == 1 else failure_of(group, reduce_for_ever)
+
+    survivor = run_ranks(2, work, dying=(1,))[0]
+    assert survivor[:2] == ("crashed", True), survivor
+    assert "connection closed by peer" in survivor[2]
+
+
+def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says() -> None:
+    def work(rank: int) -> Any:
+        group = world(rank, 2, timeout=timedelta(seconds=0.3))
+        lane_of(group)
+        if rank == 1:
+            dist.barrier()  # its peer comes here once it has given up
+            return None
+        started = time.monotonic()
+        found = failure_of(group, reduce_for_ever)
+        waited_s = time.monotonic() - started
+        dist.barrier()
+        return *found, waited_s
+
+    reason, is_transport, message, waited_s = run_ranks(2, work)[0]
+    assert (reason, is_transport) == ("crashed", True)
+    assert "timed out waiting" in message
+    assert "rank" in message
+    assert waited_s >= 0.3
+
+
+def test_ranks_of_several_hosts_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 and 1 say that they are of one host, 2 and 3 of another."""
+
+    def work(rank: int) -> tuple[bool, bool, float]:
+        monkeypatch.setattr(groups, "host_identity", lambda: f"host {rank // 2}")
+        mesh = build_mesh(rank, Layout(tp=2, dp=2), tied_embeddings=False)
+        tensor = torch.ones(1)
+        all_reduce(tensor, mesh.replica_group)
+        all_reduce(tensor, mesh.tp_group)
+        assert mesh.tp_group is not None
+        assert mesh.world_group is not None
+        return mesh.tp_group.lane is not None, mesh.world_group.lane is not None, float(tensor)
+
+    assert run_ranks(4, work) == [(True, False, 4.0)] * 4
+
+
+def test_where_one_rank_cannot_share_all_of_its_groups_keep_to_gloo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(rank: int) -> tuple[bool, bool]:
+        if rank == 3:
+            monkeypatch.setattr(groups, "can_share", lambda: False)
+        mesh = build_mesh(rank, Layout(tp=2, pp=2), tied_embeddings=False)
+        tensor = torch.ones(1)
+        all_reduce(tensor, mesh.world_group)
+        assert float(tensor) == 4.0
+        assert mesh.tp_group is not None
+        assert mesh.pp_group is not None
+        return mesh.tp_group.lane is not None, mesh.pp_group.lane is not None
+
+    shared, mixed = (True, True), (False, False)
+    assert run_ranks(4, work) == [shared, (True, False), (False, True), mixed]
+
+
+def test_large_groups_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MOST_RANKS", 2)
+
+    def work(rank: int) -> bool:
+        return world(rank, 3).lane is None
+
+    assert all(run_ranks(3, work))
+
+
+def test_what_is_shared_has_no_name_that_could_be_left_behind() -> None:
+    def work(rank: int) -> set[Path]:
+        before = set(Path("/dev/shm").iterdir())
+        group = world(rank, 2)
+        lane_of(group)
+        all_reduce(torch.ones(4), group)
+        return {path for path in Path("/dev/shm").iterdir() if "ranks" in path.name} - before
+
+    assert run_ranks(2, work) == [set(), set()]
+    mapped = Path("/proc/self/maps").read_text()
+    assert "memfd:ranks" not in mapped, "nothing is made before the ranks are forked"
+
+
+def test_a_file_that_is_another_one_is_refused() -> None:
+    file = SharedFile(2)
+    process, descriptor, nonce = file.place
+    Region(file.place, 2)
+    with pytest.raises(ValueError, match="is another file"):
+        Region((process, descriptor, nonce + 1), 2)
+    file.close()
+    with pytest.raises(OSError):
+        Region(file.place, 2)
