@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-trainer bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-memory bench-trainer bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -59,6 +59,10 @@ test-gpu: $(INSTALLED)
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate
+
+# TABLE: peaks by rank, as of the run of 175B on Frontier.
+bench-memory: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_memory --table $(TABLE)
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record
