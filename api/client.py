@@ -152,6 +152,7 @@ class Client:
         *,
         objective: str | None = None,
         front: bool = False,
+        intervals: bool = False,
         limit: int = 20,
         offset: int = 0,
     ) -> str:
@@ -159,6 +160,7 @@ class Client:
         query = {
             "objective": objective,
             "front": front or None,
+            "intervals": intervals or None,
             "limit": limit,
             "offset": offset,
             "format": "csv",

@@ -1,31 +1,58 @@
-"""Ended trials as a measurement table: one row a trial, the same columns as published measurements."""
+"""The leaderboard as a measurement table: one row a layout, with the columns of published measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from results_db.records import CampaignRecord, TrialRecord
+from results_db.records import CampaignRecord
+from results_db.standing import Standing
 from search_spaces.cluster import Cluster
 from search_spaces.model_shape import ModelShape
 from search_spaces.tables.columns import MEASURED_COLUMNS
 from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
 
-_STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAILED": "failed"}
+INTERVAL_COLUMNS: Final = (
+    "num_runs",
+    "step_time_low_s",
+    "step_time_high_s",
+    "shortened",
+    "tied_with_first",
+)
+"""Columns of our own, which readers of the format keep aside."""
 
 
-def measurement_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
-    """Ended trials of a campaign as CSV; the columns a trial has no value for stay empty."""
+def measurement_table(
+    campaign: CampaignRecord, standings: Sequence[Standing], *, intervals: bool = False
+) -> str:
+    """Ranked layouts of a campaign as CSV, each with the median of its runs.
+
+    Args:
+        campaign: whose they are.
+        standings: the layouts, in order.
+        intervals: whether to add how often each was measured and how sure its step time is.
+    """
     common = {
         "source": f"layout-tuner campaign {campaign.name}",
         **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
         **model_values(ModelShape.from_mapping(campaign.spec["model"])),
     }
-    return table_text(common | _trial(trial) for trial in trials)
+    rows = [common | _row(standing) for standing in standings]
+    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
 
 
-def _trial(trial: TrialRecord) -> dict[str, Any]:
-    row = layout_values(trial.layout) | {"status": _STATUS[trial.state]}
-    if trial.state == "COMPLETED":
-        row |= {column: getattr(trial.measurement, column) for column in MEASURED_COLUMNS}
-    return row
+def _row(standing: Standing) -> dict[str, Any]:
+    measured = standing.trial.measurement
+    assert measured is not None  # it is ranked
+    row = layout_values(standing.trial.layout) | {"status": "completed"}
+    row |= {column: getattr(measured, column) for column in MEASURED_COLUMNS}
+    if standing.num_runs > 1:
+        row["step_time_s"] = standing.step_time_s
+        row["tokens_per_s"] = measured.tokens_per_step / standing.step_time_s
+    return row | {
+        "num_runs": standing.num_runs,
+        "step_time_low_s": standing.step_time_low_s,
+        "step_time_high_s": standing.step_time_high_s,
+        "shortened": standing.shortened,
+        "tied_with_first": standing.is_tied,
+    }

@@ -27,14 +27,17 @@ def progress_of(store: Store, campaign: CampaignRecord, now: datetime) -> Progre
     counts = store.count_trials(campaign.id)
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
     planned = trials_planned(campaign)
-    best = next(iter(store.leaderboard(campaign.id, campaign.objective, limit=1)), None)
+    if planned is not None:
+        # Repeats come on top of a legal set that is smaller than the budget.
+        planned = max(planned, sum(counts.values()) - counts["CANCELLED"])
+    best = store.winner(campaign.id, campaign.objective)
     return Progress(
         trials=counts,
         trials_ended=ended,
         trials_planned=planned,
-        best=None if best is None else best.objective(campaign.objective),
-        best_trial=None if best is None else best.number,
-        best_layout=None if best is None else best.layout_key,
+        best=None if best is None else best.value,
+        best_trial=None if best is None else best.trial.number,
+        best_layout=None if best is None else best.trial.layout_key,
         seconds_left=seconds_left(campaign, ended, planned),
         waiting_reason=waiting_reason(store, campaign, counts, now),
     )

@@ -166,7 +166,7 @@ class TrialPage(Document):
 
 
 class RankedTrial(TrialRead):
-    """A trial on the leaderboard."""
+    """A layout on the leaderboard, by its first trial, whose own measurement it shows."""
 
     rank: int
     """1 is the best of those that are listed."""
@@ -175,17 +175,29 @@ class RankedTrial(TrialRead):
     on_front: bool
     """Whether no other ranked trial is at least as good in all of the campaign's objectives, and better
     in one."""
+    value: float
+    """What it is ranked by, at the median step time of all runs of its layout."""
+    value_low: float | None
+    """Where the 95 % interval of the value begins; null where a single iteration was timed."""
+    value_high: float | None
+    """Where it ends."""
+    num_runs: int
+    """How often the layout was measured; all runs count."""
+    shortened: bool
+    """Whether it was stopped early, since it was slower than the best: it is not the winner."""
+    tied_with_first: bool
+    """Whether it cannot be told apart from the first with 95 % confidence, or is the first."""
 
 
 class LeaderboardPage(Document):
-    """Completed trials, the best first. Oversubscribed ones are never ranked."""
+    """Measured layouts, the best first. Oversubscribed trials are never ranked."""
 
     objective: str
     """What they are ranked by; more is better."""
     objectives: list[str]
     """The campaign's objectives, which the front is over."""
     total: int
-    """How many trials are ranked; with front, how many are on it."""
+    """How many layouts are ranked; with front, how many are on it."""
     constrained: int
     """Completed trials that are not ranked since they break the campaign's constraints."""
     trials: list[RankedTrial]

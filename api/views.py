@@ -8,6 +8,7 @@ from typing import Any
 from api.progress import progress_of
 from api.schemas import CampaignDetail, CampaignRead, RankedTrial, TrialDetailRead, TrialRead
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.standing import Standing
 from results_db.store import Store
 
 
@@ -54,13 +55,26 @@ def trial_read(trial: TrialRecord) -> TrialRead:
 
 
 def ranked_trial(
-    campaign: CampaignRecord, trial: TrialRecord, *, rank: int, ranked_by: str, on_front: bool
+    campaign: CampaignRecord, standing: Standing, *, rank: int, ranked_by: str, on_front: bool
 ) -> RankedTrial:
-    """A trial on the leaderboard."""
+    """A layout on the leaderboard, by its first trial."""
+    trial = standing.trial
     memory = campaign.spec["cluster"].get("device_memory_bytes")
     names = dict.fromkeys((*campaign.objectives, ranked_by))
     values = {name: trial.objective(name, device_memory_bytes=memory) for name in names}
-    return RankedTrial(**_trial_fields(trial), rank=rank, objectives=values, on_front=on_front)
+    values[ranked_by] = standing.value
+    return RankedTrial(
+        **_trial_fields(trial),
+        rank=rank,
+        objectives=values,
+        on_front=on_front,
+        value=standing.value,
+        value_low=standing.low,
+        value_high=standing.high,
+        num_runs=standing.num_runs,
+        shortened=standing.shortened,
+        tied_with_first=standing.is_tied,
+    )
 
 
 def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:

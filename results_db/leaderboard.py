@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, func, select, true
-from sqlalchemy.orm import contains_eager
+from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy.orm import Session
 
 from results_db.errors import ObjectiveUnknownError
-from results_db.models import Campaign, MeasurementRow, Trial
+from results_db.models import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialRecord
-from results_db.rows import MEASUREMENT_PARTS, trial_record
+from results_db.rows import WITH_MEASUREMENT, trial_record
+from results_db.standing import RankedLayout, Run, Standing, rank
+from search_spaces.confidence import Estimate, can_be_told_apart
 from search_spaces.objectives import (
     OBJECTIVES,
     SECONDS_PER_HOUR,
     measured_objective,
     pareto_front,
 )
+from search_spaces.pooling import pooled_estimate, spread_of_runs
 
 
 class Leaderboard(StorePart):
@@ -33,40 +39,56 @@ class Leaderboard(StorePart):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[TrialRecord]:
-        """The campaign's completed trials, the best first; of equals, the earlier one.
+        """The first trial of each layout of `standings`, in that order."""
+        found = self.standings(campaign_id, objective, among=among, limit=limit, offset=offset)
+        return [standing.trial for standing in found]
 
-        Oversubscribed measurements are never ranked: their ranks shared devices. Nor are those that
-        break the campaign's constraints.
+    def standings(
+        self,
+        campaign_id: int,
+        objective: str,
+        *,
+        among: Collection[int] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Standing]:
+        """The layouts that the campaign measured, the best first; of equals, the earlier one.
+
+        Repeats of a layout count together. Oversubscribed measurements are never ranked: their ranks
+        shared devices. Nor are those that break the campaign's constraints. One that was stopped early
+        is never the first while any was measured in full.
 
         Args:
             campaign_id: of the campaign.
             objective: what to rank by.
-            among: ids of the trials to list; None: every ranked one.
-            limit: most trials to return.
+            among: ids of trials whose layouts are listed; None: every ranked one.
+            limit: most layouts to return.
             offset: how many of the best to pass over.
 
         Raises:
             ObjectiveUnknownError: nothing is ranked by this name.
         """
-        query = (
-            select(Trial)
-            .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-            .where(ranked(campaign_id))
-            .where(true() if among is None else Trial.id.in_(among))
-            .order_by(_column(objective).desc(), MeasurementRow.trial_id)
-            .options(contains_eager(Trial.measurement).options(*MEASUREMENT_PARTS))
-            .limit(limit)
-            .offset(offset)
-        )
         with self._db.read() as session:
-            return [trial_record(row) for row in session.scalars(query)]
+            layouts = rank(_runs(session, campaign_id, objective))
+            if among is not None:
+                wanted = set(among)
+                layouts = [
+                    each for each in layouts if any(run.trial_id in wanted for run in each.runs)
+                ]
+            page = layouts[offset : None if limit is None else offset + limit]
+            return _standings(session, layouts, page)
+
+    def winner(self, campaign_id: int, objective: str) -> Standing | None:
+        """The best layout that was measured in full; None while there is none."""
+        for standing in self.standings(campaign_id, objective, limit=1):
+            return None if standing.shortened else standing
+        return None
 
     def count_ranked(self, campaign_id: int) -> int:
-        """How many trials the campaign's leaderboard has."""
+        """How many layouts the campaign's leaderboard has."""
         with self._db.read() as session:
             query = (
-                select(func.count())
-                .select_from(Trial)
+                select(func.count(Trial.layout_key.distinct()))
                 .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
                 .where(ranked(campaign_id))
             )
@@ -84,10 +106,15 @@ class Leaderboard(StorePart):
             return session.scalar(query) or 0
 
     def front(self, campaign: CampaignRecord) -> frozenset[int]:
-        """Ids of the ranked trials that no other beats, over all objectives of the campaign."""
+        """Ids of the ranked trials that no other beats, over all objectives of the campaign.
+
+        A layout that was measured several times stands with the median of each figure, by the id of its
+        first trial.
+        """
         query = (
             select(
                 Trial.id,
+                Trial.layout_key,
                 Trial.num_nodes,
                 MeasurementRow.tokens_per_s,
                 MeasurementRow.tokens_per_s_per_device,
@@ -102,17 +129,113 @@ class Leaderboard(StorePart):
         with self._db.read() as session:
             rows = session.execute(query).all()
         device_memory_bytes = campaign.spec["cluster"].get("device_memory_bytes")
-        values = [
-            [
-                measured_objective(
-                    name, row, num_nodes=row.num_nodes, device_memory_bytes=device_memory_bytes
-                )
-                for name in campaign.objectives
-            ]
-            for row in rows
-        ]
-        is_front = pareto_front(np.array(values, dtype=np.float64))
-        return frozenset(row.id for row, stands in zip(rows, is_front, strict=True) if stands)
+        values: defaultdict[str, list[list[float | None]]] = defaultdict(list)
+        first_id: dict[str, int] = {}
+        for row in rows:
+            first_id.setdefault(row.layout_key, row.id)
+            values[row.layout_key].append(
+                [
+                    measured_objective(
+                        name, row, num_nodes=row.num_nodes, device_memory_bytes=device_memory_bytes
+                    )
+                    for name in campaign.objectives
+                ]
+            )
+        pooled = [np.median(np.array(runs, dtype=np.float64), axis=0) for runs in values.values()]
+        is_front = pareto_front(np.array(pooled))
+        ids = first_id.values()
+        return frozenset(id_ for id_, stands in zip(ids, is_front, strict=True) if stands)
+
+
+def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
+    query = (
+        select(
+            Trial.id,
+            Trial.layout_key,
+            _column(objective),
+            MeasurementRow.step_time_s,
+            MeasurementRow.shortened,
+        )
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(ranked(campaign_id))
+    )
+    return [
+        Run(
+            trial_id=trial_id, layout_key=key, value=value, step_time_s=seconds, shortened=shortened
+        )
+        for trial_id, key, value, seconds, shortened in session.execute(query)
+    ]
+
+
+def _standings(
+    session: Session, layouts: Sequence[RankedLayout], page: Sequence[RankedLayout]
+) -> list[Standing]:
+    """The layouts of one page, each compared with the first of all."""
+    if not page:
+        return []
+    spread = spread_of_runs([run.step_time_s for run in layout.runs] for layout in layouts)
+    first = layouts[0]
+    timed = _timed_iterations(session, [*page, first])
+    trials = _first_trials(session, page)
+
+    def estimate(layout: RankedLayout) -> Estimate | None:
+        # What was measured elsewhere may have a figure and no iterations.
+        runs = [timed.get(run.trial_id) or [run.step_time_s] for run in layout.runs]
+        return pooled_estimate(runs, spread)
+
+    best = estimate(first)
+    return [
+        _standing(layout, trials[layout.first.trial_id], estimate(layout), first, best)
+        for layout in page
+    ]
+
+
+def _standing(
+    layout: RankedLayout,
+    trial: TrialRecord,
+    estimate: Estimate | None,
+    first: RankedLayout,
+    best: Estimate | None,
+) -> Standing:
+    value, seconds = layout.value, layout.step_time_s
+    if estimate is None or best is None:
+        is_tied = value == first.value
+    else:
+        # At equal step times they would be as far apart as their objectives are.
+        apart = replace(estimate, log_s=best.log_s + math.log(value / first.value))
+        is_tied = not can_be_told_apart(best, apart)
+    factor = None if estimate is None else estimate.factor
+    return Standing(
+        trial=trial,
+        value=value,
+        low=None if factor is None else value / factor,
+        high=None if factor is None else value * factor,
+        step_time_s=seconds,
+        step_time_low_s=None if factor is None else seconds / factor,
+        step_time_high_s=None if factor is None else seconds * factor,
+        trial_ids=tuple(run.trial_id for run in layout.runs),
+        shortened=layout.shortened,
+        is_tied=is_tied,
+    )
+
+
+def _timed_iterations(
+    session: Session, layouts: Sequence[RankedLayout]
+) -> Mapping[int, list[float]]:
+    ids = {run.trial_id for layout in layouts for run in layout.runs}
+    query = select(IterationRow.trial_id, IterationRow.step_time_s).where(
+        IterationRow.trial_id.in_(ids), IterationRow.kind == "timed"
+    )
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for trial_id, seconds in session.execute(query):
+        found[trial_id].append(seconds)
+    return found
+
+
+def _first_trials(session: Session, page: Sequence[RankedLayout]) -> Mapping[int, TrialRecord]:
+    query = select(Trial).where(Trial.id.in_([layout.first.trial_id for layout in page]))
+    rows = session.scalars(query.options(WITH_MEASUREMENT))
+    return {row.id: trial_record(row) for row in rows}
 
 
 def ranked(campaign_id: int) -> ColumnElement[bool]:

@@ -19,6 +19,7 @@ from search_spaces.objectives import OBJECTIVES
     "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Rows to show."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print a measurement table.")
+@click.option("--intervals", is_flag=True, help="With --csv: also runs, intervals and ties.")
 @json_option
 @service_options
 def leaderboard(
@@ -27,10 +28,13 @@ def leaderboard(
     front: bool,
     limit: int,
     as_csv: bool,
+    intervals: bool,
     as_json: bool,
     client: Client,
 ) -> None:
-    """Rank a campaign's completed trials, the best first.
+    """Rank the layouts that a campaign measured, the best first.
+
+    Repeats of a layout count together; what follows the figure is half of its 95 % interval.
 
     A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials that
     break its constraints are counted, and not ranked.
@@ -38,7 +42,9 @@ def leaderboard(
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
     if as_csv:
-        table = client.leaderboard_csv(campaign, objective=objective, front=front, limit=limit)
+        table = client.leaderboard_csv(
+            campaign, objective=objective, front=front, intervals=intervals, limit=limit
+        )
         click.echo(table, nl=False)
         return
     page = client.leaderboard(campaign, objective=objective, front=front, limit=limit)
@@ -49,6 +55,8 @@ def leaderboard(
         _print_ranking(campaign, page, front=front)
     else:
         click.echo(f"campaign {campaign} has no ranked trial yet")
+    for line in _notes(page):
+        click.echo(line)
     if page.constrained:
         click.echo(
             f"{page.constrained} completed trials break the campaign's constraints and are not ranked"
@@ -73,6 +81,8 @@ def _print_ranking(campaign: str, page: LeaderboardPage, *, front: bool) -> None
         *(f">{unit(name)}" for name in others),
         *(("front",) if others else ()),
         ">step",
+        ">95 %",
+        ">runs",
         ">MFU",
         ">memory",
     )
@@ -80,6 +90,24 @@ def _print_ranking(campaign: str, page: LeaderboardPage, *, front: bool) -> None
     title = f"{campaign}: {what}the best {len(page.trials)} of {page.total} by {page.objective}"
     rows = [_row(trial, (page.objective, *others)) for trial in page.trials]
     print_table(columns, rows, title)
+
+
+def _half_interval(trial: RankedTrial) -> str:
+    if trial.value_high is None:
+        return "-"
+    return f"±{trial.value_high / trial.value - 1:.1%}"
+
+
+def _notes(page: LeaderboardPage) -> list[str]:
+    """What the order alone does not say: who is as good as the first, and who was stopped early."""
+    tied = [str(trial.number) for trial in page.trials[1:] if trial.tied_with_first]
+    short = [str(trial.number) for trial in page.trials if trial.shortened]
+    notes = []
+    if tied:
+        notes.append(f"cannot be told apart from the first (95 %): trial {', '.join(tied)}")
+    if short:
+        notes.append(f"stopped early, slower than the best of their time: trial {', '.join(short)}")
+    return notes
 
 
 def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,9 +125,12 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
         str(trial.global_batch_size),
         zero(layout),
         layout_extras(layout),
-        *(objective_figure(name, trial.objectives[name]) for name in objectives),
+        objective_figure(objectives[0], trial.value),
+        *(objective_figure(name, trial.objectives[name]) for name in objectives[1:]),
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
         f"{measured.step_time_s:.4g} s",
+        _half_interval(trial),
+        str(trial.num_runs),
         f"{measured.mfu:.1%}",
         memory(measured.peak_memory_bytes),
     )

@@ -50,8 +50,9 @@ def export_trial(
 
 
 def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
-    for trial in store.leaderboard(campaign.id, campaign.objective, limit=1):
-        return trial
+    best = store.winner(campaign.id, campaign.objective)
+    if best is not None:
+        return best.trial
     raise ExportUnavailableError(
         f"campaign {campaign.name!r} has no ranked trial to export; wait for one, or name a trial"
     )

@@ -61,18 +61,23 @@ def read_leaderboard(
         Literal["json", "csv"],
         Query(description="csv is the measurement-table format."),
     ] = "json",
+    intervals: Annotated[
+        bool, Query(description="In csv: also how often each was measured, and how sure it is.")
+    ] = False,
 ) -> LeaderboardPage | Response:
-    """Rank a campaign's completed trials, the best first.
+    """Rank the layouts that a campaign measured, the best first, each with a 95 % interval.
 
+    Repeats of a layout count together, by the median of their step times; its first trial stands for it.
     Oversubscribed ones are never ranked, nor are those that break the campaign's constraints.
     """
     ranked_by = objective or campaign.objective
     on_front = store.front(campaign)
-    found = store.leaderboard(
+    found = store.standings(
         campaign.id, ranked_by, among=on_front if front else None, limit=limit, offset=offset
     )
     if format == "csv":
-        return Response(measurement_table(campaign, found), media_type="text/csv")
+        table = measurement_table(campaign, found, intervals=intervals)
+        return Response(table, media_type="text/csv")
     total = len(on_front) if front else store.count_ranked(campaign.id)
     end = offset + len(found)
     return LeaderboardPage(
@@ -82,9 +87,13 @@ def read_leaderboard(
         constrained=store.count_constrained(campaign.id),
         trials=[
             ranked_trial(
-                campaign, trial, rank=rank, ranked_by=ranked_by, on_front=trial.id in on_front
+                campaign,
+                standing,
+                rank=rank,
+                ranked_by=ranked_by,
+                on_front=standing.trial.id in on_front,
             )
-            for rank, trial in enumerate(found, offset + 1)
+            for rank, standing in enumerate(found, offset + 1)
         ],
         next_offset=end if found and end < total else None,
     )

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from search_spaces.layout import Layout
 from search_spaces.tables import COLUMNS
 from tests.api.service import Api
-from tests.results_db.factories import failed, make_measurement
+from tests.results_db.factories import completed, failed, make_measurement
 
 PUBLISHED_COLUMNS = (
     "source,cluster,device_memory_gb,num_devices,devices_per_node,model,num_layers,hidden_size,"
@@ -175,3 +175,39 @@ def test_a_trial_that_did_not_complete_is_not_exported(api_with_trials: Api) -> 
     api.report(worker, lease, failed("crashed"))
     problem = api.get("/campaigns/first/exports", status=409, format="megatron-lm", trial=5)
     assert "is FAILED (crashed);" in problem["detail"]
+
+
+def test_the_leaderboard_pools_repeats_and_says_how_sure_it_is(api: Api, http: TestClient) -> None:
+    campaign = api.submit()
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
+    api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=110.0)
+    again = api.store.repeat_trial(api.store.trials(campaign["id"])[0].id)
+    outcome = completed(again.layout, tokens_per_s=130.0)
+    api.report(worker, api.lease(worker), outcome)
+    best, second = api.get("/campaigns/first/leaderboard")["trials"]
+    assert (best["number"], best["num_runs"], second["num_runs"]) == (1, 2, 1)
+    pooled = 2 / (1 / 100.0 + 1 / 130.0)
+    assert best["value"] == best["objectives"]["tokens_per_s"] == pytest.approx(pooled)
+    assert best["value_low"] < pooled < best["value_high"]
+    assert best["tied_with_first"]
+    assert second["tied_with_first"], "the two runs of the first are further apart than that"
+    query = {"format": "csv", "intervals": "true"}
+    table = http.get("/v1/campaigns/first/leaderboard", params=query).text
+    header, *_ = table.splitlines()
+    assert header.startswith(PUBLISHED_COLUMNS + ",num_runs,step_time_low_s")
+    first, _ = csv.DictReader(io.StringIO(table))
+    assert (first["num_runs"], first["shortened"], first["tied_with_first"]) == ("2", "0", "1")
+    assert float(first["tokens_per_s"]) == pytest.approx(pooled)
+    assert api.get("/campaigns/first")["progress"]["best"] == pytest.approx(pooled)
+
+
+def test_a_layout_that_was_stopped_early_is_shown_as_such_and_not_exported(api: Api) -> None:
+    api.submit()
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8), shortened=True, iterations_asked=10)
+    (only,) = api.get("/campaigns/first/leaderboard")["trials"]
+    assert only["shortened"]
+    assert only["measurement"]["iterations_asked"] == 10
+    assert api.get("/campaigns/first")["progress"]["best"] is None
+    api.get("/campaigns/first/exports", status=409, format="trainer")
