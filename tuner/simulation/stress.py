@@ -1,14 +1,15 @@
 """A landscape on which the estimates are wrong in form: what a search must survive, not what is likely.
 
-Each term of the closed-form step time is off by 40 to 60 %, up or down, and on top lies a smooth
-distortion of 20 % over the knobs that no weighting of the terms can express. Memory is off by 10 to
-15 %, and an allocator takes some more.
+Each term of the closed-form step time, as it is believed before any measurement, is off by 40 to 60 %,
+up or down, and on top lies a smooth distortion of 20 % over the knobs that no weighting of the terms
+can express. Memory is off by 10 to 15 %, and an allocator takes some more.
 """
 
 # ruff: noqa: N806 (arrays carry their shape in the name: N layouts, K knobs, F features, T terms)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import time_terms
+from search_spaces.estimates.time import PRIOR, time_terms
 from search_spaces.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
@@ -26,8 +27,9 @@ Floats = NDArray[np.float64]
 TERM_ERROR: Final = (0.4, 0.6)
 """By what share a term of the step time is wrong."""
 
-DISTORTION: Final = 0.2
-"""Standard deviation of the distortion's logarithm over the landscape."""
+DISTORTION: Final = 0.2 / math.sqrt(2)
+"""Standard deviation of the distortion's logarithm over the landscape: that of a wave whose amplitude is
+20 %."""
 
 MEMORY_ERROR: Final = (0.10, 0.15)
 """By what share the memory estimate is wrong, one way for all layouts."""
@@ -35,7 +37,7 @@ MEMORY_ERROR: Final = (0.10, 0.15)
 _FRAGMENTATION: Final = 0.03
 _NUM_FEATURES: Final = 256
 _LENGTH_SCALE: Final = 3.0
-"""Doublings of one knob over which the distortion changes: it is smooth, and yet not flat."""
+"""Doublings of one knob over which the distortion changes; knobs have three to five."""
 
 _DOUBLING: Final = ("tp", "pp", "dp", "vpp", "micro_batch_size", "num_microbatches")
 _CODED: Final = ("zero_stage", "recompute", "sequence_parallel")
@@ -57,7 +59,7 @@ class StressedEstimates:
         cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, rng: np.random.Generator
     ) -> Self:
         """The estimates of these layouts, each part of them wrong."""
-        terms_NT = time_terms(columns, model, cluster).seconds
+        terms_NT = time_terms(columns, model, cluster).seconds * PRIOR
         off = 1 + _signed(rng, *TERM_ERROR, terms_NT.shape[1])
         distortion = np.exp(DISTORTION * smooth_field(columns, rng))
         memory = peak_memory_bytes(columns, model) * (1 + _signed(rng, *MEMORY_ERROR, 1))
