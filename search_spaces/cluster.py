@@ -58,9 +58,9 @@ class Cluster:
     """Effective collective bandwidth between nodes, a device."""
     host_operation_s: float = 10e-6
     """Time that the host takes for one operation of eager PyTorch, its autograd included."""
-    intra_node_latency_s: float = 10e-6
+    intra_node_latency_s: float = 3.4e-6
     """Latency of a collective or a transfer inside a node, beyond its bytes."""
-    inter_node_latency_s: float = 20e-6
+    inter_node_latency_s: float = 14e-6
     """Latency of a step of a collective, or of a transfer, between nodes."""
     source: str = ""
     """Where the numbers come from; says "generic constants" where they are guesses."""

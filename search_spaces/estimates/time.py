@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES, terms_of
+from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES, Kind, terms_of
+from search_spaces.estimates.time_sums import StepSums
 from search_spaces.estimates.time_terms import StepShape, all_terms
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
@@ -21,12 +22,15 @@ Floats = NDArray[np.float64]
 PRIOR: Final = np.array([prior.median for prior in FACTOR_PRIORS.values()])
 """Every term's factor as it is believed to be before any measurement."""
 
+_EXPECTED: Final = {prior.name: prior.median for prior in FACTOR_PRIORS.values()}
+
 _CHUNK: Final = 4096
 """Layouts at once: what a term makes on the way then stays in the processor's cache."""
 
 _DEVICE: Final = terms_of("device")
 _HOST: Final = terms_of("host")
 _REDUCTION: Final = terms_of("reduction")
+_ODDS: Final = terms_of("odds")
 _REST: Final = terms_of("rest")
 
 
@@ -37,89 +41,37 @@ class TimeTerms:
     names: tuple[str, ...]
     """What each term is, as `time_factors` explains."""
     seconds: Floats
-    """One row a layout, one column a term."""
+    """One row a layout, one column a term; of the odds, the seconds that they are about."""
     backward_share: Floats
-    """Share of the devices' work in a step that the backward pass of the last micro-batch is."""
+    """Share of the blocks' work in a step that the backward pass of the last micro-batch is."""
 
     def step_time_s(self, factors: Floats = PRIOR) -> Floats:
         """Seconds of a step of each layout, each term times its factor (or its row of factors)."""
-        return _Sums.of(self.seconds * factors, self.backward_share).total
+        return self._sums(factors).total
 
     def shares(self, factors: Floats = PRIOR) -> Floats:
         """By how much the step grows with each factor: d log(step) / d log(factor), a row a layout."""
+        sums = self._sums(factors)
+        grown = self.seconds * factors
+        grown[:, _DEVICE] *= sums.device_weight[:, None]
+        grown[:, _HOST] *= sums.host_weight[:, None]
+        grown[:, _REDUCTION] *= sums.reduction_weight[:, None]
+        grown[:, _ODDS] = np.where(self.seconds[:, _ODDS] > 0, sums.odds_weight[:, None], 0.0)
+        return np.asarray(grown / sums.total[:, None], dtype=np.float64)
+
+    def _sums(self, factors: Floats) -> StepSums:
         seconds = self.seconds * factors
-        sums = _Sums.of(seconds, self.backward_share)
-        weights = np.ones_like(seconds)
-        weights[:, _DEVICE] = sums.device_weight[:, None]
-        weights[:, _HOST] = sums.host_weight[:, None]
-        weights[:, _REDUCTION] = sums.reduction_weight[:, None]
-        return np.asarray(weights * seconds / sums.total[:, None], dtype=np.float64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Sums:
-    """The terms summed by kind, and the step that they come to.
-
-    Two things at once take as long as the longer one, a little more where they are about equal: their
-    4-norm, 1.19 times either then.
-    """
-
-    device: Floats
-    host: Floats
-    reduction: Floats
-    rest: Floats
-    backward_share: Floats
-
-    @classmethod
-    def of(cls, seconds: Floats, backward_share: Floats) -> _Sums:
-        return cls(
-            device=seconds[:, _DEVICE].sum(axis=1),
-            host=seconds[:, _HOST].sum(axis=1),
-            reduction=seconds[:, _REDUCTION].sum(axis=1),
+        sums = {
+            kind: seconds[:, places].sum(axis=1)
+            for kind, places in (("device", _DEVICE), ("host", _HOST), ("reduction", _REDUCTION))
+        }
+        odds = np.where(self.seconds[:, _ODDS] > 0, np.atleast_2d(factors)[:, _ODDS], 0.0)
+        return StepSums(
+            **sums,
             rest=seconds[:, _REST].sum(axis=1),
-            backward_share=backward_share,
+            odds=odds.sum(axis=1),
+            backward_share=self.backward_share,
         )
-
-    @property
-    def busy(self) -> Floats:
-        return _longer(self.device, self.host)
-
-    @property
-    def window(self) -> Floats:
-        """What a reduction can hide behind."""
-        return self.backward_share * self.busy
-
-    @property
-    def exposed(self) -> Floats:
-        """What a reduction takes beyond the pass that it runs beside."""
-        return _longer(self.reduction, self.window) - self.window
-
-    @property
-    def total(self) -> Floats:
-        return self.busy + self.exposed + self.rest
-
-    @property
-    def busy_weight(self) -> Floats:
-        """Growth of the total with busy: a longer backward pass hides more."""
-        gained = (self.window / _longer(self.reduction, self.window)) ** 3 - 1.0
-        return 1.0 + self.backward_share * gained
-
-    @property
-    def device_weight(self) -> Floats:
-        return self.busy_weight * (self.device / self.busy) ** 3
-
-    @property
-    def host_weight(self) -> Floats:
-        return self.busy_weight * (self.host / self.busy) ** 3
-
-    @property
-    def reduction_weight(self) -> Floats:
-        return (self.reduction / _longer(self.reduction, self.window)) ** 3
-
-
-def _longer(first: Floats, second: Floats) -> Floats:
-    squares = np.square(np.square(first)) + np.square(np.square(second))
-    return np.asarray(np.sqrt(np.sqrt(squares)), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +95,7 @@ def time_terms(layouts: Layout | LayoutColumns, model: ModelShape, cluster: Clus
     seconds = np.empty((len(TERM_NAMES), columns.tp.size))
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
-        backward_share[rows] = _backward_share(step)
+        backward_share[rows] = step.backward_share
         for place, (_, term) in enumerate(_terms(step)):
             seconds[place, rows] = term
     return TimeTerms(names=TERM_NAMES, seconds=seconds.T, backward_share=backward_share)
@@ -166,10 +118,11 @@ def step_time_s(
     columns = flattened(LayoutColumns.of(layouts))
     total = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
-        sums = {kind: np.zeros(step.tp.shape) for kind in ("device", "host", "reduction", "rest")}
+        sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
         for factor, (name, term) in zip(factors, _terms(step), strict=True):
-            sums[FACTOR_PRIORS[name].kind] += factor * term
-        total[rows] = _Sums(**sums, backward_share=_backward_share(step)).total
+            kind = FACTOR_PRIORS[name].kind
+            sums[kind] += factor * (term > 0 if kind == "odds" else term)
+        total[rows] = StepSums(**sums, backward_share=step.backward_share).total
     return total
 
 
@@ -183,9 +136,10 @@ def step_time_parts(
     """
     terms = time_terms(layout, model, cluster)
     seconds = (terms.seconds * factors)[0]
-    sums = _Sums.of(seconds[None], terms.backward_share)
+    sums = terms._sums(factors)
     seconds[_HOST] *= (sums.busy - sums.device) / sums.host
-    seconds[_REDUCTION] *= sums.exposed / np.maximum(sums.reduction, np.finfo(float).tiny)
+    seconds[_REDUCTION] *= sums.waited / np.maximum(sums.reduction, np.finfo(float).tiny)
+    seconds[_ODDS] = 0.0
     return [
         TimePart(name=name, meaning=FACTOR_PRIORS[name].meaning, seconds=float(part))
         for name, part in zip(TERM_NAMES, seconds, strict=True)
@@ -211,14 +165,5 @@ def _steps(
         yield rows, StepShape.of(part, model, cluster)
 
 
-def _backward_share(step: StepShape) -> Floats:
-    passes = 1.0 + step.forward_passes
-    return np.asarray(passes / (1.0 + passes) / step.slots, dtype=np.float64)
-
-
 def _terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """Every term; the backward pass that hides a reduction is taken at the matrices' own prior."""
-    matrices = FACTOR_PRIORS["matrices"].median
-    flops = 2.0 * step.model.layer_forward_flops_per_token * step.tokens / step.tp
-    backward_s = matrices * flops * step.model.num_layers / step.pp / step.peak_flops_per_s
-    return all_terms(step, backward_s)
+    return all_terms(step, _EXPECTED)

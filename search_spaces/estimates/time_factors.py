@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-Kind = Literal["device", "host", "reduction", "rest"]
+Kind = Literal["device", "host", "reduction", "odds", "rest"]
 """How a term adds to the step. device and host work side by side, and the longer counts; a reduction
-counts where the backward pass of the last micro-batch cannot hide it; the rest is added."""
+counts where the backward pass of the last micro-batch cannot hide it, or does not: the odds are its
+not doing so; the rest is added."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +44,23 @@ _FACTORS: Final = (
     # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
     # backward pass, and skips half of the products, which the term counts, under a causal mask.
     _factor("attention", "device", 1.2, 0.4, "attention"),
+    # Nothing of it is left where attention is fused, and all where it is not.
+    _factor("attention_bytes", "device", 0.1, 1.5, "memory traffic of attention that is not fused"),
     _factor("matrix_bytes", "device", 0.7, 0.7, "memory traffic of the matrices"),
     _factor("elementwise", "device", 1.5, 0.5, "norms, activations, residual sums"),
-    _factor("head", "device", 1.5, 0.3, "output projection"),
-    _factor("logits", "device", 1.5, 0.5, "logits and loss"),
-    # The cluster's bandwidths are effective ones already.
+    _factor("kernels", "device", 1.0, 0.6, "starting and draining kernels"),
     _factor("tensor_inside", "device", 1.1, 0.4, "tensor parallel inside a node"),
     _factor("tensor_across", "device", 1.5, 0.8, "tensor parallel between nodes"),
-    _factor("tensor_latency", "device", 1.5, 0.8, "latency of tensor parallelism"),
+    _factor("latency_inside", "device", 1.5, 0.6, "latency of tensor parallelism inside a node"),
+    _factor("latency_across", "device", 1.5, 0.8, "latency of tensor parallelism between nodes"),
+    _factor("head", "device", 1.5, 0.3, "output projection"),
+    _factor("logits", "device", 1.0, 0.5, "logits and loss"),
+    # The cluster's bandwidths are effective ones already.
     _factor("accumulation", "device", 1.2, 0.6, "adding up gradients"),
+    _factor("imbalance", "device", 1.0, 0.4, "waiting for the slowest stage of the best split"),
+    _factor(
+        "equal_layers", "device", 0.5, 0.8, "waiting for the output where layers are cut equally"
+    ),
     _factor("host", "host", 1.5, 0.6, "the host's work on the blocks"),
     _factor("host_tensor", "host", 1.5, 0.6, "the host's work on tensor-parallel collectives"),
     _factor("each_microbatch", "host", 1.0, 1.0, "a constant a micro-batch"),
@@ -60,14 +69,10 @@ _FACTORS: Final = (
     _factor("data_congestion", "reduction", 0.1, 1.0, "congestion of the gradient reduction"),
     _factor("data_latency", "reduction", 1.5, 0.8, "latency of the gradient reduction"),
     # PyTorch's DDP overlaps it; most trainers with sharded optimizers do so only when they are told.
-    _factor("data_hidden", "rest", 0.3, 0.8, "gradient reduction beside the backward pass"),
-    _factor("shards_hidden", "rest", 0.6, 0.8, "gradient scattering beside the backward pass"),
+    _factor("data_overlap", "odds", 0.3, 1.0, "gradient reduction beside the backward pass"),
+    _factor("shards_overlap", "odds", 1.0, 1.0, "gradient scattering beside the backward pass"),
     _factor("weights_gather", "rest", 1.5, 0.6, "gathering of the weights after a ZeRO step"),
     _factor("gather_latency", "rest", 1.5, 0.8, "latency of that gathering"),
-    _factor("imbalance", "rest", 1.0, 0.4, "waiting for the slowest stage of the best split"),
-    _factor(
-        "equal_layers", "rest", 0.5, 0.8, "waiting for the output where layers are cut equally"
-    ),
     _factor("pipeline_inside", "rest", 1.5, 0.8, "transfers between stages inside a node"),
     _factor("pipeline_across", "rest", 1.5, 0.8, "transfers between stages on different nodes"),
     _factor("pipeline_latency", "rest", 2.0, 0.8, "latency between stages"),

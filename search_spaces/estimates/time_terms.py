@@ -8,7 +8,7 @@ sum of the terms, each times its factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,8 +34,16 @@ OPTIMIZER_BYTES: Final = 38.0
 gradients' norm reads them once more, and clearing them writes them."""
 ACCUMULATION_BYTES: Final = 10.0
 """Adding a 16-bit gradient to the fp32 sum: read both, write the sum."""
-LOGIT_BYTES: Final = 24.0
-"""The logits in fp32 are written and read about three times: by the loss, its softmax, its gradient."""
+LOGIT_BYTES: Final = 60.0
+"""What a logit moves where nothing is fused: its cast 6, the maximum 4, subtraction 8, exponential 8,
+sum 4, division 8, gradient 8, scaling 8, and the cast back 6."""
+SCORE_PASSES: Final = 5.0
+"""Times that a pass reads or writes the attention scores where they are stored: their product, mask and
+scaling, softmax, dropout, and the product with the values."""
+KERNEL_S: Final = 3e-6
+"""Time that a kernel takes on the device however little it does: to start, and to drain."""
+COLLECTIVE_S: Final = 1e-5
+"""Latency of any collective, before its first step."""
 EACH_MICROBATCH_S: Final = 1e-3
 """Host time of a micro-batch outside the blocks: data, loss, schedule. An order of magnitude."""
 EACH_STEP_S: Final = 1e-2
@@ -105,6 +113,12 @@ class StepShape:
         )
 
     @property
+    def backward_share(self) -> Floats:
+        """Share of the blocks' work in a step that the last micro-batch's backward pass is."""
+        passes = 1.0 + self.forward_passes
+        return np.asarray(passes / (1.0 + passes) / self.slots, dtype=np.float64)
+
+    @property
     def layer_slots(self) -> Floats:
         """Layer-times a step on the slowest path, were the layers shared out evenly."""
         return self.model.num_layers / self.pp * self.slots
@@ -142,8 +156,17 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     attention_passes = passes + step.recomputes_attention
     yield "matrices", slots * passes * matrix_flops / step.peak_flops_per_s
     yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
+    scores = model.num_heads * model.seq_length * step.tokens / step.tp
+    score_bytes = attention_passes * SCORE_PASSES * step.element_bytes * scores
+    yield "attention_bytes", slots * score_bytes / bandwidth
     yield "matrix_bytes", slots * passes * _matrix_bytes(step) / bandwidth
     yield "elementwise", slots * passes * _elementwise_bytes(step) / bandwidth
+    yield "kernels", slots * _operations(step) * KERNEL_S
+
+
+def _operations(step: StepShape) -> Floats:
+    """Operations of a block and micro-batch; each is about a kernel on the device."""
+    return HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
 
 
 def _matrix_bytes(step: StepShape) -> Floats:
@@ -202,7 +225,9 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     inside = step.links.tensor_inside
     yield "tensor_inside", np.where(inside, seconds, 0.0)
     yield "tensor_across", np.where(inside, 0.0, seconds)
-    yield "tensor_latency", count * 2.0 * (t - 1.0) * step.links.tensor_latency_s
+    latency = count * (COLLECTIVE_S + 2.0 * (t - 1.0) * step.links.tensor_latency_s)
+    yield "latency_inside", np.where(inside, latency, 0.0)
+    yield "latency_across", np.where(inside, 0.0, latency)
 
 
 def _collectives(step: StepShape) -> Floats:
@@ -213,9 +238,8 @@ def _collectives(step: StepShape) -> Floats:
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """What the host does meanwhile: it tells a device every operation, and waits when it is ahead."""
-    operations = HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
     collectives = HOST_COLLECTIVE * _collectives(step)
-    yield "host", step.layer_slots * operations * step.cluster.host_operation_s
+    yield "host", step.layer_slots * _operations(step) * step.cluster.host_operation_s
     yield "host_tensor", collectives * step.cluster.host_operation_s
     yield "each_microbatch", step.slots * EACH_MICROBATCH_S
 
@@ -244,30 +268,33 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     yield "data_across", np.where(links.data_inside, 0.0, bytes_s)
     yield "data_congestion", bytes_s * links.data_doublings
     yield "data_latency", latency_s
-    yield "data_hidden", np.where(step.is_zero, 0.0, hidden)
-    yield "shards_hidden", np.where(step.is_zero, hidden, 0.0)
+    yield "data_overlap", np.where(step.is_zero, 0.0, hidden)
+    yield "shards_overlap", np.where(step.is_zero, hidden, 0.0)
     gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
     yield "weights_gather", np.where(step.is_zero, gather, 0.0)
     yield "gather_latency", np.where(step.is_zero, buckets * (z - 1.0) * links.data_latency_s, 0.0)
 
 
-def stage_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
     """What the stages' being unequal costs: with the best split of the layers, and with equal ones.
 
     1F1B takes (m - 1) times the slowest stage and once through all of them. An equal split gives every
     stage L / p layers and the last the output as well; the best one leaves layers out of the last.
+
+    Args:
+        step: the step.
+        layer_s: a block and micro-batch, as it is expected before any measurement.
+        head_s: the output, likewise.
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
-    layer_flops = (2.0 + step.forward_passes) * step.model.layer_forward_flops_per_token
-    layer = layer_flops * step.tokens / step.tp / step.peak_flops_per_s
-    head = _head_s(step)
-    even = (layers * layer + head) / step.pp
-    kept = np.floor(np.maximum((even - head) / layer, 0.0))
+    even = (layers * layer_s + head_s) / step.pp
+    kept = np.floor(np.maximum((even - head_s) / layer_s, 0.0))
     others = np.ceil((layers - kept) / np.maximum(step.pp - 1.0, 1.0))
-    slowest = np.maximum(kept * layer + head, others * layer)
+    slowest = np.maximum(kept * layer_s + head_s, others * layer_s)
     best = np.where(step.pp > 1, np.maximum(slowest - even, 0.0), 0.0)
     each = np.ceil(layers / step.pp)
-    equal = np.maximum(each * layer, (layers - each * (step.pp - 1.0)) * layer + head)
+    last = np.maximum(layers - each * (step.pp - 1.0), 0.0)
+    equal = np.maximum(each * layer_s, last * layer_s + head_s)
     yield "imbalance", later * best
     yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
 
@@ -289,15 +316,25 @@ def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
-def all_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
-    """Every term of a step, in the order of `TERM_NAMES`."""
-    yield from layer_terms(step)
-    yield from head_terms(step)
-    yield from tensor_terms(step)
+def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[str, Floats]]:
+    """Every term of a step, in the order of `TERM_NAMES`.
+
+    Args:
+        step: the step.
+        expected: the factors that are expected before any measurement, by the terms' names: what
+            stages wait for each other, and what a reduction can hide behind, follows from them.
+    """
+    blocks = [*layer_terms(step), *tensor_terms(step)]
+    ends = list(head_terms(step))
+    layer_s = sum(expected[name] * term for name, term in blocks) / step.layer_slots
+    head_s = sum(expected[name] * term for name, term in ends) / step.slots * step.pp
+    yield from blocks
+    yield from ends
     accumulation = ACCUMULATION_BYTES * step.rank_parameters * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
+    yield from stage_terms(step, layer_s, head_s)
     yield from host_terms(step)
-    yield from data_terms(step, backward_s)
-    yield from stage_terms(step)
+    stage_s = layer_s * step.model.num_layers / step.pp
+    yield from data_terms(step, stage_s * step.backward_share * step.slots)
     yield from pipeline_terms(step)
     yield from optimizer_terms(step)

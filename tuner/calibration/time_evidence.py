@@ -1,0 +1,157 @@
+"""Measured step times as arrays: what each was predicted from, and what it has in common with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.cluster import Cluster
+from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.estimates.time import TimeTerms, time_terms
+from search_spaces.estimates.time_factors import TERM_NAMES
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.model_shape import ModelShape
+
+Floats = NDArray[np.float64]
+
+
+class TimeSample(Protocol):
+    """One layout that ran, or failed to: a `tuner.knowledge.Sample`, for one."""
+
+    @property
+    def model(self) -> ModelShape:
+        """What was trained."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where."""
+
+    @property
+    def layout(self) -> Layout:
+        """How it was laid out."""
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Seconds a step; None: there is nothing to learn from it here."""
+
+    @property
+    def software(self) -> str:
+        """What ran it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a measurement has in common with others."""
+
+    cluster: str
+    """Where it was taken."""
+    software: str
+    """What ran it."""
+    model: ModelShape
+    """What was trained."""
+    num_devices: int
+    """On how many."""
+    campaign: str
+    """In which campaign."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TimeEvidence:
+    """Measured step times."""
+
+    terms: TimeTerms
+    """What they were predicted from, a row a measurement."""
+    log_s: Floats
+    """Logarithms of the measured seconds."""
+    origins: tuple[Origin, ...] = ()
+    """Every origin that occurs."""
+    origin_of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Each measurement's place among them."""
+    columns: LayoutColumns
+    """The layouts."""
+
+    def __len__(self) -> int:
+        return self.log_s.size
+
+
+def evidence_of(samples: Iterable[TimeSample], campaign: str) -> TimeEvidence:
+    """The completed ones among some samples of one campaign, whatever they were of."""
+    # By identity: descriptions that are the same object are the same, and comparing costs more
+    # than predicting twice.
+    groups: dict[tuple[int, int, int, str], list[TimeSample]] = {}
+    for sample in samples:
+        if sample.step_time_s is not None:
+            devices = sample.layout.num_devices
+            key = (id(sample.model), id(sample.cluster), devices, sample.software)
+            groups.setdefault(key, []).append(sample)
+    return joined([_group_evidence(group, campaign) for group in groups.values()])
+
+
+def _group_evidence(samples: Sequence[TimeSample], campaign: str) -> TimeEvidence:
+    first = samples[0]
+    columns = columns_of([sample.layout for sample in samples])
+    origin = Origin(
+        cluster=first.cluster.name,
+        software=first.software,
+        model=first.model,
+        num_devices=first.layout.num_devices,
+        campaign=campaign,
+    )
+    return TimeEvidence(
+        terms=time_terms(columns, first.model, first.cluster),
+        log_s=np.log([sample.step_time_s or 1.0 for sample in samples]),
+        origins=(origin,),
+        origin_of=np.zeros(len(samples), dtype=np.int64),
+        columns=columns,
+    )
+
+
+def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
+    """All measurements of several."""
+    origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
+    places = {origin: place for place, origin in enumerate(origins)}
+    if not parts:
+        return nothing()
+    moved = [np.array([places[o] for o in part.origins])[part.origin_of] for part in parts]
+    return TimeEvidence(
+        terms=TimeTerms(
+            names=TERM_NAMES,
+            seconds=np.concatenate([part.terms.seconds for part in parts]),
+            backward_share=np.concatenate([part.terms.backward_share for part in parts]),
+        ),
+        log_s=np.concatenate([part.log_s for part in parts]),
+        origins=origins,
+        origin_of=np.concatenate(moved),
+        columns=LayoutColumns(
+            **{
+                name: np.concatenate([getattr(part.columns, name) for part in parts])
+                for name in LAYOUT_FIELDS
+            }
+        ),
+    )
+
+
+def nothing() -> TimeEvidence:
+    """No measurement at all."""
+    empty = np.zeros(0)
+    return TimeEvidence(
+        terms=TimeTerms(
+            names=TERM_NAMES, seconds=np.zeros((0, len(TERM_NAMES))), backward_share=empty
+        ),
+        log_s=empty,
+        columns=columns_of([]),
+    )
+
+
+def columns_of(layouts: Sequence[Layout]) -> LayoutColumns:
+    """Layouts as columns."""
+    return LayoutColumns(
+        **{
+            name: codes_of(name, (getattr(layout, name) for layout in layouts))
+            for name in LAYOUT_FIELDS
+        }
+    )
