@@ -43,7 +43,7 @@ from search_spaces.reading import (
 from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.stopping import StopSettings
 
-StrategyName = Literal["deephyper", "random", "exhaustive"]
+StrategyName = Literal["guided", "deephyper", "model-only", "random", "exhaustive"]
 """How layouts are proposed."""
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)

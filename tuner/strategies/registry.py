@@ -38,8 +38,22 @@ def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
     return DeepHyperProposer(problem.layouts, seed=seed)
 
 
+def _guided(problem: SearchProblem, seed: int) -> Proposer:
+    from tuner.strategies.guided import GuidedProposer
+
+    return GuidedProposer(problem, seed=seed)
+
+
+def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
+    from tuner.strategies.model_only import ModelOnlyProposer
+
+    return ModelOnlyProposer(problem)
+
+
 STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "deephyper": _deephyper,
     "exhaustive": _exhaustive,
+    "guided": _guided,
+    "model-only": _model_only,
     "random": _random,
 }

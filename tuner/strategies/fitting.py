@@ -1,0 +1,140 @@
+"""Which layouts will run: the memory belief, and doubt about the neighbours of what failed otherwise."""
+
+# ruff: noqa: N806 (arrays carry their shape in the name: N layouts, M failures)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.columns import LayoutColumns
+from search_spaces.estimates.memory import MemoryTerms
+from tuner.calibration.memory import MemoryBelief
+from tuner.knowledge import Sample
+from tuner.problem import SearchProblem
+from tuner.residual import similarity
+from tuner.strategies.base import History
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_BLAMED: Final = 0.7
+"""Share of the failures which memory does not explain that are the layout's own: its twin fails, too."""
+_REACH: Final = 1.0
+"""Doublings of one knob over which such a failure casts doubt."""
+_LEAST: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fitting:
+    """Probabilities of running, and what is believed of peaks."""
+
+    probability: Floats
+    """That each layout runs, and keeps the headroom that is asked for."""
+    peak_mean_bytes: Floats
+    """Expected peak of each layout's fullest rank."""
+    peak_sd_bytes: Floats
+    """Standard deviation of that."""
+
+    def rows(self, rows: Ints) -> Fitting:
+        """The same of some of the layouts."""
+        return Fitting(
+            probability=self.probability[rows],
+            peak_mean_bytes=self.peak_mean_bytes[rows],
+            peak_sd_bytes=self.peak_sd_bytes[rows],
+        )
+
+    def joined(self, other: Fitting) -> Fitting:
+        """These layouts, and then the other ones."""
+        return Fitting(
+            probability=np.concatenate([self.probability, other.probability]),
+            peak_mean_bytes=np.concatenate([self.peak_mean_bytes, other.peak_mean_bytes]),
+            peak_sd_bytes=np.concatenate([self.peak_sd_bytes, other.peak_sd_bytes]),
+        )
+
+    def draw_peaks(self, num_draws: int, rng: np.random.Generator) -> Floats:
+        """Draws of the peaks, all off by the same number of deviations: they share their causes."""
+        off = rng.standard_normal((num_draws, 1))
+        return np.asarray(np.maximum(self.peak_mean_bytes + off * self.peak_sd_bytes, 1.0))
+
+
+class FittingBelief:
+    """Judges the layouts of one problem, given the history of its search."""
+
+    def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
+        self._problem = problem
+        self._points = points
+        prior = MemoryBelief.prior(problem.cluster, software=problem.software, campaign=_HERE)
+        self._prior = prior.told_elsewhere(problem.knowledge.samples)
+        self._terms = prior.terms(columns, problem.model)
+
+    def judge(self, history: History, rows: Ints) -> Fitting:
+        """What is believed of some layouts after the history."""
+        problem = self._problem
+        belief = self._prior.told(samples_of(history, problem))
+        terms = _of_rows(self._terms, rows)
+        capacity = float(problem.cluster.device_memory_bytes)
+        mean, deviation = belief.peak_bytes(terms, problem.model)
+        probability = belief.fits(terms, problem.model, capacity)
+        if problem.min_memory_headroom > 0.0:
+            spare = np.log(problem.allowed_memory_bytes / mean) * mean / deviation
+            probability = np.minimum(probability, 0.5 * (1.0 + np.tanh(0.851 * spare)))
+        probability = probability * self._trust(history, belief, rows)
+        return Fitting(
+            probability=np.maximum(probability, _LEAST),
+            peak_mean_bytes=mean,
+            peak_sd_bytes=deviation,
+        )
+
+    def peak_bytes(self, row: int) -> float:
+        """What one layout's peak was expected to be before the search."""
+        terms = _of_rows(self._terms, [row])
+        return float(self._prior.peak_bytes(terms, self._problem.model)[0][0])
+
+    def _trust(self, history: History, belief: MemoryBelief, rows: Ints) -> Floats:
+        """What is left of each probability beside failures that memory does not explain.
+
+        A failure that the memory belief still thinks would fit has another reason, and layouts like it
+        may share it: a stage without layers, a group that some library cannot serve.
+        """
+        failed = np.array(
+            [i for i, seen in history.observations.items() if seen.state != "completed"],
+            dtype=np.int64,
+        )
+        if not len(failed):
+            return np.ones(len(rows))
+        terms = _of_rows(self._terms, failed)
+        capacity = float(self._problem.cluster.device_memory_bytes)
+        unexplained_M = belief.fits(terms, self._problem.model, capacity)
+        alike_NM = similarity(self._points[rows], self._points[failed], _REACH)
+        return np.asarray(1.0 - _BLAMED * (alike_NM * unexplained_M).max(axis=1))
+
+
+_HERE: Final = "this campaign"
+
+
+def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
+    """What was told, as samples of this campaign's model and machine."""
+    return [
+        Sample(
+            model=problem.model,
+            cluster=problem.cluster,
+            layout=history.layouts.layout(index),
+            state=seen.state,
+            # Of memory samples alone; the step time may not have been told.
+            step_time_s=(seen.step_time_s or 1.0) if seen.state == "completed" else None,
+            peak_memory_bytes=seen.peak_memory_bytes,
+            software=problem.software,
+        )
+        for index, seen in history.observations.items()
+    ]
+
+
+def _of_rows(terms: MemoryTerms, rows: Ints | list[int]) -> MemoryTerms:
+    """The terms of some layouts, which are the last axis of each array."""
+    arrays = {field.name: getattr(terms, field.name)[..., rows] for field in fields(terms)}
+    return replace(terms, **arrays)

@@ -1,0 +1,103 @@
+"""What a layout is worth: its objective's logarithm, or several objectives weighed into one figure.
+
+Several are weighed anew at each proposal (ParEGO, Knowles 2006): an augmented Chebyshev figure whose
+weights a seed draws, so that proposals spread along the Pareto front. One in three goes to the first
+objective alone, which ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.columns import LayoutColumns
+from search_spaces.objectives import MEMORY_HEADROOM, objective_factors
+from tuner.problem import SearchProblem
+from tuner.strategies.base import Observation
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FIRST_ALONE: Final = 3
+"""One proposal in so many goes to the first objective alone."""
+_SUM_WEIGHT: Final = 0.05
+"""Weight of the sum of the objectives beside the worst one, as in ParEGO."""
+_LEAST_RANGE: Final = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Weighing:
+    """How one proposal makes one figure of several objectives."""
+
+    weights: Floats
+    """Share of each objective; they sum to 1."""
+    low: Floats
+    """Each objective's value at the lower end of its range."""
+    span: Floats
+    """Length of each range."""
+
+    def figure(self, values: Floats) -> Floats:
+        """One figure, more is better, of values whose last axis is the objectives."""
+        if len(self.weights) == 1:
+            return np.asarray(values[..., 0])
+        scaled = (values - self.low) / self.span
+        # Where a weight is 0 the objective does not count, however bad.
+        losses = self.weights * (1.0 - scaled)
+        figure = -losses.max(axis=-1) - _SUM_WEIGHT * losses.sum(axis=-1)
+        return np.asarray(figure * self.span[0])
+
+
+class Goals:
+    """The objectives of a problem over its layouts, as logarithms or shares: more is better."""
+
+    def __init__(self, problem: SearchProblem, columns: LayoutColumns) -> None:
+        self._names = problem.objectives
+        self._memory_bytes = float(problem.cluster.device_memory_bytes)
+        throughputs = [name for name in self._names if name != MEMORY_HEADROOM]
+        self._log_factors = {
+            name: np.log(objective_factors(name, columns, problem.model, problem.cluster))
+            for name in throughputs
+        }
+
+    def log_step_s(self, row: int, observation: Observation) -> float:
+        """Logarithm of a completed layout's step time."""
+        if observation.step_time_s is not None:
+            return float(np.log(observation.step_time_s))
+        assert observation.objective is not None, "it completed"
+        return float(self._log_factors[self._names[0]][row] - np.log(observation.objective))
+
+    def values(self, rows: Ints, log_s: Floats, peak_bytes: Floats) -> Floats:
+        """Every objective of some layouts; a last axis is added for them.
+
+        Args:
+            rows: the layouts.
+            log_s: logarithms of their step times; their last axis is the layouts.
+            peak_bytes: their peaks of memory, of the same shape.
+        """
+        return np.stack(
+            [
+                1.0 - peak_bytes / self._memory_bytes
+                if name == MEMORY_HEADROOM
+                else self._log_factors[name][rows] - log_s
+                for name in self._names
+            ],
+            axis=-1,
+        )
+
+    def weighing(self, values: Floats, num_asked: int, rng: np.random.Generator) -> Weighing:
+        """How this proposal weighs the objectives.
+
+        Args:
+            values: expected values of the candidates, one row each.
+            num_asked: proposals so far.
+            rng: draws the weights.
+        """
+        num_goals = len(self._names)
+        weights = rng.dirichlet(np.ones(num_goals))
+        if num_goals == 1 or num_asked % FIRST_ALONE == 0:
+            weights = np.eye(num_goals)[0]
+        low, high = values.min(axis=0), values.max(axis=0)
+        return Weighing(weights=weights, low=low, span=np.maximum(high - low, _LEAST_RANGE))

@@ -1,0 +1,196 @@
+"""What is believed of every layout's step time: the closed form with uncertain factors, plus a residual.
+
+The logarithm of a step is g(f) + r: g the closed form (`search_spaces.estimates.time`), f the
+logarithms of its factors with a normal prior, r a Gaussian process over the knobs. Gauss-Newton finds
+the best factors; about them g is linear, so that the factors' posterior is normal, and two layouts are
+alike as far as they spend their time on the same terms: one measurement of a layout that is heavy
+in tensor parallelism informs all of those.
+"""
+
+# ruff: noqa: N803, N806 (arrays carry their shape in the name: N layouts, M measured, F factors, S draws)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.estimates.time import PRIOR, TimeTerms
+from tuner.residual import ResidualKernel, candidate_kernels, log_likelihood
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_STEPS: Final = 6
+_LARGEST_MOVE: Final = 1.0
+"""Most that a factor's logarithm moves in a step of Gauss-Newton."""
+_CLOSE: Final = 1e-3
+_MAX_FOR_KERNEL: Final = 150
+"""Measurements, the latest, that choose the kernel: more would not change the choice."""
+_JITTER: Final = 1e-6
+"""Share of the largest variance that is added to all, for the root to exist."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FactorsPrior:
+    """Deviations of the logarithms of the factors from `PRIOR`; the last is of the whole step."""
+
+    mean: Floats
+    """Shape [factors]."""
+    covariance: Floats
+    """Shape [factors, factors]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepModel:
+    """The closed form of some layouts, and where they stand among the knobs."""
+
+    terms: TimeTerms
+    """One row a layout."""
+    points: Floats
+    """One row a layout (`tuner.residual.knob_coordinates`)."""
+
+    def rows(self, rows: Ints) -> Self:
+        """The same of some layouts."""
+        terms = TimeTerms(
+            names=self.terms.names,
+            seconds=self.terms.seconds[rows],
+            backward_share=self.terms.backward_share[rows],
+        )
+        return type(self)(terms=terms, points=self.points[rows])
+
+    def log_s(self, deviations_F: Floats) -> Floats:
+        """Logarithm of each step in seconds."""
+        factors = PRIOR * np.exp(deviations_F[:-1])
+        return np.asarray(np.log(self.terms.step_time_s(factors)) + deviations_F[-1])
+
+    def slopes(self, deviations_F: Floats) -> Floats:
+        """By how much each logarithm grows with each deviation; shape [layouts, factors]."""
+        shares = self.terms.shares(PRIOR * np.exp(deviations_F[:-1]))
+        return np.concatenate([shares, np.ones((len(shares), 1))], axis=1)
+
+
+class StepBelief:
+    """The posterior after some measurements."""
+
+    def __init__(self, model: StepModel, prior: FactorsPrior, rows: Ints, log_s: Floats) -> None:
+        """Fits factors and residual.
+
+        Args:
+            model: every layout that may be asked about.
+            prior: of the factors.
+            rows: the measured layouts.
+            log_s: logarithms of their step times.
+        """
+        self._model = model
+        self._prior = prior
+        self._measured = model.rows(rows)
+        self._log_s_M = log_s
+        self.kernel = ResidualKernel()
+        self.deviations_F = prior.mean
+        self._covariance_FF = prior.covariance
+        if len(rows):
+            self._fit_factors()
+            self._choose_kernel()
+            self._fit_factors()
+        self._inverse_MM = np.linalg.inv(self.kernel.of_measured(self._measured.points))
+
+    def _fit_factors(self) -> None:
+        """Gauss-Newton from where the factors are."""
+        measured, prior = self._measured, self._prior
+        noise_MM = self.kernel.of_measured(measured.points)
+        for _ in range(_STEPS):
+            slopes_MF = measured.slopes(self.deviations_F)
+            gains_FM = prior.covariance @ slopes_MF.T
+            solved = np.linalg.solve(
+                slopes_MF @ gains_FM + noise_MM, np.c_[self._linear(), slopes_MF]
+            )
+            wanted_F = prior.mean + gains_FM @ solved[:, 0]
+            move_F = np.clip(wanted_F - self.deviations_F, -_LARGEST_MOVE, _LARGEST_MOVE)
+            self.deviations_F = self.deviations_F + move_F
+            if np.abs(move_F).max() < _CLOSE:
+                break
+        self._covariance_FF = prior.covariance - gains_FM @ solved[:, 1:] @ prior.covariance
+
+    def _linear(self) -> Floats:
+        """What the linearised form leaves to explain by the factors' deviations from their prior."""
+        moved_F = self.deviations_F - self._prior.mean
+        return np.asarray(self._residuals() + self._measured.slopes(self.deviations_F) @ moved_F)
+
+    def _residuals(self) -> Floats:
+        return np.asarray(self._log_s_M - self._measured.log_s(self.deviations_F))
+
+    def _choose_kernel(self) -> None:
+        """The most likely kernel, with the factors' prior spread on top."""
+        latest = slice(-_MAX_FOR_KERNEL, None)
+        points = self._measured.points[latest]
+        slopes = self._measured.slopes(self.deviations_F)[latest]
+        spread = slopes @ self._prior.covariance @ slopes.T
+        linear = self._linear()[latest]
+        self.kernel = max(
+            candidate_kernels(),
+            key=lambda kernel: (
+                kernel.log_prior + log_likelihood(spread + kernel.of_measured(points), linear)
+            ),
+        )
+
+    def mean(self, rows: Ints) -> Floats:
+        """Expected logarithm of the step time of some layouts."""
+        asked = self._model.rows(rows)
+        across = self.kernel.between(asked.points, self._measured.points)
+        return np.asarray(
+            asked.log_s(self.deviations_F) + across @ (self._inverse_MM @ self._residuals())
+        )
+
+    def physical(self, rows: Ints) -> tuple[Floats, Floats]:
+        """Mean and standard deviation without the residual, which would cost more: for a first look."""
+        asked = self._model.rows(rows)
+        return asked.log_s(self.deviations_F), np.sqrt(self._physical_variance(asked))
+
+    def marginals(self, rows: Ints) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the logarithm of some step times, each by itself.
+
+        As if factors and residual were known apart: the spread is a little too large.
+        """
+        asked = self._model.rows(rows)
+        across = self.kernel.between(asked.points, self._measured.points)
+        known = np.einsum("nm,nm->n", across @ self._inverse_MM, across)
+        residual = np.maximum(self.kernel.amplitude**2 - known, 0.0)
+        mean = asked.log_s(self.deviations_F) + across @ (self._inverse_MM @ self._residuals())
+        return mean, np.sqrt(self._physical_variance(asked) + residual)
+
+    def _physical_variance(self, asked: StepModel) -> Floats:
+        slopes = asked.slopes(self.deviations_F)
+        variance = np.einsum("nf,nf->n", slopes @ self._covariance_FF, slopes)
+        return np.asarray(np.maximum(variance, 0.0))
+
+    def draws(self, rows: Ints, num_draws: int, rng: np.random.Generator) -> Floats:
+        """Joint draws of the logarithms of some step times; shape [draws, layouts].
+
+        The closed form is evaluated at each draw of the factors, not linearised.
+        """
+        asked = self._model.rows(rows)
+        across = self.kernel.between(asked.points, self._measured.points) @ self._inverse_MM
+        deviations_SF = self.deviations_F + _normal(self._covariance_FF, num_draws, rng)
+        physics_SN = np.array([asked.log_s(deviations_F) for deviations_F in deviations_SF])
+        left_SM = self._log_s_M - np.array(
+            [self._measured.log_s(deviations_F) for deviations_F in deviations_SF]
+        )
+        covariance_NN = self.kernel.between(asked.points, asked.points) - across @ (
+            self.kernel.between(self._measured.points, asked.points)
+        )
+        residual_SN = left_SM @ across.T + _normal(covariance_NN, num_draws, rng)
+        return np.asarray(physics_SN + residual_SN)
+
+
+def _normal(covariance: Floats, num_draws: int, rng: np.random.Generator) -> Floats:
+    """Draws of a normal vector of mean 0; a covariance that is singular is taken as nearly so."""
+    jitter = _JITTER * max(float(np.diagonal(covariance).max(initial=0.0)), _JITTER)
+    try:
+        root = np.linalg.cholesky(covariance + jitter * np.eye(len(covariance)))
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(rng.standard_normal((num_draws, len(covariance))) @ root.T)
