@@ -164,6 +164,7 @@ def _hand_out(
         campaign_name=campaign.name,
         spec=campaign.spec,
         layout=trial_layout(trial),
+        repeat_of=trial.repeat_of,
         lease_expires_at=until,
     )
 

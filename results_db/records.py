@@ -265,6 +265,8 @@ class LeaseRecord:
     campaign_name: str
     spec: Mapping[str, Any]
     layout: Layout
+    repeat_of: int | None
+    """The trial that this one deliberately repeats."""
     lease_expires_at: datetime
 
 

@@ -318,7 +318,9 @@ class CampaignSpec:
         headroom = self.constraints.memory_headroom
         return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
 
-    def probe_request(self, layout: Layout) -> ProbeRequest:
+    def probe_request(
+        self, layout: Layout, *, stop_above_step_time_s: float | None = None
+    ) -> ProbeRequest:
         """What a worker is asked to run for `layout`."""
         return ProbeRequest(
             model=self.model,
@@ -329,6 +331,7 @@ class CampaignSpec:
             deadline_s=self.probe.deadline_s,
             memory_limit_bytes=self.cluster.device_memory_bytes,
             compile=self.probe.compile,
+            stop_above_step_time_s=stop_above_step_time_s,
         )
 
 

@@ -28,6 +28,7 @@ from api.schemas import (
     WorkerPage,
 )
 from api.settings import Settings
+from api.step_time_to_beat import step_time_to_beat
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
@@ -96,11 +97,13 @@ async def _try_lease(
     store: Store, settings: Settings, worker_id: str, max_trials: int
 ) -> list[LeaseRead]:
     leases = await run_in_threadpool(store.lease, worker_id, max_trials, lease_s=settings.lease_s)
-    return [_lease_read(lease) for lease in leases]
+    return [await run_in_threadpool(_lease_read, store, lease) for lease in leases]
 
 
-def _lease_read(lease: LeaseRecord) -> LeaseRead:
-    probe = CampaignSpec.from_mapping(lease.spec).probe_request(lease.layout)
+def _lease_read(store: Store, lease: LeaseRecord) -> LeaseRead:
+    spec = CampaignSpec.from_mapping(lease.spec)
+    above_s = step_time_to_beat(store, spec, lease)
+    probe = spec.probe_request(lease.layout, stop_above_step_time_s=above_s)
     return LeaseRead(
         trial_id=lease.trial_id,
         attempt=lease.attempt,
