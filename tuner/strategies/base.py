@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +139,13 @@ class Strategy(Protocol):
         """Learns that nothing will be known of the layout, which still is never asked for again."""
         ...
 
+    def expected_improvement(self) -> float | None:
+        """By which share the best so far is expected to be improved by what was not asked for yet.
+
+        None: the strategy does not know, or nothing has completed. 0: nothing is left.
+        """
+        ...
+
 
 class History:
     """What has been asked and told, by position in the set."""
@@ -180,6 +187,15 @@ class Proposer(Protocol):
         It must be a function of the history alone (and of the seed it was built with), for a
         search that is rebuilt to go on as if it had never been interrupted.
         """
+        ...
+
+
+@runtime_checkable
+class ImprovementExpecting(Protocol):
+    """A proposer that knows what the free layouts promise."""
+
+    def expected_improvement(self, history: History) -> float | None:
+        """See `Strategy.expected_improvement`; at least one layout is free."""
         ...
 
 
@@ -239,6 +255,14 @@ class LayoutSearch:
         index = self._index(layout)
         self._history.take(index)
         self._history.pending.pop(index, None)
+
+    def expected_improvement(self) -> float | None:
+        """See `Strategy`."""
+        if self.exhausted:
+            return 0.0
+        if not isinstance(self._proposer, ImprovementExpecting):
+            return None
+        return self._proposer.expected_improvement(self._history)
 
     def _mark_pending(self, index: int) -> None:
         self._history.take(index)
