@@ -10,6 +10,7 @@ from results_db.standing import Standing
 from search_spaces.cluster import Cluster
 from search_spaces.model_shape import ModelShape
 from search_spaces.tables.columns import MEASURED_COLUMNS
+from search_spaces.tables.table import OWN_SOURCE
 from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
 
 INTERVAL_COLUMNS: Final = (
@@ -33,7 +34,7 @@ def measurement_table(
         intervals: whether to add how often each was measured and how sure its step time is.
     """
     common = {
-        "source": f"layout-tuner campaign {campaign.name}",
+        "source": f"{OWN_SOURCE} {campaign.name}",
         **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
         **model_values(ModelShape.from_mapping(campaign.spec["model"])),
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from search_spaces.cluster import Cluster
 from search_spaces.layout import Layout
@@ -17,8 +18,14 @@ from search_spaces.tables.errors import TableInvalidError
 Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, and nobody says that it cannot."""
 
-MAX_REPEAT_RATIO = 2.0
+OWN_SOURCE: Final = "layout-tuner campaign"
+"""How the source of a table begins that this project's own trainer measured."""
+
+MAX_REPEAT_RATIO: Final = 2.0
 """Repeats of one layout whose step times lie further apart than this contradict each other."""
+
+
+_FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|log)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +89,18 @@ class CellKey:
     seq_length: int
     num_devices: int
     global_batch_size: int
+
+    @property
+    def software(self) -> str:
+        """What ran the layouts, as far as the source tells; empty: this project's own trainer.
+
+        Names of files are left out, for measurements of one origin come in several: "vTrain MICRO24
+        ground_truth_single.csv" and "... ground_truth_multi.csv" are both "vTrain MICRO24".
+        """
+        if self.source.startswith(OWN_SOURCE):
+            return ""
+        words = self.source.split()
+        return " ".join(word for word in words if not _FILE_NAME.fullmatch(word)) or self.source
 
     def __str__(self) -> str:
         return (

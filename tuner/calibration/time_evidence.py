@@ -116,7 +116,10 @@ def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
     places = {origin: place for place, origin in enumerate(origins)}
     if not parts:
         return nothing()
-    moved = [np.array([places[o] for o in part.origins])[part.origin_of] for part in parts]
+    moved = [
+        np.array([places[o] for o in part.origins], dtype=np.int64)[part.origin_of]
+        for part in parts
+    ]
     return TimeEvidence(
         terms=TimeTerms(
             names=TERM_NAMES,

@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from search_spaces.tables import MeasurementTable, TableCell
+    from tuner.knowledge import Knowledge
 
 
 @click.command()
@@ -52,12 +53,11 @@ if TYPE_CHECKING:
     metavar="TABLE[:KEY=VALUE,...]",
     help="Measurements known beforehand, of some cells of a table; may be repeated. Without: cold.",
 )
+@click.option("--estimates", is_flag=True, help="Judge the estimates alone: no search.")
 @click.option(
     "--jobs",
     type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    help="Searches that run side by side, each in a process.",
+    help="Searches that run side by side, each in a process.  [default: one a core]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay(
@@ -68,7 +68,8 @@ def replay(
     probes: int,
     cells: tuple[str, ...],
     calibrate_from: tuple[str, ...],
-    jobs: int,
+    estimates: bool,
+    jobs: int | None,
     as_json: bool,
 ) -> None:
     """Search recorded measurements instead of probing, and say how well strategies did.
@@ -78,6 +79,7 @@ def replay(
     """
     # Imported here: `layout-tuner --help` answers at once.
     from search_spaces.errors import SearchSpaceError
+    from search_spaces.machine import usable_cores
     from search_spaces.tables import read_table
     from tuner.errors import StrategyUnknownError, TunerError
     from tuner.replay.many import ReplayPlan
@@ -88,21 +90,24 @@ def replay(
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
         known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         chosen, notes = _searchable(chosen, read)
-        plan = ReplayPlan(
-            cells=chosen,
-            strategies=tuple(dict.fromkeys(filter(None, strategies.split(",")))),
-            num_seeds=seeds,
-            pending=pending,
-            probes=probes,
-            knowledge=knowledge_of(known) if known else None,
-        )
-        report = _search(table, plan, jobs)
+        if estimates:
+            report = _judge(table, chosen, knowledge_of(known))
+        else:
+            plan = ReplayPlan(
+                cells=chosen,
+                strategies=tuple(dict.fromkeys(filter(None, strategies.split(",")))),
+                num_seeds=seeds,
+                pending=pending,
+                probes=probes,
+                knowledge=knowledge_of(known) if known else None,
+            )
+            report = _search(table, plan, jobs or usable_cores())
     except StrategyUnknownError as error:
         raise click.BadParameter(str(error), param_hint="--strategy") from error
     except (SearchSpaceError, TunerError) as error:
         raise click.ClickException(str(error)) from error
     report["notes"] = [*notes, *report.get("notes", ())]
-    _print(report, as_json=as_json)
+    _print(report, as_json=as_json, estimates=estimates)
 
 
 def _searchable(
@@ -129,12 +134,13 @@ def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
     from tuner.replay.many import replay_all
     from tuner.replay.report import replay_report
 
-    total = len(plan.strategies) * len(plan.cells) * plan.num_seeds
+    plan.check()
+    tasks = plan.tasks()
     console = Console(stderr=True)
     watched = track(
-        replay_all(plan, jobs=jobs),
+        replay_all(tasks, jobs=jobs),
         description="searching",
-        total=total,
+        total=len(tasks),
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -142,16 +148,22 @@ def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
     return replay_report(str(table), plan, list(watched))
 
 
-def _print(report: dict[str, Any], *, as_json: bool) -> None:
+def _judge(table: Path, cells: tuple[TableCell, ...], knowledge: Knowledge) -> dict[str, Any]:
+    from tuner.replay.estimates import estimates_report
+
+    return estimates_report(str(table), cells, knowledge)
+
+
+def _print(report: dict[str, Any], *, as_json: bool, estimates: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
     from rich.console import Console
 
-    from tuner.replay.report import print_replay
+    from tuner.replay.report import print_estimates, print_replay
 
     # In a file nobody sees where a line ends: do not cut it to 80 columns.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    print_replay(report, console)
+    (print_estimates if estimates else print_replay)(report, console)
     for note in report["notes"]:
         click.echo(f"note: {note}", err=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import product, repeat
+from itertools import product
 
 import scipy.linalg  # noqa: F401 - its own BLAS must be there for its threads to be limited
 from threadpoolctl import threadpool_limits
@@ -20,6 +20,24 @@ from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.errors import ReplayFailedError
 from tuner.replay.run import ReplayRun, replay_cell
 from tuner.strategies.registry import STRATEGIES, make_strategy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayTask:
+    """One search: what `replay_cell` takes."""
+
+    cell: TableCell
+    strategy: str
+    seed: int
+    pending: int
+    probes: int
+    knowledge: Knowledge | None = None
+
+    def run(self) -> ReplayRun:
+        """Searches the cell."""
+        return replay_cell(
+            self.cell, self.strategy, self.seed, self.pending, self.probes, self.knowledge
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,28 +74,40 @@ class ReplayPlan:
                 )
         first = self.cells[0]
         problem = SearchProblem(
-            layouts=CellLayouts(first), model=first.model, cluster=first.cluster
+            layouts=CellLayouts(first),
+            model=first.model,
+            cluster=first.cluster,
+            software=first.key.software,
         )
         for name in self.strategies:
             make_strategy(name, problem, seed=0)
 
+    def tasks(self) -> list[ReplayTask]:
+        """Every search, strategy by strategy and cell by cell."""
+        return [
+            ReplayTask(
+                cell=cell,
+                strategy=strategy,
+                seed=seed,
+                pending=self.pending,
+                probes=self.probes,
+                knowledge=self.knowledge,
+            )
+            for strategy, cell, seed in product(self.strategies, self.cells, range(self.num_seeds))
+        ]
 
-def replay_all(plan: ReplayPlan, *, jobs: int = 1) -> Iterator[ReplayRun]:
-    """Runs the plan, strategy by strategy and cell by cell; the order does not depend on `jobs`.
+
+def replay_all(tasks: Sequence[ReplayTask], *, jobs: int = 1) -> Iterator[ReplayRun]:
+    """Runs the searches; the order of the answers is that of the tasks, whatever `jobs` is.
 
     Raises:
         ReplayFailedError: a strategy failed; the first to do so ends the replay.
-        StrategyUnknownError: there is no strategy of that name.
     """
-    plan.check()
-    seeds = range(plan.num_seeds)
-    tasks = [(c, name, seed) for name, c, seed in product(plan.strategies, plan.cells, seeds)]
-    settings = (plan.pending, plan.probes, plan.knowledge)
     if jobs == 1:
         # The products are small: threads would only wait for each other.
         with threadpool_limits(1):
             for task in tasks:
-                yield _run_one(settings, task)
+                yield task.run()
         return
     # Spawned: a fork of a process that has started BLAS's threads can hang.
     context = multiprocessing.get_context("spawn")
@@ -85,19 +115,11 @@ def replay_all(plan: ReplayPlan, *, jobs: int = 1) -> Iterator[ReplayRun]:
         min(jobs, len(tasks)), mp_context=context, initializer=threadpool_limits, initargs=(1,)
     )
     try:
-        yield from pool.map(_run_one, repeat(settings), tasks)
+        yield from pool.map(ReplayTask.run, tasks)
     except BrokenProcessPool as error:
         raise ReplayFailedError("a process of the replay died; was it out of memory?") from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_Settings = tuple[int, int, Knowledge | None]
-_Task = tuple[TableCell, str, int]
-
-
-def _run_one(settings: _Settings, task: _Task) -> ReplayRun:
-    return replay_cell(*task, *settings)
 
 
 def by_strategy(runs: Sequence[ReplayRun]) -> dict[str, list[ReplayRun]]:

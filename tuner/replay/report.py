@@ -106,6 +106,55 @@ def _medians(summary: dict[str, Any]) -> str:
     return f"{to['0.05']['median']:g} / {to['0.02']['median']:g}"
 
 
+def print_estimates(report: dict[str, Any], console: Console) -> None:
+    """Time and memory over all cells, then cell by cell."""
+    time, memory = report["estimates"]["time"], report["estimates"]["memory"]
+    table = _table("estimates against measurements", ("what", ">value"))
+    table.add_row("step time, median error", _share(time["median_error"]))
+    table.add_row("step time, mean error", _share(time["mean_error"]))
+    table.add_row("Kendall tau within cells, mean", _plain(time["kendall_tau"]))
+    table.add_row(
+        "regret of the first choice, mean over cells", _share(time["first_choice_regret"])
+    )
+    table.add_row("peak memory, median error", _share(memory["median_error"]))
+    table.add_row("peak memory, mean error", _share(memory["mean_error"]))
+    table.add_row("accepted although it failed", _share(memory["false_accepts"]))
+    table.add_row("rejected although it ran", _share(memory["false_rejects"]))
+    console.print(table)
+    cells = _table(
+        "by cell",
+        (
+            "cell",
+            ">ran",
+            ">mean error",
+            ">tau",
+            ">first choice",
+            ">false accepts",
+            ">false rejects",
+        ),
+    )
+    for cell in report["cells"]:
+        time, memory = cell["time"], cell["memory"]
+        cells.add_row(
+            cell["name"],
+            f"{cell['num_completed']}",
+            _share(time["mean_error"]),
+            _plain(time["kendall_tau"]),
+            _share(time["first_choice_regret"]),
+            _share(memory["false_accepts"]),
+            _share(memory["false_rejects"]),
+        )
+    console.print(cells)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
     """A column whose name begins with ">" stands to the right."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")

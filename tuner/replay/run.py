@@ -49,9 +49,9 @@ class ReplayRun:
     strategy: str
     seed: int
     num_probes: int
-    """Probes that were allowed; fewer were run where the cell has fewer layouts."""
+    """Probes that were allowed; fewer were run once the best was found."""
     probes: tuple[ReplayedProbe, ...]
-    """In the order in which they returned."""
+    """In the order in which they returned; the best layout ends the search."""
     search_s: float
     """Seconds that the strategy took for all asks and tells: real ones."""
 
@@ -81,7 +81,7 @@ def replay_cell(
     probes: int,
     knowledge: Knowledge | None = None,
 ) -> ReplayRun:
-    """Searches a cell with its recorded measurements as the truth.
+    """Searches a cell with its recorded measurements as the truth, until its best layout returns.
 
     Args:
         cell: the truth; its layouts are the legal set.
@@ -102,7 +102,7 @@ def replay_cell(
         layouts=layouts,
         model=cell.model,
         cluster=cell.cluster,
-        software=cell.key.source,
+        software=cell.key.software,
         knowledge=Knowledge() if knowledge is None else knowledge,
     )
     strategy = make_strategy(strategy_name, problem, seed=seed)
@@ -143,7 +143,7 @@ class _Search:
         self._now_s = 0.0
 
     def run(self) -> None:
-        """Asks and tells until the probes are used up or the cell is."""
+        """Asks and tells until the best is found, or the probes or the cell are used up."""
         self._fill()
         while self._running:
             ended_at_s, _, row = heapq.heappop(self._running)
@@ -152,6 +152,8 @@ class _Search:
             started = time.perf_counter()
             self._strategy.tell(row.layout, observation_of(row))
             self.search_s += time.perf_counter() - started
+            if self.returned[-1].regret == 0.0:
+                return  # nothing that comes after can be learnt from
             self._fill()
 
     def _fill(self) -> None:

@@ -85,7 +85,7 @@ def knowledge_of(cells: Iterable[TableCell]) -> Knowledge:
                 state=_STATES[row.status],
                 step_time_s=row.step_time_s,
                 peak_memory_bytes=row.peak_memory_bytes,
-                software=cell.key.source,
+                software=cell.key.software,
             )
             for cell in cells
             for row in cell.merged

@@ -22,7 +22,7 @@ def summarize(runs: Sequence[ReplayRun]) -> dict[str, Any]:
 
     - probes_to: by target. A run that fails to get there counts one probe more than it was allowed; reached is
       the share of runs that got there.
-    - failed_probes: mean number a run that did not complete, of all its probes.
+    - failed_probes: mean number a run that did not complete, until it found the best or gave up.
     - failed_share_to: by target, the share of probes that did not complete among all those up to
       the first within it (or all of a run that never gets there).
     - regret_after, mean_regret_after: median and mean over runs by number of probes.

@@ -46,6 +46,16 @@ def test_rows_that_share_source_cluster_model_sequence_devices_and_batch_are_a_c
     assert [row.number for row in table.rows] == [1, 2, 3, 4, 5]
 
 
+def test_the_software_is_the_source_without_names_of_files_and_nothing_for_our_own() -> None:
+    def software(source: str) -> str:
+        return read_table(make_text(make_row(source=source))).cells[0].key.software
+
+    assert software("Maker 2024 first_part.csv") == software("Maker 2024 rest.json") == "Maker 2024"
+    assert software("table.csv") == "table.csv"
+    assert software("layout-tuner campaign first.csv") == ""
+    assert software("") == ""
+
+
 def test_a_preset_cluster_keeps_its_constants_and_takes_the_tables_size() -> None:
     text = make_text(make_row(cluster="h100-sxm", device_memory_gb=80, step_time_s=0.2))
     cluster = read_table(text).cells[0].cluster

@@ -65,8 +65,13 @@ def test_the_strategy_is_told_tokens_per_second_and_device_and_what_was_measured
         return inner
 
     monkeypatch.setattr(run_module, "make_strategy", listening)
-    replayed(make_cell([0.5, "out_of_memory", "failed"]))
-    assert [observation.state for _, observation in told] == ["completed", "infeasible", "failed"]
+    replayed(make_cell([0.5, "out_of_memory", "failed", 0.25]))
+    assert [observation.state for _, observation in told] == [
+        "completed",
+        "infeasible",
+        "failed",
+        "completed",
+    ]
     assert told[0][1].objective == pytest.approx(8 * 512 / 0.5 / 8)
     assert (told[0][1].step_time_s, told[0][1].peak_memory_bytes) == (0.5, 2_000_000_000)
 
@@ -88,12 +93,12 @@ def test_only_the_layouts_of_the_cell_can_be_asked_for_though_our_rules_forbid_t
 
 
 def test_with_several_pending_results_come_back_in_the_order_of_their_durations() -> None:
-    # Asked: 9, 3, 4 s; the second ends at 3 and makes room for 2 s, which ends at 5, after the 4.
-    cell = make_cell([0.9, 0.3, 0.4, 0.2])
+    # Asked: 9, 3, 4 s. At 3 s there is room for one of 5 s, at 4 s for one of 7, at 8 for one of 2.
+    cell = make_cell([0.9, 0.3, 0.4, 0.5, 0.7, 0.2])
     run = replayed(cell, pending=3)
-    assert [round(probe.ended_at_s, 6) for probe in run.probes] == [3.0, 4.0, 5.0, 9.0]
+    assert [round(probe.ended_at_s, 6) for probe in run.probes] == [3.0, 4.0, 8.0, 9.0, 10.0]
     by_time = {row.layout: row.step_time_s for row in cell.merged}
-    assert [by_time[probe.layout] for probe in run.probes] == [0.3, 0.4, 0.2, 0.9]
+    assert [by_time[probe.layout] for probe in run.probes] == [0.3, 0.4, 0.5, 0.9, 0.2]
     assert ITERATIONS == 10
 
 
@@ -104,14 +109,18 @@ def test_one_pending_keeps_the_order_of_the_asks() -> None:
 
 
 def test_a_probe_costs_its_seconds_times_its_nodes_and_a_failed_one_a_median_iteration() -> None:
-    run = replayed(make_cell([1.0, "failed", 3.0]))
-    assert [probe.node_seconds for probe in run.probes] == [20.0, 4.0, 60.0]  # two nodes
+    run = replayed(make_cell([3.0, "failed", 2.0, 1.0]))
+    assert [probe.node_seconds for probe in run.probes] == [60.0, 4.0, 40.0, 20.0]  # two nodes
 
 
 def test_no_more_is_asked_than_allowed_however_many_are_pending() -> None:
-    cell = make_cell(times_by(30, lambda place: 1.0 + place))
+    cell = make_cell(times_by(30, lambda place: 40.0 - place))
     assert len(replayed(cell, pending=8, probes=11).probes) == 11
-    assert len(replayed(cell, pending=50, probes=60).probes) == 30
+    assert len(replayed(make_cell(["failed"] * 20 + [1.0]), pending=50).probes) == 21
+
+
+def test_a_search_ends_with_the_best_layout() -> None:
+    assert len(replayed(make_cell([2.0, 1.0, 3.0, 4.0])).probes) == 2
 
 
 @pytest.mark.parametrize("num_good", [1, 4])
@@ -153,7 +162,7 @@ def test_a_strategy_that_fails_is_an_error_that_names_the_run(
 
     monkeypatch.setattr(run_module, "make_strategy", broken)
     with pytest.raises(ReplayFailedError) as caught:
-        replayed(make_cell([1.0, 2.0, 3.0]), seed=7)
+        replayed(make_cell([3.0, 2.0, 1.0]), seed=7)
     message = str(caught.value)
     assert "strategy 'exhaustive' failed on cell small-gpt on 8 x testbox" in message
     assert "seed 7, after 2 probes: ZeroDivisionError: nothing left" in message

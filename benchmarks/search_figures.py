@@ -1,0 +1,198 @@
+"""The tables of `bench_search`: what each strategy needed, and what was asked beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.results_file import table
+from benchmarks.search_runs import Landscape
+from tuner.replay.many import by_strategy
+from tuner.replay.statistics import summarize
+
+HEADER = (
+    "strategy",
+    "runs",
+    "to 5 % (quartiles)",
+    "to 2 %",
+    "to 0 %",
+    "mean to 5 / 2 %",
+    "reached 5 / 2 %",
+    "failed to 5 %",
+    "worst cell's mean",
+    "regret after 1 / 3 / 5 / 10 / 20",
+    "search s/probe",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """A number that was asked for, and what was measured."""
+
+    what: str
+    asked: str
+    measured: float | None
+    most: float
+    """The measured number may be this at most."""
+    shown: str = "{:.3g}"
+
+    def row(self) -> tuple[str, ...]:
+        """A row of the table of promises."""
+        if self.measured is None:
+            return self.what, self.asked, "-", "not run"
+        reached = "yes" if self.measured <= self.most else "**no**"
+        return self.what, self.asked, self.shown.format(self.measured), reached
+
+
+def promises_table(promises: Sequence[Promise]) -> str:
+    """What was asked beside what was measured."""
+    return table(("what", "asked", "measured", "reached"), [promise.row() for promise in promises])
+
+
+def landscape_table(landscape: Landscape) -> str:
+    """A row a strategy."""
+    groups = by_strategy(landscape.runs)
+    return table(HEADER, [_row(name, landscape, groups[name]) for name in groups])
+
+
+def _row(name: str, landscape: Landscape, runs: Sequence[Any]) -> tuple[str, ...]:
+    summary = summarize(runs)
+    to = summary["probes_to"]
+    five, two, best = to["0.05"], to["0.02"], to["0"]
+    regrets = " / ".join(f"{100 * regret:.2g}" for regret in summary["regret_after"].values())
+    return (
+        name,
+        f"{len(runs)}",
+        f"{five['median']:g} ({five['q25']:g} to {five['q75']:g})",
+        f"{two['median']:g}",
+        f"{best['median']:g}",
+        f"{five['mean']:.1f} / {two['mean']:.1f}",
+        f"{five['reached']:.0%} / {two['reached']:.0%}",
+        f"{summary['failed_share_to']['0.05']:.1%}",
+        f"{worst_cell_mean(landscape, name):.1f}",
+        f"{regrets} %",
+        f"{summary['seconds_per_probe']:.3f}",
+    )
+
+
+def worst_cell_mean(landscape: Landscape, strategy: str) -> float:
+    """The largest mean over seeds of the probes to 5 %, over cells."""
+    of_strategy = [run for run in landscape.runs if run.strategy == strategy]
+    means = []
+    for cell in {run.cell for run in of_strategy}:
+        runs = [run for run in of_strategy if run.cell == cell]
+        means.append(float(summarize(runs)["probes_to"]["0.05"]["mean"]))
+    return max(means)
+
+
+def overall(landscape: Landscape, strategy: str) -> dict[str, Any] | None:
+    """`summarize` of one strategy's runs; None where it was not run."""
+    runs = by_strategy(landscape.runs).get(strategy)
+    return summarize(runs) if runs else None
+
+
+def sweep_promises(sweep: Landscape) -> list[Promise]:
+    """What is asked of a cold search of the H100 sweep."""
+    ours, peer = overall(sweep, "guided"), overall(sweep, "deephyper")
+    if ours is None:
+        return []
+    to, where = ours["probes_to"], f"{sweep.name}, cold, 1 pending"
+    found = [
+        Promise(
+            what=f"{where}: probes to {share} %, {figure}",
+            asked=f"{most}",
+            measured=to[f"{share / 100:g}"][figure],
+            most=most,
+        )
+        for figure, share, most in (
+            ("median", 5, 2),
+            ("median", 2, 4),
+            ("mean", 5, 5),
+            ("mean", 2, 8),
+        )
+    ]
+    found.append(
+        Promise(
+            what=f"{where}: mean probes to 5 % in the worst cell",
+            asked="30",
+            measured=worst_cell_mean(sweep, "guided"),
+            most=30,
+        )
+    )
+    found.append(
+        Promise(
+            what=f"{where}: failed among the probes up to 5 %",
+            asked="5 %",
+            measured=ours["failed_share_to"]["0.05"],
+            most=0.05,
+            shown="{:.1%}",
+        )
+    )
+    if peer is not None:
+        found += [
+            Promise(
+                what=f"{where}: share of deephyper's median probes to {share} %",
+                asked="a third",
+                measured=to[f"{share / 100:g}"]["median"]
+                / peer["probes_to"][f"{share / 100:g}"]["median"],
+                most=1 / 3,
+                shown="{:.2f}",
+            )
+            for share in (5, 2)
+        ]
+    return found
+
+
+def stress_promises(stress: Landscape) -> list[Promise]:
+    """What is asked where the model is wrong in form."""
+    ours = overall(stress, "guided")
+    if ours is None:
+        return []
+    to, where = ours["probes_to"], "stress landscape, 8 pending"
+    return [
+        Promise(
+            what=f"{where}: probes to 5 %, median",
+            asked="15",
+            measured=to["0.05"]["median"],
+            most=15,
+        ),
+        Promise(
+            what=f"{where}: probes to 2 %, median",
+            asked="30",
+            measured=to["0.02"]["median"],
+            most=30,
+        ),
+        Promise(
+            what=f"{where}: runs that miss 5 %",
+            asked="10 %",
+            measured=1 - to["0.05"]["reached"],
+            most=0.1 + 1e-9,
+            shown="{:.0%}",
+        ),
+        Promise(
+            what=f"{where}: failed among the probes up to 5 %",
+            asked="5 %",
+            measured=ours["failed_share_to"]["0.05"],
+            most=0.05,
+            shown="{:.1%}",
+        ),
+    ]
+
+
+def local_promises(local: Landscape) -> list[Promise]:
+    """What is asked on probes of this project's own, on CPU cores."""
+    ours, chance = overall(local, "guided"), overall(local, "random")
+    if ours is None or chance is None:
+        return []
+    median = ours["probes_to"]["0.05"]["median"]
+    return [
+        Promise(what="real CPU probes: probes to 5 %, median", asked="6", measured=median, most=6),
+        Promise(
+            what="real CPU probes: share of random's median",
+            asked="half",
+            measured=median / chance["probes_to"]["0.05"]["median"],
+            most=0.5,
+            shown="{:.2f}",
+        ),
+    ]

@@ -1,0 +1,102 @@
+"""The searches of `bench_search`: which cells, how many seeds, how many pending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
+from tuner.replay.many import ReplayTask, replay_all
+from tuner.replay.run import ReplayRun
+from tuner.simulation.table import simulated_table
+
+PROBES: Final = 60
+STRESS: Final = "stress-22b"
+STRESS_PENDING: Final = 8
+MANY_CELLS: Final = 12
+"""A table of more cells than this is searched with fewer seeds: as many runs in all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How many searches are run."""
+
+    seeds: int = 20
+    """Seeds of every strategy but DeepHyper's."""
+    deephyper_seeds: int = 4
+    """Its own, for a tenth of a second a probe adds up; on the stress landscape half of them."""
+
+    def seeds_of(self, strategy: str, num_cells: int) -> int:
+        """Seeds for a table of so many cells."""
+        seeds = self.deephyper_seeds if strategy == "deephyper" else self.seeds
+        return max(1, seeds * MANY_CELLS // max(num_cells, MANY_CELLS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Landscape:
+    """Some cells, and the searches of them."""
+
+    name: str
+    """As results and plots call it."""
+    about: str
+    """A line for people."""
+    cells: tuple[TableCell, ...]
+    runs: tuple[ReplayRun, ...]
+
+    def unit_costs(self) -> dict[str, float]:
+        """By cell, the node-seconds of a probe of its best layout: what costs are counted in."""
+        units: dict[str, float] = {}
+        for run in self.runs:
+            for probe in run.probes:
+                if probe.regret == 0.0:
+                    units[str(run.cell)] = probe.node_seconds
+        return units
+
+
+def read_tables(folder: Path) -> Iterator[tuple[Path, MeasurementTable]]:
+    """The measurement tables of a folder; says which files are none."""
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            yield path, read_table(path)
+        except TableInvalidError as error:
+            print(f"left out: {str(error)[:160]}")
+
+
+def search_table(
+    name: str,
+    about: str,
+    cells: Sequence[TableCell],
+    strategies: Sequence[str],
+    effort: Effort,
+    *,
+    jobs: int,
+) -> Landscape:
+    """Every strategy on every cell, cold, one probe at a time."""
+    searched = tuple(cell for cell in cells if cell.num_completed)
+    tasks = [
+        ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=1, probes=PROBES)
+        for strategy in strategies
+        for cell, seed in product(searched, range(effort.seeds_of(strategy, len(searched))))
+    ]
+    runs = tuple(replay_all(tasks, jobs=jobs))
+    return Landscape(name=name, about=about, cells=searched, runs=runs)
+
+
+def search_stress(strategies: Sequence[str], effort: Effort, *, jobs: int) -> Landscape:
+    """The stress landscape: each seed has a truth of its own; eight probes at a time."""
+    cells = tuple(simulated_table(STRESS, seed).cells[0] for seed in range(effort.seeds))
+    tasks = [
+        ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=STRESS_PENDING, probes=PROBES)
+        for strategy in strategies
+        for seed, cell in enumerate(cells)
+        if strategy != "deephyper" or seed < max(1, effort.deephyper_seeds // 2)
+    ]
+    return Landscape(
+        name="stress",
+        about=f"{len(cells)} landscapes of `{STRESS}`, {STRESS_PENDING} pending",
+        cells=cells,
+        runs=tuple(replay_all(tasks, jobs=jobs)),
+    )

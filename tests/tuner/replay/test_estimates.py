@@ -1,0 +1,141 @@
+"""Estimates against tables whose truth is made from the estimates themselves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from search_spaces.estimates.time import step_time_s
+from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
+from search_spaces.tables.table import TableRow
+from tests.search_spaces.tables.tables import make_row, make_text
+from tests.tuner.replay.cells import make_cell
+from tuner.calibration.memory import MemoryBelief
+from tuner.knowledge import Knowledge
+from tuner.replay.cell_layouts import CellLayouts
+from tuner.replay.commands import replay
+from tuner.replay.estimates import JudgedCell, estimates_report, outside, summarize_judged
+from tuner.replay.selection import knowledge_of
+
+
+def true_cell(*, slower: float = 1.0, source: str = "nobody's trainer") -> TableCell:
+    """A cell that behaves as the priors say, only `slower`."""
+    cell = make_cell([1.0] * 24, source=source, cluster="a100-sxm", device_memory_gb=80)
+    layouts = CellLayouts(cell)
+    columns = layouts.columns()
+    times = slower * step_time_s(columns, cell.model, cell.cluster)
+    peaks, _ = MemoryBelief.prior(cell.cluster, software=source).peak_bytes(columns, cell.model)
+    rows = [
+        TableRow(
+            layout=row.layout,
+            status="completed",
+            step_time_s=float(time),
+            tokens_per_s=8 * 512 / float(time),
+            peak_memory_bytes=round(float(peak)),
+            number=number,
+        )
+        for number, (row, time, peak) in enumerate(
+            zip(layouts.truth, times, peaks, strict=True), start=1
+        )
+    ]
+    return TableCell(key=cell.key, model=cell.model, cluster=cell.cluster, rows=tuple(rows))
+
+
+def figures(*cells: TableCell, knowledge: Knowledge | None = None) -> Any:
+    return estimates_report("some.csv", cells, knowledge or Knowledge())["estimates"]
+
+
+def test_measurements_that_equal_the_priors_are_found_without_error() -> None:
+    found = figures(true_cell())
+    assert found["time"]["mean_error"] == pytest.approx(0.0, abs=1e-6)
+    assert found["time"]["kendall_tau"] == pytest.approx(1.0)
+    assert found["time"]["first_choice_regret"] == pytest.approx(0.0, abs=1e-6)
+    assert found["memory"]["mean_error"] == pytest.approx(0.0, abs=1e-6)
+    assert (found["memory"]["false_accepts"], found["memory"]["false_rejects"]) == (None, 0.0)
+
+
+def test_a_machine_that_is_slower_throughout_is_off_by_that_and_calibration_mends_it() -> None:
+    slow = true_cell(slower=1.25)
+    cold = figures(slow)["time"]
+    assert cold["mean_error"] == pytest.approx(0.2, abs=1e-6)
+    assert cold["kendall_tau"] == pytest.approx(1.0)
+    known = knowledge_of([slow])
+    assert figures(slow, knowledge=known)["time"]["mean_error"] < 0.02
+
+
+def judged(
+    times: list[float], expected: list[float], fits: list[float], **changes: Any
+) -> JudgedCell:
+    measured = np.array(times)
+    return JudgedCell(
+        cell=make_cell([1.0]),
+        step_time_s=measured,
+        tokens_per_s=1 / measured,
+        peak_bytes=np.full(len(times), np.nan),
+        expected_step_time_s=np.array(expected),
+        expected_peak_bytes=np.ones(len(times)),
+        fits=np.array(fits),
+        **changes,
+    )
+
+
+def test_figures_by_hand() -> None:
+    none = float("nan")
+    one = judged([1.0, 2.0, 4.0, none, none], [1.1, 3.0, 2.0, 1.0, 5.0], [0.9, 0.9, 0.4, 0.8, 0.1])
+    found = summarize_judged([one])
+    assert found["time"]["median_error"] == pytest.approx(0.5)
+    assert found["time"]["mean_error"] == pytest.approx((0.1 + 0.5 + 0.5) / 3)
+    assert found["time"]["kendall_tau"] == pytest.approx(1 / 3)
+    assert found["memory"] == {
+        "median_error": None,
+        "mean_error": None,
+        "false_accepts": 1 / 2,
+        "false_rejects": 1 / 3,
+    }
+    # 0.9 / 1.1 is the most that the estimates expect of any layout, and it is the best indeed.
+    assert found["time"]["first_choice_regret"] == 0.0
+
+
+def test_a_first_choice_that_does_not_run_costs_everything() -> None:
+    one = judged([1.0, float("nan")], [2.0, 1.0], [0.9, 0.9])
+    assert one.first_choice_regret == 1.0
+    slower = judged([1.0, 1.25], [2.0, 1.0], [0.9, 0.9])
+    assert slower.first_choice_regret == pytest.approx(0.2)
+
+
+def test_what_was_not_calibrated_is_named_with_both_sides() -> None:
+    small = make_cell([1.0, 2.0])
+    assert outside(small, Knowledge()) == ("nothing was calibrated: the priors alone",)
+    assert outside(small, knowledge_of([small])) == ()
+    other = read_table(
+        make_text(
+            make_row(cluster="h100-sxm", tp=4, pp=4, dp=1, num_devices=16, num_microbatches=8)
+        )
+    ).cells[0]
+    found = outside(other, knowledge_of([small]))
+    assert "cluster=h100-sxm is not among testbox" in found
+    assert "num_devices=16 is outside of 8 to 8" in found
+
+
+def test_the_command_judges_some_cells_from_others(tmp_path: Path) -> None:
+    first, second = true_cell(slower=1.3, source="x a.csv"), true_cell(slower=1.3, source="x b.csv")
+    path = tmp_path / "table.csv"
+    path.write_text(write_table(MeasurementTable(cells=(first,))))
+    lines = write_table(MeasurementTable(cells=(second,))).splitlines()[1:]
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+    arguments = (str(path), "--estimates", "--cell", "source=x b.csv")
+    known = ("--calibrate-from", f"{path}:source=x a.csv")
+    cold, warm = (
+        json.loads(CliRunner().invoke(replay, [*arguments, *more, "--json"]).stdout)
+        for more in ((), known)
+    )
+    assert len(cold["cells"]) == 1
+    assert warm["settings"]["calibrated_from"] == 24
+    assert warm["estimates"]["time"]["mean_error"] < cold["estimates"]["time"]["mean_error"] / 2
+    assert any("outside of what was calibrated: nothing" in note for note in cold["notes"])
+    shown = CliRunner().invoke(replay, [*arguments, *known])
+    assert shown.exit_code == 0
+    assert "Kendall tau within cells, mean" in shown.stdout

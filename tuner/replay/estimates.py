@@ -1,0 +1,214 @@
+"""The estimates alone against a table: how far off, in which order, and what the first choice costs.
+
+Nothing of the judged cells is told: what is known comes from the calibrating samples. A layout counts as
+accepted where it more likely fits than not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+from search_spaces.tables import TableCell
+from tuner.calibration.memory import MemoryBelief
+from tuner.calibration.time import TimeCalibration
+from tuner.knowledge import Knowledge
+from tuner.replay.cell_layouts import CellLayouts
+
+Floats = NDArray[np.float64]
+
+ACCEPTED: Final = 0.5
+"""Probability of fitting from which on a layout counts as accepted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class JudgedCell:
+    """Estimates beside measurements, layout by layout; NaN where nothing was measured."""
+
+    cell: TableCell
+    """What was measured."""
+    step_time_s: Floats
+    """Measured seconds a step."""
+    peak_bytes: Floats
+    """Measured peak memory."""
+    tokens_per_s: Floats
+    """Measured throughput."""
+    expected_step_time_s: Floats
+    """The estimate of the step."""
+    expected_peak_bytes: Floats
+    """The estimate of the peak."""
+    fits: Floats
+    """Probability of fitting, by the estimate."""
+    outside: tuple[str, ...] = ()
+    """In which respects the estimates were not calibrated for this cell."""
+
+    @property
+    def completed(self) -> NDArray[np.bool_]:
+        """Which layouts ran."""
+        return ~np.isnan(self.step_time_s)
+
+    @property
+    def time_errors(self) -> Floats:
+        """Relative errors of the step times of those that ran."""
+        return _errors(self.expected_step_time_s, self.step_time_s)
+
+    @property
+    def peak_errors(self) -> Floats:
+        """Relative errors of the peaks that were measured."""
+        return _errors(self.expected_peak_bytes, self.peak_bytes)
+
+    @property
+    def kendall_tau(self) -> float | None:
+        """Rank correlation of expected and measured step times; None for fewer than two."""
+        ran = self.completed
+        tau = kendalltau(self.expected_step_time_s[ran], self.step_time_s[ran]).statistic
+        return float(tau) if np.isfinite(tau) else None
+
+    @property
+    def first_choice_regret(self) -> float:
+        """Throughput lost with the layout that the estimates like best, P(fits) weighed in; 1 if it failed."""
+        rate = self.tokens_per_s[int(np.argmax(self.fits / self.expected_step_time_s))]
+        return 1.0 if np.isnan(rate) else float(1.0 - rate / np.nanmax(self.tokens_per_s))
+
+    @property
+    def false_accepts(self) -> tuple[int, int]:
+        """Layouts that did not run and were accepted, and all that did not run."""
+        failed = ~self.completed
+        return int(np.sum(failed & (self.fits >= ACCEPTED))), int(np.sum(failed))
+
+    @property
+    def false_rejects(self) -> tuple[int, int]:
+        """Layouts that ran and were not accepted, and all that ran."""
+        return int(np.sum(self.completed & (self.fits < ACCEPTED))), int(np.sum(self.completed))
+
+
+def judge_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) -> JudgedCell:
+    """Asks the estimates for every layout of a cell."""
+    layouts = CellLayouts(cell)
+    columns, software = layouts.columns(), cell.key.software
+    log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
+    belief = MemoryBelief.prior(cell.cluster, software=software).told_elsewhere(knowledge)
+    peak, _ = belief.peak_bytes(columns, cell.model)
+    return JudgedCell(
+        cell=cell,
+        step_time_s=_measured([row.step_time_s for row in layouts.truth]),
+        peak_bytes=_measured([row.peak_memory_bytes for row in layouts.truth]),
+        tokens_per_s=_measured([row.tokens_per_s for row in layouts.truth]),
+        expected_step_time_s=np.exp(log_time),
+        expected_peak_bytes=peak,
+        fits=belief.fits(columns, cell.model, cell.cluster.device_memory_bytes),
+        outside=outside(cell, knowledge),
+    )
+
+
+def estimates_report(
+    table: str, cells: Sequence[TableCell], knowledge: Knowledge
+) -> dict[str, Any]:
+    """The judgement over all cells and cell by cell, as plain JSON values."""
+    times = TimeCalibration.fit(knowledge)
+    judged = [judge_cell(cell, times, knowledge) for cell in cells]
+    return {
+        "table": table,
+        "settings": {"calibrated_from": len(knowledge)},
+        "estimates": summarize_judged(judged),
+        "cells": [
+            {
+                "name": str(one.cell.key),
+                "cell": asdict(one.cell.key),
+                "num_layouts": len(one.fits),
+                "num_completed": int(one.completed.sum()),
+                "outside": list(one.outside),
+                **summarize_judged([one]),
+            }
+            for one in judged
+        ],
+        "notes": _outside_notes(judged),
+    }
+
+
+def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
+    """Errors over all layouts; tau and the first choice's regret as means over cells.
+
+    None stands where nothing was measured. False accepts are shares of the layouts that did not run, false
+    rejects of those that did.
+    """
+    times = np.concatenate([one.time_errors for one in judged])
+    peaks = np.concatenate([one.peak_errors for one in judged])
+    taus = [one.kendall_tau for one in judged if one.kendall_tau is not None]
+    regrets = [one.first_choice_regret for one in judged]
+    return {
+        "time": {
+            **_error_figures(times),
+            "kendall_tau": float(np.mean(taus)) if taus else None,
+            "first_choice_regret": float(np.mean(regrets)),
+            "worst_first_choice_regret": float(np.max(regrets)),
+        },
+        "memory": {
+            **_error_figures(peaks),
+            "false_accepts": _share([one.false_accepts for one in judged]),
+            "false_rejects": _share([one.false_rejects for one in judged]),
+        },
+    }
+
+
+def outside(cell: TableCell, knowledge: Knowledge) -> tuple[str, ...]:
+    """In which respects a cell lies outside of the samples: names of fields, with both sides.
+
+    A name must have occurred, a size must lie within those that occurred.
+    """
+    if not len(knowledge):
+        return ("nothing was calibrated: the priors alone",)
+    named: dict[str, tuple[str, set[str]]] = {
+        "cluster": (cell.cluster.name, {sample.cluster.name for sample in knowledge}),
+        "family": (cell.model.family, {str(sample.model.family) for sample in knowledge}),
+    }
+    sizes = {
+        "num_devices": (cell.num_devices, [s.layout.num_devices for s in knowledge]),
+        "num_parameters": (cell.model.num_parameters, [s.model.num_parameters for s in knowledge]),
+        "seq_length": (cell.seq_length, [s.model.seq_length for s in knowledge]),
+    }
+    found = [
+        f"{name}={value} is not among {', '.join(sorted(known))}"
+        for name, (value, known) in named.items()
+        if value not in known
+    ]
+    found += [
+        f"{name}={value:,} is outside of {min(known):,} to {max(known):,}"
+        for name, (value, known) in sizes.items()
+        if not min(known) <= value <= max(known)
+    ]
+    return tuple(found)
+
+
+def _outside_notes(judged: Sequence[JudgedCell]) -> list[str]:
+    """Each respect once, with the number of cells."""
+    counts: dict[str, int] = {}
+    for one in judged:
+        for respect in one.outside:
+            counts[respect] = counts.get(respect, 0) + 1
+    return [f"outside of what was calibrated: {what} ({n} cells)" for what, n in counts.items()]
+
+
+def _errors(expected: Floats, measured: Floats) -> Floats:
+    known = ~np.isnan(measured)
+    return np.asarray(np.abs(expected[known] / measured[known] - 1.0))
+
+
+def _error_figures(errors: Floats) -> Mapping[str, float | None]:
+    if not errors.size:
+        return {"median_error": None, "mean_error": None}
+    return {"median_error": float(np.median(errors)), "mean_error": float(np.mean(errors))}
+
+
+def _share(counts: Sequence[tuple[int, int]]) -> float | None:
+    total = sum(count for _, count in counts)
+    return sum(hits for hits, _ in counts) / total if total else None
+
+
+def _measured(values: Sequence[float | int | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
