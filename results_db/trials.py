@@ -168,6 +168,20 @@ class Trials(StorePart):
         with self._db.read() as session:
             return trials_in_doubt(session, campaign_id)
 
+    def count_repeats(self, campaign_id: int) -> dict[str, int]:
+        """By layout key, how often a layout was measured again or is about to be, cancelled ones aside."""
+        query = (
+            select(Trial.layout_key, func.count())
+            .where(
+                Trial.campaign_id == campaign_id,
+                Trial.repeat_of.is_not(None),
+                Trial.state != "CANCELLED",
+            )
+            .group_by(Trial.layout_key)
+        )
+        with self._db.read() as session:
+            return {row[0]: row[1] for row in session.execute(query)}
+
     def count_open_trials(self, campaign_id: int) -> int:
         """Trials that wait or run."""
         query = select(func.count()).where(

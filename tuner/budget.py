@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 SECONDS_PER_HOUR = 3600.0
+
+LARGEST_RESERVE: Final = 0.25
+"""Largest share of a budget that is kept back for measuring the best again."""
+LEAST_REPEATS: Final = 2
+"""Repeats that a reserve is worth having for: of two layouts, each once."""
 
 
 class Limits(Protocol):
@@ -54,6 +59,32 @@ class EndedTrial:
 def trials_left(limits: Limits, spent: Spent) -> int | None:
     """Trials that may still be created; None: the budget does not count them."""
     return None if limits.trials is None else max(limits.trials - spent.trials, 0)
+
+
+def is_kept_back(limits: Limits, spent: Spent, num_repeats: int) -> bool:
+    """Whether what is left of some bound is kept back for so many repeats: the search's part is spent.
+
+    A repeat costs what trials did on average; no more than a quarter of a budget is kept back, and
+    nothing where that is not enough for two.
+    """
+    if num_repeats < LEAST_REPEATS or not spent.trials:
+        return False
+    if limits.trials is not None:
+        num_kept = min(num_repeats, int(limits.trials * LARGEST_RESERVE))
+        if num_kept >= LEAST_REPEATS and spent.trials >= limits.trials - num_kept:
+            return True
+    node_seconds = None if limits.node_hours is None else limits.node_hours * SECONDS_PER_HOUR
+    for limit, used in (
+        (node_seconds, spent.node_seconds),
+        (limits.wall_time_s, spent.wall_time_s),
+    ):
+        if limit is None:
+            continue
+        each = used / spent.trials
+        reserve = min(num_repeats * each, limit * LARGEST_RESERVE)
+        if reserve >= LEAST_REPEATS * each and used >= limit - reserve:
+            return True
+    return False
 
 
 def time_is_up(limits: Limits, spent: Spent) -> str | None:

@@ -49,6 +49,7 @@ class CampaignSearch:
         self.last_ended_seq = 0
         """How far the campaign's endings have been told."""
         self._strategy = strategy
+        self._expected: tuple[int, float | None] | None = None
 
     @classmethod
     def rebuild(
@@ -98,6 +99,17 @@ class CampaignSearch:
         """
         with _at_fault(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             return self._strategy.ask()
+
+    def expected_improvement(self) -> float | None:
+        """See `Strategy.expected_improvement`; worked out once for what has been told.
+
+        Raises:
+            CampaignBrokenError: the strategy failed.
+        """
+        if self._expected is None or self._expected[0] != self.last_ended_seq:
+            with _at_fault(f"strategy {self.spec.strategy!r} failed to say what is left"):
+                self._expected = (self.last_ended_seq, self._strategy.expected_improvement())
+        return self._expected[1]
 
     def tell(self, trial: TrialRecord) -> None:
         """Passes on what became of a trial that has ended.

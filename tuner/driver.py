@@ -16,9 +16,17 @@ from results_db.leases import HEARTBEAT_INTERVAL_S
 from results_db.records import CampaignRecord, CampaignState, TrialRecord
 from results_db.store import Store
 from search_spaces.errors import SearchSpaceError
-from tuner.budget import EndedTrial, Spent, closing_words, time_is_up, trials_left
+from tuner.budget import (
+    EndedTrial,
+    Spent,
+    closing_words,
+    is_kept_back,
+    time_is_up,
+    trials_left,
+)
 from tuner.campaign_search import CampaignSearch
 from tuner.errors import TunerError
+from tuner.remeasuring import most_repeats, round_of_repeats
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
@@ -29,6 +37,9 @@ NUM_AHEAD: Final = 1
 few enough that none was chosen without what the running ones are about to teach."""
 MAX_TOO_LARGE: Final = 10
 """Trials too large for every live worker that may wait beyond those: smaller ones go on."""
+LEAST_COMPLETED: Final = 5
+"""Completed trials before a campaign may be called converged: what was learnt from fewer is mostly what
+was believed beforehand."""
 
 _log: Final = logging.getLogger("tuner.driver")
 
@@ -156,15 +167,63 @@ class Driver:
         if left is not None:
             num_wanted = min(num_wanted, left)
         num_repeats = self._repeat_doubtful(campaign, num_wanted)
-        added = self._add_trials(campaign, search, num_wanted - num_repeats)
-        if num_open or num_repeats or added:
+        num_wanted -= num_repeats
+        settings = search.spec.stop
+        converged = self._converged(campaign, search)
+        kept_back = is_kept_back(search.spec.budget, spent, most_repeats(settings.remeasure))
+        added = False
+        if converged is None and not kept_back:
+            added = self._add_trials(campaign, search, num_wanted)
+        if num_open or num_repeats or added or self._remeasure(campaign, search, left):
             return
-        if left == 0:
+        if converged is not None:
+            self._complete(campaign, "converged", converged)
+        elif kept_back and self._add_trials(campaign, search, num_wanted):
+            return  # The best stands alone: the search has the rest.
+        elif left == 0:
             ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
             self._complete(campaign, "budget", ending)
         else:
             ending = f"all {search.num_layouts} legal layouts were tried"
             self._complete(campaign, "exhausted", ending)
+
+    def _converged(self, campaign: CampaignRecord, search: CampaignSearch) -> str | None:
+        """Why nothing more is asked for though there is something; None: the search goes on."""
+        share = search.spec.stop.converged_within
+        if share is None:
+            return None
+        num_completed = self._store.count_trials(campaign.id)["COMPLETED"]
+        if num_completed < LEAST_COMPLETED:
+            return None
+        expected = search.expected_improvement()
+        if expected is None or expected >= share:
+            return None
+        return (
+            f"what is left is expected to improve the best by {expected:.2%}, less than the "
+            f"{share:g} of stop.converged_within, after {num_completed} completed trials"
+        )
+
+    def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
+        """Measures the best once more, those that cannot be told apart; says how many.
+
+        What was repeated is read from the database: a driver that died in between repeats nothing twice.
+        """
+        num_layouts = search.spec.stop.remeasure
+        if not num_layouts or left == 0:
+            return 0
+        best = self._store.standings(campaign.id, campaign.objective, limit=num_layouts)
+        repeats = self._store.count_repeats(campaign.id)
+        again = round_of_repeats(best, repeats, left=left)
+        for standing in again:
+            trial = self._store.repeat_trial(standing.trial.id)
+            _log.info(
+                "campaign %r: trial %d measures %s again, one of %d that may be the best",
+                campaign.name,
+                trial.number,
+                trial.layout_key,
+                len(again),
+            )
+        return len(again)
 
     def _num_missing(self, campaign: CampaignRecord, num_open: int) -> int:
         """How many open trials the live workers lack; 0 or less when none."""

@@ -37,6 +37,7 @@ def make_spec(name: str = "first", **changes: Any) -> CampaignSpec:
             },
             "strategy": "random",
             "budget": {"trials": 6},
+            "stop": {"remeasure": 0},
             **changes,
         }
     )

@@ -1,0 +1,244 @@
+"""The best are measured again before the winner is named; a campaign ends when little is left to gain."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.records import CampaignRecord, TrialRecord
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
+from tests.results_db.factories import TurnableClock, completed, make_measurement
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tuner.budget import Spent, is_kept_back
+from tuner.driver import Driver
+from tuner.strategies import registry
+from tuner.strategies.base import History, Proposer
+from tuner.strategies.simple import ExhaustiveProposer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(DataDir(tmp_path / "data"), clock=TurnableClock())
+    yield store
+    store.close()
+
+
+def noisy(layout: Layout, dice: random.Random, *, speed: float, spread: float = 0.005) -> Outcome:
+    """A probe whose run is off by half a percent or more, and whose iterations lie closer than that."""
+    step_time_s = 512 / (speed * layout.num_devices) * (1 + dice.gauss(0.0, spread))
+    plain = make_measurement(layout).iterations
+    iterations = tuple(
+        replace(each, step_time_s=step_time_s * (1 + dice.gauss(0.0, 0.003))) for each in plain
+    )
+    return completed(layout, tokens_per_s=512 / step_time_s, iterations=iterations)
+
+
+def judge_of(dice: random.Random, *, rivals: int = 2) -> Callable[[Layout], Outcome]:
+    """A few layouts are as good as each other, the others far worse."""
+    seen: list[Layout] = []
+
+    def judge(layout: Layout) -> Outcome:
+        if layout not in seen:
+            seen.append(layout)
+        return noisy(layout, dice, speed=1000.0 if seen.index(layout) < rivals else 500.0)
+
+    return judge
+
+
+def run_campaign(
+    store: Store, judge: Callable[[Layout], Outcome], **changes: Any
+) -> CampaignRecord:
+    campaign = submit(store, make_spec(**changes))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
+    return store.campaign(campaign.id)
+
+
+def repeats(store: Store, campaign: CampaignRecord) -> list[TrialRecord]:
+    return [trial for trial in store.trials(campaign.id) if trial.repeat_of is not None]
+
+
+def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: Store) -> None:
+    record = run_campaign(
+        store, judge_of(random.Random(2)), budget={"trials": 16}, stop={"remeasure": 3}
+    )
+    trials = store.trials(record.id)
+    again = [trial.layout_key for trial in repeats(store, record)]
+    first, second = trials[0].layout_key, trials[1].layout_key
+    assert again == [first, second, first, second]
+    assert len(trials) == 16, "repeats count for the budget"
+    best, rival, *others = store.standings(record.id, record.objective)
+    assert {best.trial.id, rival.trial.id} == {trials[0].id, trials[1].id}
+    assert (best.num_runs, rival.num_runs) == (3, 3)
+    assert not any(other.is_tied for other in others)
+
+
+def test_a_winner_that_stands_alone_costs_no_repeat(store: Store) -> None:
+    judge = judge_of(random.Random(2), rivals=1)
+    record = run_campaign(store, judge, budget={"trials": 16}, stop={"remeasure": 3})
+    assert repeats(store, record) == []
+    assert len(store.trials(record.id)) == 16, "the search has what was kept back"
+    assert record.reason == "budget"
+
+
+def test_nothing_is_measured_again_where_the_campaign_says_so(store: Store) -> None:
+    judge = judge_of(random.Random(2))
+    record = run_campaign(store, judge, budget={"trials": 16}, stop={"remeasure": 0})
+    assert repeats(store, record) == []
+
+
+def test_the_best_of_an_exhausted_space_are_measured_again_beyond_it(store: Store) -> None:
+    judge = judge_of(random.Random(2))
+    record = run_campaign(store, judge, strategy="exhaustive", budget={}, stop={"remeasure": 2})
+    assert record.reason == "exhausted"
+    assert len(store.trials(record.id)) == record.num_legal_layouts + 4
+
+
+def test_no_more_are_measured_again_than_the_campaign_allows(store: Store) -> None:
+    judge = judge_of(random.Random(3), rivals=28)
+    record = run_campaign(
+        store, judge, strategy="exhaustive", budget={"trials": 100}, stop={"remeasure": 3}
+    )
+    again = [trial.layout_key for trial in repeats(store, record)]
+    assert len(again) >= 2
+    assert len(again[:3]) == len(set(again[:3]))
+    assert max(again.count(key) for key in again) == 2
+
+
+@pytest.mark.parametrize("dice_seed", [1, 2, 3])
+def test_a_driver_that_dies_at_any_turn_repeats_nothing_twice(store: Store, dice_seed: int) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 16}, stop={"remeasure": 3}))
+    dice = random.Random(dice_seed)
+    drivers = [Driver(store)]
+
+    def step_or_die() -> None:
+        if dice.random() < 0.5:
+            drivers.append(Driver(store))
+        drivers[-1].step()
+
+    worker = FakeWorker(store, judge_of(random.Random(2)))
+    drive_until(lambda: ended(store, campaign), step_or_die, worker)
+    assert len(drivers) > 3
+    again = [trial.layout_key for trial in repeats(store, campaign)]
+    first, second = (trial.layout_key for trial in store.trials(campaign.id)[:2])
+    assert again == [first, second, first, second]
+
+
+def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 16}, stop={"remeasure": 3}))
+    worker = FakeWorker(store, judge_of(random.Random(2)))
+    repeat_trial, calls = store.repeat_trial, []
+
+    def dies_after_the_first(trial_id: int) -> TrialRecord:
+        calls.append(trial_id)
+        if len(calls) == 2:
+            raise OSError("killed")
+        return repeat_trial(trial_id)
+
+    monkeypatch.setattr(store, "repeat_trial", dies_after_the_first)
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    again = [trial.layout_key for trial in repeats(store, campaign)]
+    first, second = (trial.layout_key for trial in store.trials(campaign.id)[:2])
+    assert again == [first, second, first, second]
+
+
+def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
+    store: Store,
+) -> None:
+    def judge(layout: Layout) -> Outcome:
+        seen.append(layout)
+        short = len(seen) == 1
+        changes = {"shortened": True, "iterations_asked": 10} if short else {}
+        return completed(layout, tokens_per_s=900.0 * layout.num_devices, **changes)
+
+    seen: list[Layout] = []
+    space = {"global_batch_size": 16, "tp": 1, "pp": 1, "dp": 1}
+    record = run_campaign(store, judge, space=space, budget={"trials": 9}, stop={"remeasure": 1})
+    assert len(seen) == 2
+    winner = store.winner(record.id, record.objective)
+    assert winner is not None
+    assert not winner.shortened
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "kept"),
+    [
+        ({"trials": 60}, {"trials": 53}, False),
+        ({"trials": 60}, {"trials": 54}, True),
+        ({"trials": 12}, {"trials": 8}, False),
+        ({"trials": 12}, {"trials": 9}, True),
+        ({"trials": 6}, {"trials": 5}, False),
+        ({"node_hours": 1.0}, {"trials": 53, "node_seconds": 3180.0}, False),
+        ({"node_hours": 1.0}, {"trials": 54, "node_seconds": 3240.0}, True),
+        ({"wall_time_s": 100.0}, {"trials": 10, "wall_time_s": 74.0}, False),
+        ({"wall_time_s": 100.0}, {"trials": 10, "wall_time_s": 76.0}, True),
+        ({}, {"trials": 1000}, False),
+    ],
+)
+def test_a_part_of_the_budget_is_kept_back_for_repeats(
+    limits: dict[str, Any], spent: dict[str, Any], kept: bool
+) -> None:
+    budget = make_spec(budget=limits, strategy="exhaustive").budget
+    so_far = Spent(**{"trials": 0, "node_seconds": 0.0, "wall_time_s": 0.0, **spent})
+    assert is_kept_back(budget, so_far, 6) is kept
+
+
+class Expecting(ExhaustiveProposer):
+    """Expects less with every layout that completed: 30 %, 15 %, 10 %, ..."""
+
+    def expected_improvement(self, history: History) -> float | None:
+        num_told = sum(1 for _ in history.successes())
+        return 0.3 / num_told if num_told else None
+
+
+@pytest.fixture
+def expecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> Proposer:
+        return Expecting()
+
+    monkeypatch.setitem(registry.STRATEGIES, "random", make)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("expecting")
+def test_a_campaign_ends_when_what_is_left_promises_too_little(store: Store) -> None:
+    judge = judge_of(random.Random(2), rivals=1)
+    stop = {"converged_within": 0.025, "remeasure": 0}
+    record = run_campaign(store, judge, budget={"trials": 25}, stop=stop)
+    assert (record.state, record.reason) == ("COMPLETED", "converged")
+    # Thirteen told were enough (2.3 %); the next one waited already, and is not wasted.
+    assert record.message.startswith("what is left is expected to improve the best by 2.")
+    assert "less than the 0.025 of stop.converged_within" in record.message
+    assert 13 <= len(store.trials(record.id)) <= 15
+
+
+@pytest.mark.usefixtures("expecting")
+def test_a_campaign_is_never_called_converged_after_a_few_probes(store: Store) -> None:
+    judge = judge_of(random.Random(2), rivals=1)
+    stop = {"converged_within": 0.9, "remeasure": 0}
+    record = run_campaign(store, judge, budget={"trials": 25}, stop=stop)
+    assert record.reason == "converged"
+    assert 5 <= len(store.trials(record.id)) <= 7
+
+
+@pytest.mark.usefixtures("expecting")
+def test_a_converged_campaign_measures_its_best_again(store: Store) -> None:
+    stop = {"converged_within": 0.025, "remeasure": 2}
+    record = run_campaign(store, judge_of(random.Random(2)), budget={"trials": 25}, stop=stop)
+    assert record.reason == "converged"
+    assert len(repeats(store, record)) == 4
+
+
+def test_a_strategy_that_cannot_tell_goes_on_to_its_budget(store: Store) -> None:
+    judge = judge_of(random.Random(2))
+    stop = {"converged_within": 0.5, "remeasure": 0}
+    record = run_campaign(store, judge, budget={"trials": 9}, stop=stop)
+    assert record.reason == "budget"
