@@ -16,7 +16,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint constraints.txt --editable '.[dev]'
+	  --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
 # Debian's python3 comes without ensurepip, which a virtual environment needs: root gets it

@@ -52,7 +52,7 @@ def main() -> None:
     bench.estimates(tables | ({LOCAL.stem: read_table(LOCAL)} if LOCAL.exists() else {}))
     bench.speed()
     section = bench.section(time.monotonic() - started)
-    print(section)
+    print(bench.promises)
     if asked.record:
         record("Search", section)
         for landscape in bench.landscapes:
@@ -128,6 +128,11 @@ class _Bench:
         print(f"{text}\n", flush=True)
         self._parts.append(text)
 
+    @property
+    def promises(self) -> str:
+        """What was asked beside what was measured."""
+        return promises_table(self._promises)
+
     def section(self, took_s: float) -> str:
         """The section of the results, promises first."""
         effort = self._effort
@@ -138,7 +143,7 @@ class _Bench:
             "has more than 12 cells), 60 probes, cold, one pending unless said otherwise. A run that "
             "misses counts 61."
         )
-        return "\n\n".join([intro, promises_table(self._promises), *self._parts])
+        return "\n\n".join([intro, self.promises, *self._parts])
 
 
 def _arguments() -> argparse.Namespace:

@@ -60,7 +60,7 @@ def _row(name: str, landscape: Landscape, runs: Sequence[Any]) -> tuple[str, ...
     summary = summarize(runs)
     to = summary["probes_to"]
     five, two, best = to["0.05"], to["0.02"], to["0"]
-    regrets = " / ".join(f"{100 * regret:.2g}" for regret in summary["regret_after"].values())
+    regrets = " / ".join(f"{100 * regret:.3g}" for regret in summary["regret_after"].values())
     return (
         name,
         f"{len(runs)}",

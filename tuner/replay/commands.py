@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--strategy",
     "strategies",
-    default="deephyper,random",
+    default="guided,random",
     show_default=True,
     metavar="S[,S...]",
     help="What searches, each on every cell.",

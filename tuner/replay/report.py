@@ -84,7 +84,8 @@ _OVERALL: Final = (
     ">mean to 5 %",
     ">reached 5 %",
     ">failed to 5 %",
-    *(f">regret after {n}" for n in CHECKPOINTS),
+    f">regret after {CHECKPOINTS[0]}",
+    *(f">{n}" for n in CHECKPOINTS[1:]),
     ">search s/probe",
 )
 
