@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-GIB: Final = 1 << 30
+from search_spaces.cluster import GIB, Cluster
 
 LayerSplit = Literal["even", "compute"]
 """even: the first stages take one layer more where pp does not divide them. compute: as Nanotron
@@ -92,6 +92,26 @@ EMBEDDED_TRAINER: Final = TrainerStorage(
 )
 """What this project's trainer stores; its logical peak is 0 to 4 % over these sums."""
 
+EMBEDDED_ON_GPU: Final = replace(
+    EMBEDDED_TRAINER,
+    workspace_bytes=64 << 20,
+    reserved_share=0.05,
+    context_bytes=0.75 * GIB,
+    spread=StorageSpread(
+        states=0.02,
+        sharded_states=0.02,
+        activations=0.1,
+        gathered_share=0.05,
+        gathered_scatter=0.0,
+        passing=0.3,
+        workspace_bytes=0.25 * GIB,
+        whole=0.05,
+        noise=0.03,
+    ),
+)
+"""The same where an allocator gives out the memory, operators have temporaries, and matrix products
+workspaces."""
+
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
     gathered_share=0.0,
@@ -122,11 +142,16 @@ fp32 sum, the bf16 one that autograd makes, and the bucket of DistributedDataPar
 results are held at once depends on how far the host is ahead: half of them, give or take half."""
 
 
-def storage_of(source: str) -> TrainerStorage:
-    """The storage of the trainer that a table's source, or a campaign's software, names."""
-    words = source.lower()
-    if "nanotron" in words:
-        return NANOTRON
-    if not words or "layout-tuner" in words or "simulated" in words:
-        return EMBEDDED_TRAINER
-    return MEGATRON_LIKE
+def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
+    """The storage of what runs somewhere.
+
+    Args:
+        software: a table's source, or the software of a campaign's workers; empty, a release of torch
+            or this project's name are its own trainer, what is not known is taken to be
+            Megatron-like.
+        cluster: where it runs.
+    """
+    words = software.lower()
+    if not words or words.startswith("torch ") or "layout-tuner" in words:
+        return EMBEDDED_TRAINER if "cpu" in cluster.device.lower() else EMBEDDED_ON_GPU
+    return NANOTRON if "nanotron" in words else MEGATRON_LIKE

@@ -68,7 +68,7 @@ class MemoryBelief:
             software: what runs them: a table's source; empty for this project's own trainer.
             campaign: name of the campaign whose samples will be told.
         """
-        storage = storage_of(software)
+        storage = storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
 
     def told(self, samples: Iterable[PeakSample]) -> Self:

@@ -144,13 +144,14 @@ class Evidence:
 
 def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
     """What a campaign's samples say; those that say nothing of memory are left out."""
-    by_trainer: dict[tuple[ModelShape, str], list[PeakSample]] = {}
+    by_trainer: dict[tuple[ModelShape, TrainerStorage], list[PeakSample]] = {}
     for sample in samples:
-        if not (sample.state == "failed" and storage_of(sample.software).tells_out_of_memory):
-            by_trainer.setdefault((sample.model, sample.software), []).append(sample)
+        storage = storage_of(sample.software, sample.cluster)
+        if not (sample.state == "failed" and storage.tells_out_of_memory):
+            by_trainer.setdefault((sample.model, storage), []).append(sample)
     evidence = Evidence()
-    for (model, software), alike in by_trainer.items():
-        evidence = evidence.with_more(_rows(alike, model, storage_of(software), campaign))
+    for (model, storage), alike in by_trainer.items():
+        evidence = evidence.with_more(_rows(alike, model, storage, campaign))
     return evidence
 
 
