@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
-from workers.commands import PositiveNumber, described_machine, fail
+from workers.command_input import fail
+from workers.commands import PositiveNumber, described_machine
 
 if TYPE_CHECKING:
     from search_spaces.measured_constants import MeasuredConstants

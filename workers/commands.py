@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.layout import Layout
+from workers.command_input import described, fail, refuse
+from workers.layout_options import layout_options
 
 if TYPE_CHECKING:
     from search_spaces.cluster import Cluster
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 _GIB: Final = 1 << 30
 _MOST_GB: Final = 1 << 20
 _LONGEST_DEADLINE_S: Final = 366 * 86400
-_REFUSED: Final = 2
 
 
 class PositiveNumber(click.FloatRange):
@@ -81,7 +82,7 @@ def worker(
         work(
             url=url,
             token=_read_token(token_file),
-            described_cluster=_described(cluster),
+            described_cluster=described(cluster),
             name=name,
             spool_dir=spool_dir,
             patience_s=patience,
@@ -93,17 +94,7 @@ def worker(
 @click.command()
 @click.option("--model", required=True, help="Name of a model preset, or a JSON or YAML file.")
 @click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
-@click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
-@click.option("--dp", default=1, show_default=True, help="Data-parallel replicas.")
-@click.option("--vpp", default=1, show_default=True, help="Virtual stages a pipeline rank.")
-@click.option("--micro-batch-size", default=1, show_default=True, help="Sequences at once.")
-@click.option("--num-microbatches", default=1, show_default=True, help="Micro-batches a step.")
-@click.option("--zero-stage", default=0, show_default=True, help="1: shard the optimizer's states.")
-@click.option("--zero-replicas", default=1, show_default=True, help="Copies of the sharded states.")
-@click.option("--recompute", type=click.Choice(RECOMPUTE_MODES), default="none", show_default=True)
-@click.option("--sequence-parallel/--no-sequence-parallel", default=False, show_default=True)
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@layout_options
 @click.option(
     "--compile/--no-compile",
     "compiled",
@@ -158,7 +149,7 @@ def probe(
     machine = described_machine(cluster)
     try:
         request = ProbeRequest(
-            model=resolve_model(_described(model)),
+            model=resolve_model(described(model)),
             layout=Layout(**knobs),
             seed=seed,
             warmup=warmup,
@@ -168,7 +159,7 @@ def probe(
             compile=compiled,
         )
     except SearchSpaceError as error:
-        _refuse(str(error))
+        refuse(str(error))
     _refuse_illegal(request.layout, request.model, machine)
     try:
         with local_launcher(machine) as launcher:
@@ -221,7 +212,7 @@ def train(
         job.refuse_unusable()
         progress = Progress(stream=sys.stderr if as_json else sys.stdout, log=log)
     except TrainerError as error:
-        _refuse(str(error))
+        refuse(str(error))
     machine = described_machine(cluster)
     _refuse_illegal(job.layout, job.model, machine)
     try:
@@ -270,9 +261,9 @@ def described_machine(cluster: str) -> Cluster:
     from search_spaces.presets.clusters import resolve_cluster
 
     try:
-        machine, warning = resolve_cluster(_described(cluster))
+        machine, warning = resolve_cluster(described(cluster))
     except SearchSpaceError as error:
-        _refuse(str(error))
+        refuse(str(error))
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)
     return machine
@@ -282,7 +273,7 @@ def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None
     from search_spaces.rules import PROBE_SCOPES, violations
 
     if broken := violations(layout, model, machine, scopes=PROBE_SCOPES):
-        _refuse(*broken)
+        refuse(*broken)
 
 
 def _read_token(path: Path) -> str:
@@ -295,19 +286,6 @@ def _read_token(path: Path) -> str:
     return token
 
 
-def _described(name: str) -> Any:
-    """A preset's name, or what the JSON or YAML file of that name holds."""
-    path = Path(name)
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        return name
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        _refuse(f"{path} is not a readable JSON or YAML file: {error}")
-
-
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * _GIB)
 
@@ -318,15 +296,3 @@ def _ignore(_: dict[str, Any]) -> None:
 
 def _never() -> bool:
     return False
-
-
-def _refuse(*sentences: str) -> NoReturn:
-    for sentence in sentences:
-        click.echo(f"error: {sentence}", err=True)
-    sys.exit(_REFUSED)
-
-
-def fail(sentence: str) -> NoReturn:
-    """Ends the command with one sentence and exit code 1."""
-    click.echo(f"error: {sentence}", err=True)
-    sys.exit(1)

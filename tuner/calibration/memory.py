@@ -107,7 +107,7 @@ class MemoryBelief:
     ) -> Floats:
         """Probability that each layout fits into a device with so much memory.
 
-        It is never 0 nor 1: the tails of the logistic distribution, on the logarithm of the peak.
+        It is never 0, so nothing is ruled out: the logistic distribution, on the peak's logarithm.
         """
         mean, deviation = self.peak_bytes(layouts, model)
         usable = usable_bytes(capacity_bytes, self.storage)

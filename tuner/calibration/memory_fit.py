@@ -145,5 +145,5 @@ def _out_of_memory_share(ratio: Floats, variance: Floats) -> Floats:
 
 
 def logistic(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow."""
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    """1 / (1 + exp(-x)), without overflow; over 0 wherever x is not below -700."""
+    return np.asarray(1.0 / (1.0 + np.exp(np.minimum(-x, 700.0))), dtype=np.float64)

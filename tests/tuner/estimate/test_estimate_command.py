@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from search_spaces.estimates.memory import stage_memory
+from search_spaces.estimates.time import step_time_s
+from search_spaces.layout import Layout
+from search_spaces.measured_constants import MeasuredConstants, write_constants
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import model_preset
+from search_spaces.tables import (
+    CellKey,
+    MeasurementTable,
+    TableCell,
+    TableRow,
+    read_table,
+    write_table,
+)
+from tuner.estimate.commands import estimate
+
+MODEL = model_preset("gpt-1.3b")
+CLUSTER = CLUSTER_PRESETS["frontier"]
+SOURCE = "another trainer"
+
+
+@pytest.fixture(autouse=True)
+def no_constants_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def run(*flags: object) -> Result:
+    return CliRunner().invoke(estimate, [str(flag) for flag in flags])
+
+
+def report(*flags: object) -> dict[str, Any]:
+    result = run("--json", *flags)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def table(tmp_path: Path, name: str = "table.csv", *, slower: float = 1.5) -> Path:
+    """A cell in which all steps take half as long again as the estimate says."""
+    layouts = [
+        Layout(
+            num_nodes=2,
+            tp=tp,
+            pp=pp,
+            dp=16 // (tp * pp),
+            micro_batch_size=mbs,
+            num_microbatches=64 // (16 // (tp * pp)) // mbs,
+            recompute="full",
+            precision="fp16",
+        )
+        for tp in (1, 2, 4)
+        for pp in (1, 2, 4)
+        for mbs in (1, 2)
+    ]
+    tokens = 64 * MODEL.seq_length
+    rows = []
+    for number, layout in enumerate(layouts, 1):
+        step_s = slower * float(step_time_s(layout, MODEL, CLUSTER).item())
+        peak = 1.2 * max(stage.total_bytes for stage in stage_memory(layout, MODEL))
+        rows.append(
+            TableRow(
+                layout=layout,
+                status="completed",
+                tokens_per_s=tokens / step_s,
+                step_time_s=step_s,
+                peak_memory_bytes=int(peak),
+                number=number,
+            )
+        )
+    cell = TableCell(
+        key=CellKey(
+            source=SOURCE,
+            cluster=CLUSTER.name,
+            model=MODEL.name,
+            seq_length=MODEL.seq_length,
+            num_devices=16,
+            global_batch_size=64,
+        ),
+        model=MODEL,
+        cluster=CLUSTER,
+        rows=tuple(rows),
+    )
+    path = tmp_path / name
+    path.write_text(write_table(MeasurementTable(cells=(cell,))))
+    return path
+
+
+LAYOUT = (
+    "--model=gpt-1.3b",
+    "--cluster=frontier",
+    "--tp=2",
+    "--pp=4",
+    "--dp=2",
+    "--precision=bf16",
+)
+
+
+def test_a_layout_has_its_memory_by_stage_and_parts_that_add_up_to_its_step() -> None:
+    found = report(*LAYOUT, "--num-microbatches=8")
+    assert [stage["stage"] for stage in found["stages"]] == [0, 1, 2, 3]
+    assert found["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in found["stages"])
+    seconds = sum(part["seconds"] for part in found["time_parts"])
+    assert seconds == pytest.approx(found["step_time_s"])
+    assert found["step_time_low_s"] < found["step_time_s"] < found["step_time_high_s"]
+    assert 0.9 < found["fits"] <= 1.0
+    assert found["layout"]["num_nodes"] == 2
+    assert "calibrated on nothing" in found["warnings"][0]
+
+
+def test_what_does_not_fit_is_unlikely_to() -> None:
+    flags = ("--model=gpt-22b", "--cluster=frontier", "--precision=bf16", "--dp=8")
+    assert report(*flags)["fits"] < 0.01
+
+
+def test_people_read_the_stages_and_the_largest_part_of_the_step_first() -> None:
+    result = run(*LAYOUT, "--num-microbatches=8")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("gpt-1.3b on frontier: peak ")
+    assert [line.split()[0] for line in lines[2:6]] == ["0", "1", "2", "3"]
+    shares = [float(line.split("s")[1].split("%")[0]) for line in lines if "%  " in line]
+    assert shares == sorted(shares, reverse=True)
+    assert "warning: calibrated on nothing" in result.stderr
+
+
+def test_a_table_calibrates_time_and_memory_and_says_what_it_was_not_of(tmp_path: Path) -> None:
+    flags = ("--model=gpt-1.3b", "--cluster=frontier", "--precision=fp16", "--recompute=full")
+    flags = (*flags, "--tp=2", "--dp=8", "--num-microbatches=8", f"--software={SOURCE}")
+    cold, told = report(*flags), report(*flags, f"--calibrate-from={table(tmp_path)}")
+    assert told["step_time_s"] == pytest.approx(1.5 * cold["step_time_s"], rel=0.05)
+    spreads = [
+        math.log(each["step_time_high_s"] / each["step_time_low_s"]) for each in (cold, told)
+    ]
+    assert spreads[1] < spreads[0]
+    assert told["peak_memory_deviation_bytes"] < cold["peak_memory_deviation_bytes"]
+    assert told["warnings"] == []
+    assert told["calibrated_on"]["with_peak_memory"] == 18
+    elsewhere = report(
+        "--model=gpt-125m", "--cluster=a100-80gb", f"--calibrate-from={tmp_path / 'table.csv'}"
+    )
+    assert elsewhere["warnings"] == [
+        "not calibrated on cluster a100-80gb, but on frontier",
+        "not calibrated on what runs here, but on other software",
+        "not calibrated on model gpt-125m, but on gpt-1.3b",
+        "1 devices are far from the 16 to 16 calibrated on",
+    ]
+
+
+def test_constants_that_were_measured_here_are_used(no_constants_of_this_machine: Path) -> None:
+    slow = {"fp32": 1e9, "bf16": 1e9, "fp16": 1e9}
+    measured = MeasuredConstants(
+        cluster="frontier", host="here", measured_at="today", constants={"peak_flops_per_s": slow}
+    )
+    before = report(*LAYOUT)
+    write_constants(no_constants_of_this_machine, measured)
+    after = report(*LAYOUT)
+    assert after["step_time_s"] > 100 * before["step_time_s"]
+    assert "measured by layout-tuner calibrate" in after["constants"]
+
+
+def test_a_table_gets_predicted_columns_that_do_not_depend_on_its_own_measurements(
+    tmp_path: Path,
+) -> None:
+    written = [tmp_path / "first.csv", tmp_path / "second.csv"]
+    for out, slower in zip(written, (1.5, 3.0), strict=True):
+        result = run(f"--table={table(tmp_path, slower=slower)}", f"--out={out}")
+        assert result.exit_code == 0, result.output
+    first, second = (read_table(path).rows for path in written)
+    assert len(first) == 18
+    assert [row.aside for row in first] == [row.aside for row in second]
+    expected = step_time_s(first[0].layout, MODEL, CLUSTER).item()
+    assert float(first[0].aside["predicted_step_time_s"]) == pytest.approx(expected, rel=1e-3)
+    assert 0 < float(first[0].aside["predicted_fits"]) <= 1
+    assert int(first[0].aside["predicted_peak_memory_bytes"]) > 0
+
+
+def test_a_table_with_predictions_may_be_predicted_again_after_calibration(tmp_path: Path) -> None:
+    cold, told = tmp_path / "cold.csv", tmp_path / "told.csv"
+    source = table(tmp_path)
+    assert run(f"--table={source}", f"--out={cold}").exit_code == 0
+    result = run(f"--table={cold}", f"--calibrate-from={source}", f"--out={told}")
+    assert result.exit_code == 0, result.output
+    read = read_table(told)
+    assert read.aside_columns.count("predicted_step_time_s") == 1
+    errors = [
+        float(row.aside["predicted_step_time_s"]) / row.step_time_s - 1
+        for row in read.rows
+        if row.step_time_s
+    ]
+    assert np.abs(errors).max() < 0.03
+    assert read.rows[0].step_time_s == read_table(source).rows[0].step_time_s
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "say either --model, for one layout, or --table"),
+        (("--model=tiny", "--table=x.csv"), "say either --model"),
+        (("--model=tiny", "--out=x.csv"), "--out x.csv goes with --table"),
+        (("--model=tny",), "unknown model"),
+        (("--model=tiny", "--cluster=frontierr.yaml"), "frontierr.yaml is not a readable"),
+        (("--model=tiny", "--vpp=2"), "vpp=2"),
+        (("--model=tiny", "--tp=0"), "tp=0"),
+        (("--table=/nowhere/x.csv",), "/nowhere/x.csv: cannot be read"),
+        (("--model=tiny", "--calibrate-from=/nowhere/x.csv"), "/nowhere/x.csv: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(flags: tuple[str, ...], said: str) -> None:
+    result = run(*flags)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_rules_of_our_own_trainer_do_not_bind_others() -> None:
+    flags = ("--model=gpt-22b", "--cluster=frontier", "--precision=bf16", "--pp=5")
+    assert run(*flags).exit_code == 2
+    found = report(*flags, "--software=Megatron-LM")
+    assert len(found["stages"]) == 5
+    # 48 layers: 10, 10, 10, 9, 9.
+    weights = [stage["weights_bytes"] for stage in found["stages"]]
+    assert weights[3] == pytest.approx(0.9 * weights[1], rel=1e-6)

@@ -1,0 +1,1 @@
+"""What the estimates say of one layout, or of every layout of a table: `layout-tuner estimate`."""

@@ -1,0 +1,154 @@
+"""The room's subcommand: `layout-tuner estimate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.errors import SearchSpaceError
+from workers.command_input import described, fail, refuse
+from workers.layout_options import layout_options
+
+if TYPE_CHECKING:
+    from search_spaces.cluster import Cluster
+    from search_spaces.layout import Layout
+    from tuner.knowledge import Knowledge
+
+
+@click.command()
+@click.option("--model", help="Name of a model preset, or a JSON or YAML file.")
+@click.option("--cluster", default="local-cpu", show_default=True, help="What it would run on.")
+@layout_options
+@click.option(
+    "--software",
+    default="",
+    help="What would run it, as a table's source says it; by default this project's trainer.",
+)
+@click.option(
+    "--table",
+    type=click.Path(path_type=Path),
+    help="Instead of one layout: a measurement table, whose every row gets predicted columns.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Where that goes; by default stdout.")
+@click.option(
+    "--calibrate-from",
+    "calibrate_from",
+    multiple=True,
+    metavar="TABLE[:KEY=VALUE,...]",
+    help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar=DATA_DIR_VARIABLE,
+    help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def estimate(
+    model: str | None,
+    cluster: str,
+    software: str,
+    table: Path | None,
+    out: Path | None,
+    calibrate_from: tuple[str, ...],
+    data_dir: Path | None,
+    as_json: bool,
+    **knobs: Any,
+) -> None:
+    """Predict memory by stage and step time of one layout, without running it.
+
+    With --table: of every row of a measurement table, whose own measurements are not looked at.
+    """
+    if (model is None) == (table is None):
+        refuse("say either --model, for one layout, or --table, for a table of them")
+    if out is not None and table is None:
+        refuse(f"--out {out} goes with --table; for one layout redirect the output")
+    knowledge = _knowledge(calibrate_from)
+    if table is not None:
+        _estimate_table(table, out, knowledge)
+        return
+    from tuner.estimate.estimator import Estimator
+    from tuner.estimate.report import document, text
+
+    machine = _machine(cluster, data_dir or default_data_dir())
+    estimator, layout = _asked(str(model), machine, software, knobs, knowledge)
+    assert isinstance(estimator, Estimator)
+    report = document(estimator, layout)
+    click.echo(json.dumps(report) if as_json else text(report))
+    if not as_json:
+        for warning in report["warnings"]:
+            click.echo(f"warning: {warning}", err=True)
+
+
+def _asked(
+    model: str, machine: Cluster, software: str, knobs: dict[str, Any], knowledge: Knowledge
+) -> tuple[Any, Layout]:
+    """The estimator and the layout; refuses what cannot be."""
+    from search_spaces.layout import Layout
+    from search_spaces.presets.models import resolve_model
+    from search_spaces.rules import PROBE_SCOPES, violations
+    from tuner.estimate.estimator import Estimator
+
+    try:
+        shape = resolve_model(described(model))
+        devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
+        nodes = max(-(-devices // machine.devices_per_node), 1)
+        layout = Layout(num_nodes=nodes, **knobs)
+    except SearchSpaceError as error:
+        refuse(str(error))
+    # Other trainers have other rules.
+    scopes = PROBE_SCOPES if not software else PROBE_SCOPES - {"trainer", "model"}
+    if broken := violations(layout, shape, machine, scopes=scopes):
+        refuse(*broken)
+    return Estimator(model=shape, cluster=machine, software=software, knowledge=knowledge), layout
+
+
+def _estimate_table(path: Path, out: Path | None, knowledge: Knowledge) -> None:
+    from search_spaces.tables import read_table, write_table
+    from tuner.estimate.tables import with_predictions
+
+    try:
+        read = read_table(path)
+    except SearchSpaceError as error:
+        refuse(str(error))
+    written = write_table(with_predictions(read, knowledge))
+    for note in read.notes:
+        click.echo(f"note: {note}", err=True)
+    if out is None:
+        click.echo(written, nl=False)
+        return
+    try:
+        out.write_text(written)
+    except OSError as error:
+        fail(f"{out} cannot be written: {error.strerror}")
+    click.echo(f"wrote {len(read.rows)} rows to {out}", err=True)
+
+
+def _knowledge(calibrate_from: tuple[str, ...]) -> Knowledge:
+    from tuner.errors import TunerError
+    from tuner.replay.selection import knowledge_of, read_calibrating_cells
+
+    try:
+        return knowledge_of(
+            cell for text in calibrate_from for cell in read_calibrating_cells(text)
+        )
+    except (SearchSpaceError, TunerError) as error:
+        refuse(str(error))
+
+
+def _machine(cluster: str, data_dir: Path) -> Cluster:
+    """The described cluster, with the constants that were measured on it, where any were."""
+    from search_spaces.measured_constants import with_measured_constants
+    from search_spaces.presets.clusters import resolve_cluster
+
+    try:
+        machine, warning = resolve_cluster(with_measured_constants(described(cluster), data_dir))
+    except SearchSpaceError as error:
+        refuse(str(error))
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
+    return machine

@@ -1,0 +1,57 @@
+"""Predicted columns for a measurement table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.layout import LAYOUT_FIELDS
+from search_spaces.tables import MeasurementTable, TableCell
+from tuner.estimate.estimator import Estimator
+from tuner.knowledge import Knowledge
+
+PREDICTED_COLUMNS: Final = (
+    "predicted_step_time_s",
+    "predicted_peak_memory_bytes",
+    "predicted_fits",
+)
+"""Seconds a step, bytes of the fullest device's peak, and the probability that it fits."""
+
+
+def with_predictions(table: MeasurementTable, knowledge: Knowledge) -> MeasurementTable:
+    """The table with `PREDICTED_COLUMNS` beside what was measured, of which nothing is used."""
+    aside = tuple(name for name in table.aside_columns if name not in PREDICTED_COLUMNS)
+    return replace(
+        table,
+        cells=tuple(_predicted(cell, knowledge) for cell in table.cells),
+        aside_columns=(*aside, *PREDICTED_COLUMNS),
+    )
+
+
+def estimator_of(cell: TableCell, knowledge: Knowledge) -> Estimator:
+    """The estimates for a cell's model, on its machine, under its software."""
+    return Estimator(
+        model=cell.model, cluster=cell.cluster, software=cell.key.source, knowledge=knowledge
+    )
+
+
+def _predicted(cell: TableCell, knowledge: Knowledge) -> TableCell:
+    layouts = [row.layout for row in cell.rows]
+    columns = LayoutColumns(
+        **{
+            name: codes_of(name, (getattr(each, name) for each in layouts))
+            for name in LAYOUT_FIELDS
+        }
+    )
+    estimator = estimator_of(cell, knowledge)
+    peaks, _, fits = estimator.peaks(columns)
+    times = np.exp(estimator.step_times(columns)[0])
+    rows = []
+    for row, *predicted in zip(cell.rows, times, peaks, fits, strict=True):
+        texts = (f"{predicted[0]:.6g}", f"{predicted[1]:.0f}", f"{predicted[2]:.4f}")
+        aside = {**row.aside, **dict(zip(PREDICTED_COLUMNS, texts, strict=True))}
+        rows.append(replace(row, aside=aside))
+    return replace(cell, rows=tuple(rows))
