@@ -22,7 +22,7 @@ from workers.revision import software_versions
 NOISY: Final = 0.25
 """Spread of the repeats from which on the machine is called busy."""
 
-ROUGH_FIT: Final = 0.35
+ROUGH_FIT: Final = 0.5
 """Error of a fitted link from which on it is called no line."""
 
 _GRACE_S: Final = 120.0

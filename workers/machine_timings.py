@@ -23,7 +23,8 @@ from workers.json_lines import JsonLines
 from workers.rank_task import RankTask
 from workers.trainer.collectives import all_reduce, barrier, gather_rows, scatter_rows
 from workers.trainer.measure import quartiles
-from workers.trainer.mesh import build_mesh
+from workers.trainer.mesh import Mesh, build_mesh
+from workers.trainer.pipeline import Message, start_messages
 from workers.trainer.precision import COMPUTE_DTYPES
 from workers.trainer.products import linear
 
@@ -182,18 +183,20 @@ def _collective_timings(task: RankTask, device: torch.device, ranks: int) -> Ite
 
 
 def _transfer_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
-    """There and back between neighbours, all pairs at once."""
+    """There and back between the stages of pipelines of two, all pairs at once."""
+    mesh = build_mesh(task.rank, Layout(pp=2, dp=task.world_size // 2), tied_embeddings=False)
     for size in _MESSAGES[device.type]:
-        message = torch.zeros(size // 4, device=device)
+        tensor = torch.zeros(size // 4, device=device)
         what = {"operation": "transfer_and_back", "ranks": 2, "bytes": size}
-        yield Timing(what=what, run=partial(_there_and_back, message, task.rank))
+        yield Timing(what=what, run=partial(_there_and_back, tensor, mesh))
 
 
-def _there_and_back(message: Tensor, rank: int) -> None:
-    neighbour = rank ^ 1
-    first, second = (dist.send, dist.recv) if rank < neighbour else (dist.recv, dist.send)
-    first(message, neighbour)
-    second(message, neighbour)
+def _there_and_back(tensor: Tensor, mesh: Mesh) -> None:
+    other = 1 - mesh.place.pp_rank
+    for sender in (0, 1):
+        is_sent = mesh.place.pp_rank == sender
+        for work in start_messages([Message(tensor, other, sender, is_sent)], mesh):
+            work.wait()
 
 
 def _device(task: RankTask) -> torch.device:

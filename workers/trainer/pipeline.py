@@ -157,14 +157,14 @@ class Pipeline:
         """
         flight.end_transfer()
         shape = (batch.ids_MT.shape[1] // self.token_shares, self.hidden_size)
-        place, messages = self.mesh.place.pp_rank, list[_Message]()
+        place, messages = self.mesh.place.pp_rank, list[Message]()
         for virtual, peer, tag, expected in (
             (transfer.receive_activation, place - 1, _ACTIVATION_TAG, flight.inputs),
             (transfer.receive_gradient, place + 1, _GRADIENT_TAG, flight.gradients),
         ):
             if virtual is not None:
                 x_LH = torch.empty(shape, dtype=self.dtype, device=batch.ids_MT.device)
-                messages.append(_Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=False))
+                messages.append(Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=False))
                 expected[virtual] = x_LH
                 flight.received.append(x_LH)
         for virtual, peer, tag in (
@@ -173,12 +173,12 @@ class Pipeline:
         ):
             if virtual is not None:
                 x_LH = flight.outbox.pop(virtual)
-                messages.append(_Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=True))
+                messages.append(Message(x_LH, peer % self.mesh.layout.pp, tag, is_sent=True))
                 flight.sent.append(x_LH)
-        flight.works = _start_messages(messages, self.mesh)
+        flight.works = start_messages(messages, self.mesh)
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
     """What goes to another stage, or comes from one."""
 
     value: Tensor
@@ -187,7 +187,7 @@ class _Message(NamedTuple):
     is_sent: bool
 
 
-def _start_messages(messages: Sequence[_Message], mesh: Mesh) -> list[Pending]:
+def start_messages(messages: Sequence[Message], mesh: Mesh) -> list[Pending]:
     """Through shared memory where all of a message fits: else it would stand still in passes."""
     assert mesh.pp_group is not None
     lane = mesh.pp_group.lane
