@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-memory bench-trainer bench-search bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -63,6 +63,9 @@ bench-enumerate: $(INSTALLED)
 # TABLE: peaks by rank, as of the run of 175B on Frontier.
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_memory --table $(TABLE)
+
+bench-estimates: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_estimates --record
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record

@@ -288,15 +288,23 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
     even = (layers * layer_s + head_s) / step.pp
-    kept = np.floor(np.maximum((even - head_s) / layer_s, 0.0))
-    others = np.ceil((layers - kept) / np.maximum(step.pp - 1.0, 1.0))
-    slowest = np.maximum(kept * layer_s + head_s, others * layer_s)
+    fewer = np.floor(np.maximum((even - head_s) / layer_s, 0.0))
+    slowest = np.minimum(
+        _slowest_stage(step, fewer, layer_s, head_s),
+        _slowest_stage(step, np.minimum(fewer + 1.0, layers), layer_s, head_s),
+    )
     best = np.where(step.pp > 1, np.maximum(slowest - even, 0.0), 0.0)
     each = np.ceil(layers / step.pp)
     last = np.maximum(layers - each * (step.pp - 1.0), 0.0)
     equal = np.maximum(each * layer_s, last * layer_s + head_s)
     yield "imbalance", later * best
     yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
+
+
+def _slowest_stage(step: StepShape, last: Floats, layer_s: Floats, head_s: Floats) -> Floats:
+    """Seconds of the slowest stage where the last has so many layers, and the others share the rest."""
+    others = np.ceil((step.model.num_layers - last) / np.maximum(step.pp - 1.0, 1.0))
+    return np.maximum(last * layer_s + head_s, others * layer_s)
 
 
 def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:

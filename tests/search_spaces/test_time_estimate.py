@@ -1,19 +1,31 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from search_spaces.estimates.time import step_time_parts, step_time_s, time_terms
-from search_spaces.estimates.time_factors import TERM_NAMES
-from search_spaces.layout import Layout
+from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.estimates.time import PRIOR, step_time_parts, step_time_s, time_terms
+from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES
+from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.spaces import resolve_space
-from search_spaces.space import enumerate_legal
 
-A100 = CLUSTER_PRESETS["a100-sxm"]
+MACHINE = replace(
+    CLUSTER_PRESETS["a100-sxm"],
+    devices_per_node=4,
+    peak_flops_per_s={"bf16": 100e12, "fp32": 10e12},
+    memory_bandwidth_bytes_per_s=1e12,
+    intra_node_bandwidth_bytes_per_s={2: 50e9, 4: 100e9},
+    inter_node_bandwidth_bytes_per_s=10e9,
+    host_operation_s=10e-6,
+    intra_node_latency_s=1e-6,
+    inter_node_latency_s=10e-6,
+)
 MODEL = ModelShape(
     name="small",
     family="gpt",
@@ -26,25 +38,241 @@ MODEL = ModelShape(
     vocab_size=32000,
     tied_embeddings=True,
 )
+TOKENS = 1024
+RESIDUAL_BYTES = 2 * TOKENS * 1024
+"""The residual stream of a micro-batch of one sequence, in 16 bits."""
+LAYER_FLOPS = 2 * 12 * 1024**2 * TOKENS
+"""A block's matrices, forward."""
 
 
 def make_layout(**knobs: Any) -> Layout:
     return Layout(**{"precision": "bf16", **knobs})
 
 
-def test_a_step_is_the_sum_of_its_parts() -> None:
-    layout = make_layout(tp=2, pp=2, dp=2, num_microbatches=4, zero_stage=1)
-    parts = step_time_parts(layout, MODEL, A100)
-    assert sum(part.seconds for part in parts) == pytest.approx(
-        float(step_time_s(layout, MODEL, A100)[0])
+def term(name: str, model: ModelShape = MODEL, **knobs: Any) -> float:
+    terms = time_terms(make_layout(**knobs), model, MACHINE)
+    return float(terms.seconds[0, TERM_NAMES.index(name)])
+
+
+def seconds(model: ModelShape = MODEL, **knobs: Any) -> float:
+    return float(step_time_s(make_layout(**knobs), model, MACHINE)[0])
+
+
+layouts = st.builds(
+    make_layout,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 3, 4, 8]),
+    dp=st.sampled_from([1, 2, 6, 16]),
+    vpp=st.sampled_from([1, 2]),
+    micro_batch_size=st.integers(1, 16),
+    num_microbatches=st.integers(1, 64),
+    zero_stage=st.sampled_from([0, 1]),
+    zero_replicas=st.sampled_from([1, 2]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    sequence_parallel=st.booleans(),
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
+)
+
+
+def test_matrices_take_three_passes_and_four_with_full_recomputation() -> None:
+    assert term("matrices") == pytest.approx(8 * 3 * LAYER_FLOPS / 100e12)
+    assert term("matrices", recompute="full") == pytest.approx(8 * 4 * LAYER_FLOPS / 100e12)
+    assert term("matrices", recompute="selective") == pytest.approx(term("matrices"))
+
+
+def test_attention_is_recomputed_selectively_too() -> None:
+    once = 8 * 4 * 1024 * 1024 * TOKENS / 100e12
+    assert term("attention") == pytest.approx(3 * once)
+    assert term("attention", recompute="selective") == pytest.approx(4 * once)
+    assert term("attention", recompute="full") == pytest.approx(4 * once)
+
+
+def test_model_flops_are_those_of_the_shape() -> None:
+    flops = MODEL.model_flops_per_token * TOKENS
+    total = term("matrices") + term("attention") + term("head")
+    assert total == pytest.approx(flops / 100e12)
+
+
+def test_a_pipeline_adds_its_bubble_and_interleaving_cuts_it() -> None:
+    plain, piped = term("matrices", num_microbatches=8), {"pp": 4, "num_microbatches": 8}
+    assert term("matrices", **piped) == pytest.approx(plain / 4 * (8 + 3) / 8)
+    assert term("matrices", **piped, vpp=2) == pytest.approx(plain / 4 * (8 + 1.5) / 8)
+
+
+def test_weights_and_activations_pass_through_memory() -> None:
+    weights = 12 * 1024**2
+    activations = TOKENS * (4 * 1024 + (3 + 1 + 4 + 4) * 1024 - 3 * 1024 + 3 * 1024)
+    assert term("matrix_bytes") == pytest.approx(
+        8 * 3 * 2 * (weights + activations) / 1e12, rel=0.1
     )
 
 
-def test_every_term_has_its_prior_and_none_is_negative() -> None:
-    legal = enumerate_legal(resolve_space("paper-table-v"), MODEL, CLUSTER_PRESETS["frontier"])
-    layouts = [legal.layout(i) for i in range(0, len(legal), max(len(legal) // 20, 1))]
-    for layout in layouts:
-        terms = time_terms(layout, MODEL, A100)
-        assert terms.names == TERM_NAMES
-        assert np.all(np.isfinite(terms.seconds))
-        assert np.all(terms.seconds >= 0)
+def test_sequence_parallelism_shares_the_element_wise_work_of_the_residual_stream() -> None:
+    shared = term("elementwise", tp=4, sequence_parallel=True)
+    replicated = term("elementwise", tp=4)
+    residual = 8 * 3 * 10 * RESIDUAL_BYTES / 1e12
+    assert replicated - shared == pytest.approx(residual * 3 / 4)
+
+
+def test_tensor_parallelism_sends_four_all_reduces_a_block_and_two_more() -> None:
+    count = 4 * 8 + 2
+    ring = 2 * 3 / 4 * RESIDUAL_BYTES / 100e9
+    assert term("tensor_inside", tp=4) == pytest.approx(count * ring)
+    assert term("tensor_across", tp=4) == 0
+    full = (6 * 8 + 2) * ring
+    assert term("tensor_inside", tp=4, recompute="full") == pytest.approx(full)
+
+
+def test_the_bandwidth_inside_a_node_is_that_of_the_degree() -> None:
+    two = (4 * 8 + 2) * RESIDUAL_BYTES / 50e9
+    assert term("tensor_inside", tp=2) == pytest.approx(two)
+
+
+def test_a_tensor_parallel_group_across_nodes_has_the_cards_of_all_its_ranks() -> None:
+    ring = 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)
+    assert term("tensor_across", tp=8) == pytest.approx((4 * 8 + 2) * ring)
+    assert term("tensor_inside", tp=8) == 0
+
+
+def test_a_collective_costs_a_latency_for_each_step_around_the_ring() -> None:
+    assert term("latency_inside", tp=4) == pytest.approx(34 * (10e-6 + 6 * 1e-6))
+    assert term("latency_across", tp=8) == pytest.approx(34 * (10e-6 + 14 * 10e-6))
+
+
+def test_gradients_are_reduced_in_fp32_inside_and_across_nodes() -> None:
+    gradients = 4 * MODEL.num_parameters
+    assert term("data_inside", dp=4) == pytest.approx(gradients * 2 * 3 / 4 / 100e9, rel=0.01)
+    across = gradients * 2 * 7 / 8 / (4 * 10e9)
+    assert term("data_across", dp=8) == pytest.approx(across, rel=0.01)
+    assert term("data_congestion", dp=8) == pytest.approx(across * 1, rel=0.01)
+
+
+def test_zero_scatters_half_as_much_and_gathers_the_weights() -> None:
+    assert term("data_across", dp=8, zero_stage=1) == pytest.approx(term("data_across", dp=8) / 2)
+    weights = 2 * MODEL.num_parameters * 7 / 8 / (4 * 10e9)
+    assert term("weights_gather", dp=8, zero_stage=1) == pytest.approx(weights, rel=0.01)
+    assert term("weights_gather", dp=8) == 0
+
+
+def test_copies_of_the_shards_are_reduced_beside() -> None:
+    gradients = 4 * MODEL.num_parameters / (4 * 10e9)
+    scatter, between = 3 / 4, 2 * 1 / 2 / 4
+    copies = term("data_across", dp=8, zero_stage=1, zero_replicas=2)
+    assert copies == pytest.approx(gradients * (scatter + between), rel=0.01)
+
+
+def test_the_optimizer_works_on_its_shard() -> None:
+    whole = 38 * MODEL.num_parameters / 1e12
+    assert term("optimizer", dp=4) == pytest.approx(whole, rel=0.01)
+    assert term("optimizer", dp=4, zero_stage=1) == pytest.approx(whole / 4, rel=0.01)
+
+
+def test_stages_send_their_boundaries_each_way() -> None:
+    knobs = {"pp": 4, "num_microbatches": 8}
+    assert term("pipeline_inside", **knobs) == pytest.approx(2 * 11 * RESIDUAL_BYTES / 50e9)
+    interleaved = term("pipeline_inside", **knobs, vpp=2)
+    assert interleaved == pytest.approx(2 * 2 * 9.5 * RESIDUAL_BYTES / 50e9)
+    far = term("pipeline_across", **knobs, dp=2)
+    assert far == pytest.approx(2 * 11 * RESIDUAL_BYTES / 10e9)
+
+
+def test_uneven_layers_wait_for_the_fullest_stage() -> None:
+    knobs = {"pp": 4, "num_microbatches": 9}
+    even = replace(MODEL, num_layers=8, vocab_size=1)
+    uneven = replace(even, num_layers=9)
+    one_layer = term("matrices", even) / 8
+    assert term("imbalance", even, **knobs) < 8 * 0.1 * one_layer
+    assert term("imbalance", uneven, **knobs) > 8 * 0.75 * one_layer
+
+
+def test_equal_layers_wait_for_the_output_and_a_better_split_less() -> None:
+    knobs = {"pp": 4, "num_microbatches": 9}
+    wide = replace(MODEL, vocab_size=200_000, num_layers=32)
+    assert term("equal_layers", wide, **knobs) > 0
+    assert term("equal_layers", wide, num_microbatches=9) == 0
+    assert term("imbalance", wide, num_microbatches=9) == 0
+
+
+def test_the_host_hides_behind_the_devices_until_it_is_slower() -> None:
+    def cost(size: int) -> float:
+        fast = replace(MACHINE, host_operation_s=1e-12)
+        layout = make_layout(tp=4, micro_batch_size=size)
+        slow_s, fast_s = (step_time_s(layout, MODEL, c)[0] for c in (MACHINE, fast))
+        return float(slow_s / fast_s)
+
+    assert cost(64) < 1.02
+    assert cost(1) > 1.25
+
+
+def test_a_reduction_hides_behind_a_long_backward_pass() -> None:
+    def waited(microbatch: int) -> float:
+        parts = step_time_parts(make_layout(dp=8, micro_batch_size=microbatch), MODEL, MACHINE)
+        return sum(part.seconds for part in parts if part.name == "data_across")
+
+    assert waited(256) < 0.5 * waited(1)
+
+
+@given(layouts)
+def test_every_term_is_finite_and_none_is_negative(layout: Layout) -> None:
+    terms = time_terms(layout, MODEL, MACHINE)
+    assert np.all(np.isfinite(terms.seconds))
+    assert np.all(terms.seconds >= 0)
+    assert terms.step_time_s()[0] > 0
+
+
+@given(layouts)
+def test_the_parts_add_up_to_the_step(layout: Layout) -> None:
+    parts = step_time_parts(layout, MODEL, MACHINE)
+    assert sum(p.seconds for p in parts) == pytest.approx(step_time_s(layout, MODEL, MACHINE)[0])
+
+
+@given(layouts, st.sampled_from(TERM_NAMES))
+def test_a_larger_factor_never_makes_a_step_faster(layout: Layout, name: str) -> None:
+    raised = PRIOR.copy()
+    raised[TERM_NAMES.index(name)] *= 1.5
+    slower = step_time_s(layout, MODEL, MACHINE, raised)[0]
+    assert slower >= step_time_s(layout, MODEL, MACHINE)[0] * (1 - 1e-12)
+
+
+@given(layouts, st.sampled_from(["micro_batch_size", "num_microbatches"]))
+def test_more_sequences_take_longer(layout: Layout, knob: str) -> None:
+    more = replace(layout, **{knob: 2 * getattr(layout, knob)})
+    assert step_time_s(more, MODEL, MACHINE)[0] > step_time_s(layout, MODEL, MACHINE)[0]
+
+
+@given(layouts)
+def test_shares_are_the_derivatives_of_the_logarithm(layout: Layout) -> None:
+    terms = time_terms(layout, MODEL, MACHINE)
+    shares, step = terms.shares()[0], 1e-4
+    for place in range(len(TERM_NAMES)):
+        moved = np.ones(len(TERM_NAMES))
+        moved[place] = np.exp(step)
+        change = np.log(terms.step_time_s(PRIOR * moved) / terms.step_time_s(PRIOR / moved))[0]
+        assert shares[place] == pytest.approx(change / (2 * step), abs=1e-6)
+
+
+@given(st.lists(layouts, min_size=2, max_size=8))
+def test_columns_give_what_each_layout_gives(several: list[Layout]) -> None:
+    columns = LayoutColumns(
+        **{name: codes_of(name, (getattr(x, name) for x in several)) for name in LAYOUT_FIELDS}
+    )
+    one_by_one = [step_time_s(layout, MODEL, MACHINE)[0] for layout in several]
+    assert step_time_s(columns, MODEL, MACHINE) == pytest.approx(one_by_one)
+    assert time_terms(columns, MODEL, MACHINE).step_time_s() == pytest.approx(one_by_one)
+
+
+def test_a_grid_of_columns_is_taken_as_all_its_layouts() -> None:
+    one = LayoutColumns.of(make_layout())
+    grid = replace(one, tp=np.array([[1], [2]]), dp=np.array([[1, 2, 4]]))
+    assert len(fields(grid)) == len(LAYOUT_FIELDS)
+    expected = [seconds(tp=tp, dp=dp) for tp in (1, 2) for dp in (1, 2, 4)]
+    assert step_time_s(grid, MODEL, MACHINE) == pytest.approx(expected)
+
+
+def test_a_machine_without_a_stated_peak_is_taken_for_one_like_its_memory() -> None:
+    unknown = replace(MACHINE, peak_flops_per_s={}, memory_bandwidth_bytes_per_s=2e12)
+    assert step_time_s(make_layout(), MODEL, unknown)[0] > 0
+
+
+def test_every_prior_is_positive_and_uncertain() -> None:
+    assert all(prior.median > 0 and prior.log_sd > 0 for prior in FACTOR_PRIORS.values())

@@ -24,6 +24,7 @@ from tuner.calibration.time_evidence import (
     nothing,
 )
 from tuner.calibration.time_fit import TimePosterior, TimePrior, fit
+from tuner.calibration.time_range import warning_outside
 
 __all__ = ["TimeCalibration", "TimePrior", "TimeSample"]
 
@@ -74,40 +75,72 @@ class TimeCalibration:
         cluster: Cluster,
         *,
         software: str = "",
-        campaign: str = ELSEWHERE,
+        campaign: str = "",
     ) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the logarithm of each layout's step time, in seconds."""
+        """Mean and standard deviation of the logarithm of each layout's step time, in seconds.
+
+        Args:
+            layouts: the layouts.
+            model: what they train.
+            cluster: where.
+            software: what runs them: a table's source; empty for this project's own trainer.
+            campaign: the campaign that asks, if its own samples were told.
+        """
         columns = flattened(LayoutColumns.of(layouts))
         devices = columns.num_devices
         mean, deviation = np.empty(devices.size), np.empty(devices.size)
         for count in np.unique(devices):
             rows = np.flatnonzero(devices == count)
             here = LayoutColumns(**{n: getattr(columns, n)[rows] for n in LAYOUT_FIELDS})
-            origin = Origin(
-                cluster=cluster.name,
-                software=software,
-                model=model,
-                num_devices=int(count),
-                campaign=campaign,
+            belief = self.deviations(
+                model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
-            mean[rows], deviation[rows] = self._of(time_terms(here, model, cluster), origin)
+            mean[rows], deviation[rows] = self._of(time_terms(here, model, cluster), *belief)
         return mean, deviation
 
-    def factors(self, origin: Origin) -> Floats:
-        """The best factor of each term there."""
-        deviations = self._factors(origin)[0]
-        return np.asarray(PRIOR * np.exp(deviations[:-1]))
+    def deviations(
+        self,
+        model: ModelShape,
+        cluster: Cluster,
+        *,
+        num_devices: int,
+        software: str = "",
+        campaign: str = "",
+    ) -> tuple[Floats, Floats]:
+        """Logarithms of the factors there over `PRIOR`, that of the whole step last: mean and covariance."""
+        origin = Origin(
+            cluster=cluster.name,
+            software=software,
+            model=model,
+            num_devices=num_devices,
+            campaign=campaign,
+        )
+        if self.posterior is None:
+            variances = self.prior.log_variances
+            return np.zeros(variances.size), np.diag(variances)
+        return self.posterior.deviation_of(origin)
 
-    def _of(self, terms: TimeTerms, origin: Origin) -> tuple[Floats, Floats]:
-        deviations, covariance, misfit = self._factors(origin)
+    def outside(
+        self,
+        layouts: Layout | LayoutColumns,
+        model: ModelShape,
+        cluster: Cluster,
+        *,
+        software: str = "",
+    ) -> str | None:
+        """A warning where the layouts are beyond what was measured; None where they are not."""
+        return warning_outside(self.evidence, LayoutColumns.of(layouts), model, cluster, software)
+
+    def _of(
+        self, terms: TimeTerms, deviations: Floats, covariance: Floats
+    ) -> tuple[Floats, Floats]:
         factors = PRIOR * np.exp(deviations[:-1])
         mean = np.log(terms.step_time_s(factors)) + deviations[-1]
         jacobian = np.concatenate([terms.shares(factors), np.ones((mean.size, 1))], axis=1)
         variance = np.einsum("nt,nt->n", jacobian @ covariance, jacobian)
-        return mean, np.sqrt(np.maximum(variance, 0.0) + misfit**2)
+        return mean, np.sqrt(np.maximum(variance, 0.0) + self.misfit_log_sd**2)
 
-    def _factors(self, origin: Origin) -> tuple[Floats, Floats, float]:
-        if self.posterior is None:
-            variances = self.prior.log_variances
-            return np.zeros(variances.size), np.diag(variances), self.prior.misfit_log_sd
-        return *self.posterior.deviation_of(origin), self.posterior.misfit_log_sd
+    @property
+    def misfit_log_sd(self) -> float:
+        """Standard deviation of a measurement about the best factors."""
+        return self.posterior.misfit_log_sd if self.posterior else self.prior.misfit_log_sd

@@ -63,7 +63,7 @@ def test_a_machine_that_is_slower_throughout_is_off_by_that_and_calibration_mend
     assert cold["mean_error"] == pytest.approx(0.2, abs=1e-6)
     assert cold["kendall_tau"] == pytest.approx(1.0)
     known = knowledge_of([slow])
-    assert figures(slow, knowledge=known)["time"]["mean_error"] < 0.02
+    assert figures(slow, knowledge=known)["time"]["mean_error"] < 0.03
 
 
 def judged(

@@ -1,0 +1,146 @@
+"""How many layouts a second the step-time estimate judges on one core, and how long a refit takes.
+
+Run as `make bench-estimates`, or `python -m benchmarks.bench_estimates`; `--record` writes the section
+"Estimates" of `benchmarks/RESULTS.md`. It fails where the promise is broken: 10^6 layouts a second, and
+a refit on 500 samples in 30 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks import results_file
+from search_spaces.columns import LayoutColumns
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.estimates.time import PRIOR, step_time_s, time_terms
+from search_spaces.layout import Layout
+from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.presets.models import model_preset
+from tuner.calibration.time import TimeCalibration
+from tuner.knowledge import Sample
+
+REPEATS = 5
+LAYOUTS = 1_000_000
+SAMPLES = 500
+PROMISED_LAYOUTS_PER_S = 1e6
+PROMISED_REFIT_S = 0.03
+FRONTIER = CLUSTER_PRESETS["frontier"]
+GPT_175B = model_preset("gpt-175b")
+
+
+def main() -> None:
+    """Prints the table, and records it where it is asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
+    is_recorded = parser.parse_args().record
+    columns = _columns(LAYOUTS)
+    judging_s = _median_s(lambda: step_time_s(columns, GPT_175B, FRONTIER))
+    terms_s = _median_s(lambda: time_terms(columns, GPT_175B, FRONTIER))
+    memory_s = _median_s(lambda: peak_memory_bytes(columns, GPT_175B))
+    refit_s, predict_s = _calibration_s()
+    table = f"""\
+`make bench-estimates`; {results_file.describe_machine("numpy", "scipy")}. One thread; medians of {REPEATS}.
+
+| what | asked | measured |
+| --- | --: | --: |
+| step time, layouts a second | 1,000,000 | {LAYOUTS / judging_s:,.0f} |
+| every term of it kept, layouts a second | | {LAYOUTS / terms_s:,.0f} |
+| peak memory, layouts a second | | {LAYOUTS / memory_s:,.0f} |
+| calibration told one more sample, {SAMPLES} before | 30 ms | {refit_s * 1e3:.1f} ms |
+| its mean and spread over 100,000 layouts | | {predict_s * 1e3:.0f} ms |
+"""
+    print(table)
+    if is_recorded:
+        results_file.record("Estimates", table)
+    if LAYOUTS / judging_s < PROMISED_LAYOUTS_PER_S or refit_s > PROMISED_REFIT_S:
+        sys.exit("slower than promised")
+
+
+def _columns(count: int) -> LayoutColumns:
+    rng = np.random.default_rng(0)
+
+    def power(most: int) -> np.ndarray:
+        return 2 ** rng.integers(0, most + 1, count)
+
+    return LayoutColumns(
+        num_nodes=np.full(count, 1024),
+        tp=power(3),
+        pp=power(4),
+        dp=power(6),
+        vpp=power(1),
+        micro_batch_size=power(3),
+        num_microbatches=power(7),
+        zero_stage=rng.integers(0, 2, count),
+        zero_replicas=np.ones(count, dtype=np.int64),
+        recompute=rng.integers(0, 3, count),
+        sequence_parallel=rng.integers(0, 2, count),
+        precision=np.ones(count, dtype=np.int64),
+    )
+
+
+def _calibration_s() -> tuple[float, float]:
+    """Seconds of a refit after one more sample, and of a prediction."""
+    columns = _columns(SAMPLES + REPEATS + 1)
+    rng = np.random.default_rng(1)
+    off = np.exp(rng.normal(0, 0.3, PRIOR.size))
+    times_s = step_time_s(columns, GPT_175B, FRONTIER, PRIOR * off)
+    times_s *= np.exp(rng.normal(0, 0.02, times_s.size))
+    samples = [
+        Sample(
+            model=GPT_175B,
+            cluster=FRONTIER,
+            layout=_layout(columns, row),
+            state="completed",
+            step_time_s=float(times_s[row]),
+        )
+        for row in range(times_s.size)
+    ]
+    calibration = TimeCalibration.fit().told(samples[:SAMPLES], campaign="bench")
+    refits = []
+    for sample in samples[SAMPLES:]:
+        assert calibration.posterior is not None
+        start = time.perf_counter()
+        calibration = calibration.told([sample], campaign="bench")
+        assert calibration.posterior is not None
+        refits.append(time.perf_counter() - start)
+    asked = _columns(100_000)
+    predict_s = _median_s(lambda: calibration.predict(asked, GPT_175B, FRONTIER, campaign="bench"))
+    return statistics.median(refits), predict_s
+
+
+def _layout(columns: LayoutColumns, row: int) -> Layout:
+    # One number of devices, as in a campaign: dp takes what the others leave.
+    tp, pp = int(columns.tp[row]), int(columns.pp[row])
+    return Layout(
+        num_nodes=64,
+        tp=tp,
+        pp=pp,
+        dp=512 // (tp * pp),
+        micro_batch_size=int(columns.micro_batch_size[row]),
+        num_microbatches=int(columns.num_microbatches[row]),
+        zero_stage=int(columns.zero_stage[row]),
+        precision="bf16",
+    )
+
+
+def _median_s(act: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        act()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
