@@ -163,6 +163,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("state", f"{campaign.state}{ended}"),
         ("model", campaign.model),
         ("cluster", campaign.cluster),
+        ("constants", campaign.spec["cluster"]["source"] or "of unknown origin"),
         ("strategy", f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"),
         ("starts from", f"{campaign.starts_from} trials of other campaigns"),
         ("trials", states or "none yet"),
