@@ -39,6 +39,8 @@ __all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
 Floats = NDArray[np.float64]
 
 _ELSEWHERE: Final = "elsewhere"
+_CHUNK: Final = 4096
+"""Layouts at once: what is made on the way then stays in the processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,13 +122,20 @@ class MemoryBelief:
             cluster=self.cluster, software=self.software, model=model, campaign=self.campaign
         )
         factors = self._posterior.factors(groups)
-        # A sum cannot fall below a tenth of itself, whatever the factors extrapolate to.
-        expected = terms.num_bytes.sum(axis=1)
-        mean = np.maximum(expected + factors.mean @ terms.deviation_bytes, 0.1 * expected)
-        rooted = np.linalg.cholesky(factors.covariance).T @ terms.deviation_bytes
-        noise = np.hypot(self.storage.spread.noise * mean, terms.scatter_bytes)
-        noise *= self._posterior.noise
-        return mean, np.sqrt((rooted**2).sum(axis=1) + noise**2)
+        weights = np.vstack([factors.mean, np.linalg.cholesky(factors.covariance).T])
+        mean, variance = np.empty((2, *terms.scatter_bytes.shape))
+        for start in range(0, mean.shape[1], _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            weighed = weights @ terms.deviation_bytes[:, :, rows]
+            expected = terms.num_bytes[:, :, rows].sum(axis=1)
+            # A sum cannot fall below a tenth of itself, whatever the factors extrapolate to.
+            mean[:, rows] = np.maximum(expected + weighed[:, 0], 0.1 * expected)
+            variance[:, rows] = np.square(weighed[:, 1:]).sum(axis=1)
+            variance[:, rows] += np.square(self._posterior.noise) * (
+                np.square(self.storage.spread.noise * mean[:, rows])
+                + np.square(terms.scatter_bytes[:, rows])
+            )
+        return mean, np.sqrt(variance)
 
     def _with(self, more: Evidence) -> Self:
         return replace(self, evidence=self.evidence.with_more(more))

@@ -158,6 +158,7 @@ def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
 def _rows(
     samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
 ) -> Evidence:
+    named: dict[tuple[str, str], tuple[Group, ...]] = {}
     scales = np.array([_scale(sample, storage) for sample in samples])
     terms = memory_terms(_columns([sample.layout for sample in samples]), model, storage)
     expected = terms.num_bytes.sum(axis=1)
@@ -174,11 +175,14 @@ def _rows(
         kinds=np.array([_kind(sample) for sample in samples]),
         noises=np.hypot(scatter / scales, storage.spread.noise).T,
         groups=tuple(
-            groups_of(
-                cluster=sample.cluster.name,
-                software=sample.software,
-                model=model,
-                campaign=campaign,
+            named.setdefault(
+                (sample.cluster.name, sample.software),
+                groups_of(
+                    cluster=sample.cluster.name,
+                    software=sample.software,
+                    model=model,
+                    campaign=campaign,
+                ),
             )
             for sample in samples
         ),

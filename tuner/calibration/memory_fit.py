@@ -74,19 +74,20 @@ class Posterior:
 def fit(evidence: Evidence) -> Posterior:
     """The posterior by a few reweighted least-squares fits; in each the fullest stage is chosen."""
     groups: dict[Group, int] = {}
-    for of_sample in evidence.groups:
-        for group in of_sample:
+    alike = _alike(evidence)
+    for row in alike:
+        for group in evidence.groups[row]:
             groups.setdefault(group, len(groups))
     shares = np.array([LEVEL_SHARES[group.level] for group in groups])
     prior_precision = np.repeat(1.0 / shares, NUM_MEMORY_FACTORS) if groups else np.empty(0)
     mean = np.zeros(prior_precision.size)
     covariance = np.diag(1.0 / prior_precision)
     noise = 1.0
-    design = _design(evidence, groups)
+    design = _design(evidence, groups, alike)
     for _ in range(_ITERATIONS if len(evidence) else 0):
         rows, expected, noises = _fullest(evidence, design, mean)
         ratio = expected + rows @ mean
-        spread = np.einsum("ij,jk,ik->i", rows, covariance, rows)
+        spread = np.sum((rows @ covariance) * rows, axis=1)
         precision, target, noise = _pseudo_targets(evidence.kinds, ratio, spread, noises, noise)
         weighed = rows * precision[:, None]
         normal = rows.T @ weighed + np.diag(prior_precision)
@@ -95,13 +96,22 @@ def fit(evidence: Evidence) -> Posterior:
     return Posterior(groups=groups, mean=mean, covariance=covariance, noise=noise)
 
 
-def _design(evidence: Evidence, groups: dict[Group, int]) -> Floats:
+def _alike(evidence: Evidence) -> dict[int, list[int]]:
+    """Rows of the same groups, by the first of them; samples that came together share one tuple."""
+    first: dict[int, int] = {}
+    alike: dict[int, list[int]] = {}
+    for row, of_sample in enumerate(evidence.groups):
+        alike.setdefault(first.setdefault(id(of_sample), row), []).append(row)
+    return alike
+
+
+def _design(evidence: Evidence, groups: dict[Group, int], alike: dict[int, list[int]]) -> Floats:
     """A sample's weights in the columns of each of its groups; shape [samples, stages, columns]."""
     design = np.zeros((len(evidence), 2, len(groups) * NUM_MEMORY_FACTORS))
-    for row, of_sample in enumerate(evidence.groups):
-        for group in of_sample:
+    for first, rows in alike.items():
+        for group in evidence.groups[first]:
             at = groups[group] * NUM_MEMORY_FACTORS
-            design[row, :, at : at + NUM_MEMORY_FACTORS] = evidence.weights[row]
+            design[rows, :, at : at + NUM_MEMORY_FACTORS] = evidence.weights[rows]
     return design
 
 
