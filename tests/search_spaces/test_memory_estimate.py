@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search_spaces.cluster import detect_local_cpu
 from search_spaces.estimates.memory import (
     memory_terms,
     peak_memory_bytes,
@@ -14,11 +15,13 @@ from search_spaces.estimates.memory import (
 )
 from search_spaces.estimates.memory_parts import layers_of_stage
 from search_spaces.estimates.storage import (
+    EMBEDDED_ON_GPU,
     EMBEDDED_TRAINER,
     MEGATRON_LIKE,
     NANOTRON,
     LayerSplit,
     TrainerStorage,
+    storage_of,
 )
 from search_spaces.layout import Layout
 from search_spaces.presets.clusters import CLUSTER_PRESETS
@@ -321,3 +324,13 @@ def test_megatron_keeps_18_bytes_a_parameter_with_bf16_and_16_with_fp16() -> Non
         stage = stage_memory(Layout(precision=precision), LLAMA, MEGATRON_LIKE)[0]  # type: ignore[arg-type]
         states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
         assert states == pytest.approx(expected * LLAMA.num_parameters)
+
+
+def test_a_source_or_a_software_says_whose_storage_it_is() -> None:
+    gpu, cpu = CLUSTER_PRESETS["frontier"], detect_local_cpu()
+    for own in ("", "torch 2.6", "layout-tuner campaign first"):
+        assert storage_of(own, cpu) is EMBEDDED_TRAINER
+        assert storage_of(own, gpu) is EMBEDDED_ON_GPU
+    assert storage_of("a benchmark plot (nanotron)", gpu) is NANOTRON
+    for other in ("vTrain", "Megatron-DeepSpeed", "unknown", "simulated stress-22b, seed 1"):
+        assert storage_of(other, gpu) is MEGATRON_LIKE
