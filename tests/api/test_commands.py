@@ -117,7 +117,7 @@ def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) 
     assert name in [campaign["name"] for campaign in listed]
     shown = run("campaign", "show", name).output
     assert "best          2,000 tokens/s, trial 2" in shown
-    assert "constants     of unknown origin" in shown
+    assert "constants     generic constants" in shown
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
 

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import StageMemory, stage_memory
-from search_spaces.estimates.time import TimePart, step_time_parts
+from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from tuner.calibration.memory import MemoryBelief
 from tuner.calibration.time import TimeCalibration
-from tuner.calibration.time_evidence import Origin
 from tuner.knowledge import Knowledge
 
 Floats = NDArray[np.float64]
@@ -140,14 +139,10 @@ class Estimator:
 
     def _parts(self, layout: Layout, total_s: float) -> Iterator[TimePart]:
         """The parts under the calibrated factors; what misfits them all is shared out over them."""
-        origin = Origin(
-            cluster=self.cluster.name,
-            software=self.software,
-            model=self.model,
-            num_devices=layout.num_devices,
-            campaign="elsewhere",
+        deviations, _ = self._time.deviations(
+            self.model, self.cluster, num_devices=layout.num_devices, software=self.software
         )
-        factors = self._time.factors(origin)
+        factors = PRIOR * np.exp(deviations[:-1])
         parts = step_time_parts(layout, self.model, self.cluster, factors)
         scale = total_s / sum(part.seconds for part in parts)
         for part in parts:
