@@ -68,9 +68,10 @@ _FACTORS: Final = (
     _factor("data_across", "reduction", 1.5, 0.6, "gradient reduction between nodes"),
     _factor("data_congestion", "reduction", 0.1, 1.0, "congestion of the gradient reduction"),
     _factor("data_latency", "reduction", 1.5, 0.8, "latency of the gradient reduction"),
-    # PyTorch's DDP overlaps it; most trainers with sharded optimizers do so only when they are told.
+    # PyTorch's DDP overlaps it (arXiv:2006.15704). Sharded optimizers do so only when they are told:
+    # Megatron-LM's --overlap-grad-reduce and DeepSpeed's overlap_comm of ZeRO-1 are off by default.
     _factor("data_overlap", "odds", 0.3, 1.0, "gradient reduction beside the backward pass"),
-    _factor("shards_overlap", "odds", 1.0, 1.0, "gradient scattering beside the backward pass"),
+    _factor("shards_overlap", "odds", 3.0, 1.2, "gradient scattering beside the backward pass"),
     _factor("weights_gather", "rest", 1.5, 0.6, "gathering of the weights after a ZeRO step"),
     _factor("gather_latency", "rest", 1.5, 0.8, "latency of that gathering"),
     _factor("pipeline_inside", "rest", 1.5, 0.8, "transfers between stages inside a node"),
