@@ -12,11 +12,12 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 import torch
 from torch import distributed as dist
 
+from benchmarks.arguments import count, refuse
 from benchmarks.bare_model import BareLoop
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.side_by_side import (
@@ -134,9 +135,10 @@ def main() -> None:
     """Prints, and records, a table of the chosen models."""
     arguments = _arguments()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        _refuse(
+        refuse(
+            "bench-gpu",
             f"torch {torch.__version__} sees no GPU here; run it where there is one, or try the "
-            "code with --device cpu --models tiny"
+            "code with --device cpu --models tiny",
         )
     torch.set_num_threads(1)
     machine = f"{describe_machine('torch', 'numpy')}, {_device_name(arguments.device)}"
@@ -296,7 +298,7 @@ def _arguments() -> argparse.Namespace:
     )
     peers = ("eager", "compiled")
     parser.add_argument("--peers", type=_names(peers), default=peers, help="separated by commas")
-    parser.add_argument("--rounds", type=_count, default=20, help="timed steps of each side")
+    parser.add_argument("--rounds", type=count, default=20, help="timed steps of each side")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     return parser.parse_args()
 
@@ -310,17 +312,6 @@ def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return names
 
     return read
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return int(text)
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"bench-gpu: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
+from benchmarks.arguments import count, refuse
 from benchmarks.forked_ranks import RankFailedError, restart_with_rank_environment
 from benchmarks.results_file import describe_machine, record
 from benchmarks.side_by_side import LossesDifferError
@@ -88,11 +89,14 @@ def main() -> None:
     arguments = _arguments()
     chosen = bool(arguments.cell or arguments.precision)
     if arguments.record and (chosen or arguments.rounds):
-        _refuse("--record is for the whole table; leave --cell, --precision and --rounds away")
+        refuse(
+            "bench-trainer",
+            "--record is for the whole table; leave --cell, --precision and --rounds away",
+        )
     try:
         cells = _cells(arguments)
     except (SearchSpaceError, ValueError) as error:
-        _refuse(str(error))
+        refuse("bench-trainer", str(error))
     restart_with_rank_environment()
     machine = describe_machine("torch", "numpy")
     print(machine, end="\n\n", flush=True)
@@ -181,20 +185,9 @@ def _arguments() -> argparse.Namespace:
         "--cell", action="append", metavar="TP,PP,DP[,VPP]", help="this cell alone; repeatable"
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
-    parser.add_argument("--rounds", type=_count, help="timed steps of each implementation")
+    parser.add_argument("--rounds", type=count, help="timed steps of each implementation")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     return parser.parse_args()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return int(text)
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"bench-trainer: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

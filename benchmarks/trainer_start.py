@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -158,8 +158,7 @@ def breakdown_figures(launcher: Launcher) -> list[Figure]:
         breakdown = _run(launcher, request).measurement.breakdown
         if breakdown is None:
             raise ProbeNotCompletedError(f"a probe with {axis}=2 took no breakdown of its steps")
-        parts = {f.name.removesuffix("_s"): getattr(breakdown, f.name) for f in fields(breakdown)}
-        shares = {name: part / sum(parts.values()) for name, part in parts.items()}
+        shares = breakdown.shares
         said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         figures.append(
             Figure(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.errors import OutcomeInvalidError
@@ -128,6 +128,12 @@ class Breakdown:
     def total_s(self) -> float:
         """The whole iteration."""
         return math.fsum(astuple(self))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each part of it, by name without the unit, as a share of the whole."""
+        total_s = self.total_s
+        return {f.name.removesuffix("_s"): getattr(self, f.name) / total_s for f in fields(self)}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

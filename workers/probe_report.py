@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from search_spaces.outcome import Breakdown, Measurement, Outcome, ProbeRequest
@@ -57,11 +57,7 @@ def text(request: ProbeRequest, outcome: Outcome) -> str:
 
 def _shares(breakdown: Breakdown) -> str:
     """The parts of a step in percent; those that there are none of are left out."""
-    total_s = breakdown.total_s
-    parts = {
-        f.name.removesuffix("_s"): getattr(breakdown, f.name) / total_s for f in fields(breakdown)
-    }
-    return ", ".join(f"{name} {share:.1%}" for name, share in parts.items() if share)
+    return ", ".join(f"{name} {share:.1%}" for name, share in breakdown.shares.items() if share)
 
 
 def _lines(measured: Measurement) -> list[str]:

@@ -21,6 +21,7 @@ from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
 from workers.trainer.errors import CheckpointInvalidError
+from workers.trainer.fields import refuse_unknown_fields
 
 FORMAT: Final = "layout-tuner/checkpoint"
 VERSION: Final = 1
@@ -68,11 +69,7 @@ class CheckpointSettings:
         Raises:
             CheckpointInvalidError: a field is missing, unknown, or out of range.
         """
-        known = tuple(field.name for field in fields(cls))
-        if unknown := sorted(set(mapping) - set(known)):
-            raise CheckpointInvalidError(
-                f"unknown field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
+        refuse_unknown_fields(mapping, cls, CheckpointInvalidError, "field")
         if "directory" not in mapping:
             raise CheckpointInvalidError("directory, the folder of the checkpoints, is missing")
         return cls(**mapping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -18,6 +18,7 @@ from workers.trainer.checkpoint_directory import (
     CheckpointSettings,
 )
 from workers.trainer.errors import TrainerError, TrainJobInvalidError
+from workers.trainer.fields import refuse_unknown_fields
 from workers.trainer.token_file import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
@@ -93,12 +94,7 @@ class TrainJob:
             raise TrainJobInvalidError(
                 f"format={found[0]!r} version={found[1]!r} is not {FORMAT!r} version {VERSION}"
             )
-        known = tuple(field.name for field in fields(cls))
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise TrainJobInvalidError(
-                f"unknown job field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
+        refuse_unknown_fields(values, cls, TrainJobInvalidError, "job field")
         for name, kind in (("model", ModelShape), ("layout", Layout)):
             if not isinstance(values.get(name), Mapping):
                 raise TrainJobInvalidError(f"the job's {name} is missing or not a mapping")

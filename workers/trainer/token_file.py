@@ -7,7 +7,7 @@ share one token, so that each token but the first is a target once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import shown, whole_number_problem
 from workers.trainer.errors import TokenFileInvalidError
+from workers.trainer.fields import refuse_unknown_fields
 from workers.trainer.shuffle import shuffled
 
 DTYPES: Final = ("uint16", "uint32", "int32", "int64")
@@ -73,11 +74,7 @@ class TokenFileSettings:
         Raises:
             TokenFileInvalidError: a field is missing, unknown, or out of range.
         """
-        known = tuple(field.name for field in fields(cls))
-        if unknown := sorted(set(mapping) - set(known)):
-            raise TokenFileInvalidError(
-                f"unknown field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
+        refuse_unknown_fields(mapping, cls, TokenFileInvalidError, "field")
         if "tokens" not in mapping:
             raise TokenFileInvalidError("tokens, the path of the file, is missing")
         return cls(**mapping)

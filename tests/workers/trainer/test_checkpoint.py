@@ -18,72 +18,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import workers.trainer.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
 from tests.workers.trainer.cases import largest_difference, make_layout, make_shape
-from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from tests.workers.trainer.checkpointed_jobs import (
+    SAVED_AT,
+    STEPS,
+    kinds_of,
+    losses_of,
+    make_job,
+    run_job,
+    save_half,
+)
+from tests.workers.trainer.ranks import RanksFailedError
 from workers.trainer.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.context import RankContext
 from workers.trainer.errors import CheckpointInvalidError, TrainJobInvalidError
 from workers.trainer.job import TrainJob
 from workers.trainer.token_file import TokenFileSettings
-from workers.trainer.train import main, run_train
+from workers.trainer.train import main
 
-STEPS, SAVED_AT = 8, 4
 ACROSS_LAYOUTS = 1e-5
 """As in the parity tests: losses of any step, other layouts against one process."""
-
-
-def make_job(
-    folder: Path, layout: Layout, *, shape: ModelShape | None = None, **changes: Any
-) -> TrainJob:
-    settings = CheckpointSettings(directory=str(folder / "saved"), every=SAVED_AT)
-    fields = {"model": shape or make_shape(), "layout": layout, "steps": STEPS, "warmup": 0}
-    return TrainJob(**{**fields, "checkpoint": settings, "clip_grad_norm": 1.0, **changes})
-
-
-def run_job(job: TrainJob, prepare: Callable[[int], None] = lambda _: None) -> list[dict[str, Any]]:
-    """Runs a job on forked ranks; returns what rank 0 told, and last its result."""
-
-    def work(rank: int, store: dist.Store) -> list[Any]:
-        prepare(rank)
-        told: list[Any] = []
-        ctx = RankContext(
-            rank=rank,
-            world_size=job.layout.num_devices,
-            local_rank=rank,
-            store=store,
-            device="cpu",
-            oversubscribed=False,
-            peak_tflops_per_device=1.0,
-            peak_source="test",
-        )
-        told.append(run_train(job, ctx, told.append))
-        return told
-
-    told: list[dict[str, Any]] = run_ranks(job.layout.num_devices, work, own_group=True)[0]
-    return told
-
-
-def losses_of(told: list[dict[str, Any]]) -> dict[int, float]:
-    return {event["index"]: event["loss"] for event in told if event.get("event") == "step"}
-
-
-def kinds_of(told: list[dict[str, Any]]) -> list[str]:
-    return [event["event"] for event in told if event.get("event", "step") != "step"]
-
-
-def save_half(folder: Path, layout: Layout, **changes: Any) -> list[dict[str, Any]]:
-    """The first half of a job, with a checkpoint at its end."""
-    return run_job(make_job(folder, layout, **{**changes, "steps": SAVED_AT}))
 
 
 def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path) -> None:
