@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from api.errors import ServiceError
 from api.local_service import LOOPBACK, find_service
 from api.schemas import (
+    AnalysisRead,
     CampaignDetail,
     CampaignPage,
     CampaignRead,
@@ -168,6 +169,10 @@ class Client:
         return self._send(
             "GET", f"/campaigns/{_segment(campaign)}/leaderboard", params=_given(query)
         ).text
+
+    def analysis(self, campaign: str) -> AnalysisRead:
+        """Which of the campaign's knobs matter, and what a step in each would do."""
+        return self._get(f"/campaigns/{_segment(campaign)}/analysis", AnalysisRead)
 
     def export(self, campaign: str, format_name: str, *, trial: int | None = None) -> ExportRead:
         """The files of a training job, for the best trial or another one."""

@@ -25,6 +25,10 @@ class ExportUnavailableError(ApiError):
     """There is no trial that could be exported, or the one that was named has not completed."""
 
 
+class AnalysisUnavailableError(ApiError):
+    """The campaign has not been analysed: too little of it has been measured."""
+
+
 class ServiceStartError(ApiError):
     """The service cannot start; the message says what to do."""
 

@@ -25,6 +25,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
+    api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerNotFoundError: HTTPStatus.NOT_FOUND,

@@ -12,6 +12,9 @@ from results_db.records import (
     AttemptRecord,
     CampaignState,
     MeasurementRecord,
+    StepDirection,
+    StepSource,
+    StepState,
     TrialState,
     WorkerRecord,
 )
@@ -203,6 +206,58 @@ class LeaderboardPage(Document):
     trials: list[RankedTrial]
     next_offset: int | None
     """Pass it as `offset` for the next page; null on the last."""
+
+
+class KnobImportance(Document):
+    """How much a knob matters over the whole campaign."""
+
+    knob: str
+    importance: float
+    """Share of the objective's variation that the knob accounts for by itself."""
+
+
+class KnobStepRead(Document):
+    """What one step in a knob, away from the winner, does."""
+
+    knob: str
+    direction: StepDirection
+    value: str
+    """The winner's value of the knob."""
+    stepped_value: str
+    also: list[str]
+    """Knobs that had to follow."""
+    layout_key: str
+    """The stepped layout."""
+    source: StepSource
+    """Whether the campaign measured that layout, or the closed form predicts it."""
+    state: StepState
+    """Whether the layout runs."""
+    effect: float | None
+    """Relative change of the objective, under 0 for worse; null where the layout does not run."""
+    is_apart: bool | None
+    """Whether it can be told apart from the winner with 95 % confidence; null if not measured."""
+    trial_id: int | None
+    """The trial that measured it."""
+
+
+class AnalysisRead(Document):
+    """Which knobs matter in a campaign, and how far its winner is from its neighbours."""
+
+    campaign: str
+    objective: str
+    winner: int
+    """Number of the winner's first trial, around which the steps are taken."""
+    winner_layout: str
+    """Its layout, by its canonical key."""
+    num_layouts: int
+    """Measured layouts that the importances were found from."""
+    method: str
+    """How the importances were found; empty where too little was measured."""
+    importances: list[KnobImportance]
+    """The largest first."""
+    steps: list[KnobStepRead]
+    """By knob; a knob at the end of its values has one."""
+    computed_at: datetime
 
 
 class ExportFileRead(Document):

@@ -16,6 +16,7 @@ from results_db.leases import HEARTBEAT_INTERVAL_S
 from results_db.records import CampaignRecord, CampaignState, TrialRecord
 from results_db.store import Store
 from search_spaces.errors import SearchSpaceError
+from tuner.analysis import analyse
 from tuner.budget import (
     EndedTrial,
     Spent,
@@ -37,6 +38,10 @@ NUM_AHEAD: Final = 1
 few enough that none was chosen without what the running ones are about to teach."""
 MAX_TOO_LARGE: Final = 10
 """Trials too large for every live worker that may wait beyond those: smaller ones go on."""
+ANALYSIS_INTERVAL_S: Final = 60.0
+"""Between two analyses of a campaign that runs; at its end there is another one."""
+ENDINGS_AN_ANALYSIS: Final = 5
+"""Trials that must have ended since the last."""
 LEAST_COMPLETED: Final = 5
 """Completed trials before a campaign may be called converged: what was learnt from fewer is mostly what
 was believed beforehand."""
@@ -52,6 +57,8 @@ class Driver:
         self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
+        self._analysed: dict[int, tuple[int, float]] = {}
+        """By campaign, how far it had come when it was last analysed, and when that was."""
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Goes round until told to stop; a round that fails is tried again, ever more slowly.
@@ -142,6 +149,8 @@ class Driver:
             node_seconds=campaign.node_seconds,
             wall_time_s=campaign.wall_time_s,
         )
+        if self._analysis_is_due(campaign, search):
+            self._analyse(campaign)
         ending = time_is_up(search.spec.budget, spent)
         if ending is not None:
             self._wind_up(campaign, ending)
@@ -276,7 +285,26 @@ class Driver:
             added = True
         return added
 
+    def _analysis_is_due(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
+        seq, at = self._analysed.setdefault(campaign.id, (0, time.monotonic()))
+        is_early = time.monotonic() - at < ANALYSIS_INTERVAL_S
+        return not is_early and search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
+
+    def _analyse(self, campaign: CampaignRecord) -> None:
+        """Works out which knobs matter and keeps it; where that fails the campaign goes on without."""
+        try:
+            standings = self._store.standings(campaign.id, campaign.objective)
+            analysis = analyse(campaign, standings, self._store.trials(campaign.id))
+            if analysis is not None:
+                self._store.keep_analysis(campaign.id, analysis)
+        except Exception:
+            # It is a remark on the campaign; what it remarks on is kept, and worth more.
+            _log.exception("campaign %r cannot be analysed", campaign.name)
+        seq = 0 if (search := self._searches.get(campaign.id)) is None else search.last_ended_seq
+        self._analysed[campaign.id] = (seq, time.monotonic())
+
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
+        self._analyse(campaign)
         trials = self._store.trials(campaign.id)
         message = closing_words(
             ending, [EndedTrial(state=trial.state, reason=trial.reason) for trial in trials]
@@ -288,6 +316,7 @@ class Driver:
     ) -> None:
         self._store.end_campaign(campaign.id, state, reason, message)
         self._searches.pop(campaign.id, None)
+        self._analysed.pop(campaign.id, None)
         _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)
 
 

@@ -1,4 +1,4 @@
-"""`layout-tuner campaign`: submit, list, show, watch, pause, resume, cancel."""
+"""`layout-tuner campaign`: submit, list, show, analysis, watch, pause, resume, cancel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from api.client import Client
+from api.commands.analysis import print_analysis
 from api.commands.connection import json_option, print_json, service_options
 from api.commands.display import duration, figure, print_table, unit
 from api.commands.watching import watch_campaign
@@ -131,6 +132,19 @@ def resume(name: str, as_json: bool, client: Client) -> None:
 def cancel(name: str, as_json: bool, client: Client) -> None:
     """End a campaign now; trials that run are stopped."""
     _show(client.cancel_campaign(name), as_json)
+
+
+@campaign.command()
+@click.argument("name")
+@json_option
+@service_options
+def analysis(name: str, as_json: bool, client: Client) -> None:
+    """Show which knobs matter, and what one step in each does to the winner."""
+    found = client.analysis(name)
+    if as_json:
+        print_json(found)
+    else:
+        print_analysis(found)
 
 
 @campaign.command()

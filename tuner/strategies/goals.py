@@ -62,6 +62,11 @@ class Goals:
             for name in throughputs
         }
 
+    @property
+    def num_objectives(self) -> int:
+        """How many are weighed against each other."""
+        return len(self._names)
+
     def log_step_s(self, row: int, observation: Observation) -> float:
         """Logarithm of a completed layout's step time."""
         if observation.step_time_s is not None:

@@ -55,6 +55,30 @@ class GuidedProposer:
         rows, values = self.weigh(history, rng)
         return int(rows[ask_cbo(values, int(rng.integers(2**31)))])
 
+    def expected_improvement(self, history: History) -> float | None:
+        """By which share the best is expected to be beaten, if every free layout were tried.
+
+        The mean, over joint draws from the belief, of what the best of them gains; those that would not
+        run gain nothing. None before anything ran, and where several objectives are weighed: their
+        front has no single best.
+        """
+        if not any(True for _ in history.successes()) or self._prospect.goals.num_objectives > 1:
+            return None
+        rng = np.random.default_rng([self._seed, history.num_taken])
+        belief = self._prospect.belief(history)
+        free = np.flatnonzero(history.is_free)
+        fitting = self._prospect.fitting.judge(history, free)
+        chosen = self._shortlist(belief, free, fitting)
+        rows, fits = free[chosen], fitting.rows(chosen)
+        log_s_SN = belief.draws(rows, NUM_DRAWS, rng)
+        values = self._prospect.goals.values(rows, log_s_SN, fits.draw_peaks(NUM_DRAWS, rng))
+        weighing = self._prospect.goals.weighing(values.mean(axis=0), history.num_taken, rng)
+        figures_SN = weighing.figure(values)
+        gains_SN = figures_SN - self._incumbent(history, weighing, figures_SN)
+        runs_SN = rng.random(gains_SN.shape) < fits.probability
+        best_S = np.where(runs_SN, gains_SN, 0.0).max(axis=1, initial=0.0)
+        return float(np.expm1(best_S).mean())
+
     def weigh(self, history: History, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """The candidates, and the logarithm of what each is expected to gain."""
         belief = self._prospect.belief(history)

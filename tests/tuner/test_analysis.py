@@ -1,0 +1,153 @@
+"""Which knobs matter, and what one step away from the winner does: on campaigns whose truth is known."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.records import Analysis, CampaignRecord
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
+from tests.results_db.factories import TurnableClock, completed, failed
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tuner import driver as driver_module
+from tuner.driver import Driver
+from tuner.importance import importances, knobs_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(DataDir(tmp_path / "data"), clock=TurnableClock())
+    yield store
+    store.close()
+
+
+def speed(layout: Layout) -> float:
+    """The micro-batch matters most, tensor parallelism less, the rest not at all."""
+    return 1000.0 * layout.micro_batch_size / layout.tp**0.1
+
+
+def judge(layout: Layout) -> Outcome:
+    if layout.pp == 4:
+        return failed("out_of_memory")
+    return completed(layout, tokens_per_s=speed(layout) * layout.num_devices)
+
+
+def analysed(store: Store, **changes: Any) -> tuple[CampaignRecord, Analysis]:
+    campaign = submit(store, make_spec(**changes))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
+    analysis = store.analysis(campaign.id)
+    assert analysis is not None
+    return campaign, analysis
+
+
+def test_the_knob_that_moves_the_objective_most_is_the_most_important(store: Store) -> None:
+    _, analysis = analysed(store, strategy="exhaustive", budget={})
+    assert analysis.method.startswith("fANOVA")
+    shares = analysis.importances
+    assert next(iter(shares)) == "micro_batch_size"
+    assert shares["micro_batch_size"] > 0.7 > shares["tp"] > shares["zero_stage"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_knobs_that_others_decide_are_not_weighed(store: Store) -> None:
+    spec = make_spec()
+    assert set(knobs_of(spec.legal_set())) == {"tp", "pp", "micro_batch_size", "zero_stage"}
+
+
+def test_steps_around_the_winner_are_what_was_measured_there(store: Store) -> None:
+    campaign, analysis = analysed(store, strategy="exhaustive", budget={})
+    winner = store.trial(analysis.winner_id).layout
+    assert (winner.tp, winner.micro_batch_size) == (1, 2)
+    steps = {(step.knob, step.direction): step for step in analysis.steps}
+    down = steps["micro_batch_size", "down"]
+    assert (down.source, down.value, down.stepped_value) == ("measured", "2", "1")
+    assert down.effect == pytest.approx(-0.5)
+    assert down.is_apart is True
+    assert down.also == ("num_microbatches",), "the batch is fixed"
+    up = steps["tp", "up"]
+    assert up.effect == pytest.approx(2**-0.1 - 1)
+    assert ("tp", "down") not in steps
+    assert ("micro_batch_size", "up") not in steps
+    measured_by = store.trial(down.trial_id or 0)
+    assert measured_by.layout_key == down.layout_key
+    assert measured_by.campaign_id == campaign.id
+
+
+def test_a_step_into_what_does_not_fit_says_so(store: Store) -> None:
+    space = {"global_batch_size": 16, "tp": 1, "pp": [2, 4], "micro_batch_size": [1, 2]}
+    _, analysis = analysed(store, strategy="exhaustive", budget={}, space=space)
+    (up,) = [step for step in analysis.steps if step.knob == "pp"]
+    assert (up.direction, up.state, up.effect, up.source) == (
+        "up",
+        "out_of_memory",
+        None,
+        "measured",
+    )
+
+
+def test_a_step_that_nobody_tried_is_predicted_and_marked_so(store: Store) -> None:
+    _, analysis = analysed(store, strategy="random", budget={"trials": 3})
+    predicted = [step for step in analysis.steps if step.source == "predicted"]
+    assert predicted
+    assert all(step.trial_id is None and step.is_apart is None for step in predicted)
+    assert all(step.effect is not None for step in predicted if step.state == "completed")
+    assert analysis.importances == {}, "three layouts say nothing about four knobs"
+    assert analysis.method == ""
+
+
+def test_a_campaign_without_a_measurement_has_no_analysis(store: Store) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 3}))
+    worker = FakeWorker(store, lambda _: failed("crashed"))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    assert store.analysis(campaign.id) is None
+    assert store.campaign(campaign.id).state == "COMPLETED"
+
+
+def test_a_campaign_that_cannot_be_analysed_ends_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ArithmeticError("no forest grows here")
+
+    monkeypatch.setattr(driver_module, "analyse", breaks)
+    campaign = submit(store, make_spec(budget={"trials": 3}))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
+    assert store.campaign(campaign.id).state == "COMPLETED"
+
+
+def test_a_campaign_is_analysed_now_and_then_while_it_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "ANALYSIS_INTERVAL_S", 0.0)
+    campaign = submit(store, make_spec(budget={"trials": 20}))
+    driver, worker = Driver(store), FakeWorker(store, judge)
+    drive_until(lambda: store.analysis(campaign.id) is not None, driver.step, worker)
+    assert store.campaign(campaign.id).state == "RUNNING"
+    first = store.analysis(campaign.id)
+    assert first is not None
+    assert first.last_ended_seq >= driver_module.ENDINGS_AN_ANALYSIS
+
+
+def test_the_same_trials_have_the_same_importances(store: Store) -> None:
+    spec = make_spec()
+    legal = spec.legal_set()
+    dice = random.Random(1)
+    layouts = [legal.layout(index) for index in range(len(legal))]
+    measured = {layout: speed(layout) * dice.uniform(0.9, 1.1) for layout in layouts}
+    first, second = (importances(legal, measured, seed=3) for _ in range(2))
+    assert first == second
+    assert importances(legal, dict.fromkeys(layouts, 1.0), seed=3) == {}
+
+
+def test_the_driver_starts_without_optuna() -> None:
+    code = "import sys, tuner.driver; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

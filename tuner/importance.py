@@ -1,0 +1,91 @@
+"""How much of a campaign's variation each knob accounts for: fANOVA, from Optuna.
+
+Functional ANOVA takes the variance of a random forest's predictions over the whole space apart (Hutter,
+Hoos and Leyton-Brown, ICML 2014). Optuna's is in pure Python on scikit-learn; the fanova package needs a
+compiled forest that is no longer kept, and shap explains single predictions, at the price of numba.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from tuner.strategies.base import LayoutSet
+
+METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
+LEAST_LAYOUTS: Final = 8
+"""Layouts that must have completed: a forest over fewer says what its seed says."""
+MOST_LAYOUTS: Final = 1000
+"""Layouts that are looked at, the best of them: a forest over more takes seconds."""
+FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
+"""Knobs that others decide, mostly: they are left out where the others alone tell layouts apart."""
+
+
+def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int64]]:
+    """Each knob that varies of itself, as ranks among its values, a layout."""
+    ranks = {
+        name: np.unique(layouts.column(name), return_inverse=True)[1] for name in LAYOUT_FIELDS
+    }
+    knobs = {name: rank.astype(np.int64) for name, rank in ranks.items() if rank.any()}
+    for name in FOLLOWERS:
+        others = [rank for other, rank in knobs.items() if other != name]
+        if name in knobs and _num_distinct(others) == len(layouts):
+            del knobs[name]
+    return knobs
+
+
+def _num_distinct(columns: Sequence[NDArray[np.int64]]) -> int:
+    if not columns:
+        return 1
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for ranks in columns:
+        key = np.unique(key * (int(ranks.max()) + 1) + ranks, return_inverse=True)[1]
+    return int(key.max()) + 1
+
+
+def importances(
+    layouts: LayoutSet, measured: Mapping[Layout, float], *, seed: int
+) -> dict[str, float]:
+    """By knob, the share of the objective's variation that it accounts for by itself; they add up to 1.
+
+    Args:
+        layouts: the legal set.
+        measured: the objective of each layout that completed.
+        seed: of the forest.
+
+    Returns:
+        Nothing where fewer than `LEAST_LAYOUTS` completed, or all were equally good.
+    """
+    # Loaded here: the driver starts without it, and most of its rounds need none of it.
+    import optuna
+
+    best = sorted(measured.items(), key=lambda item: -item[1])[:MOST_LAYOUTS]
+    places = {layout: layouts.index_of(layout) for layout, _ in best}
+    known = [
+        (places[layout], math.log(value)) for layout, value in best if places[layout] is not None
+    ]
+    knobs = knobs_of(layouts)
+    rows = np.array([place for place, _ in known], dtype=np.int64)
+    varying = {name: ranks for name, ranks in knobs.items() if len(np.unique(ranks[rows])) > 1}
+    values = [value for _, value in known]
+    if len(known) < LEAST_LAYOUTS or not varying or max(values) == min(values):
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        name: optuna.distributions.IntDistribution(0, int(ranks.max()))
+        for name, ranks in varying.items()
+    }
+    for row, value in zip(rows, values, strict=True):
+        params = {name: int(ranks[row]) for name, ranks in varying.items()}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: min(max(float(share), 0.0), 1.0) for name, share in found.items()}
