@@ -1,7 +1,7 @@
 """All strategies on recorded and simulated measurements, and the estimates alone.
 
 Run as `make bench-search TABLES=DIR`, or `python -m benchmarks.bench_search --tables DIR --record`, on a
-machine that does nothing else: under 25 minutes on two cores (`--quick`: three). DIR holds measurement
+machine that does nothing else: ten minutes on two cores (`--quick`: one). DIR holds measurement
 tables; our own, of `tiny` on two CPU cores, is always searched. It prints as it goes; `--record` writes
 the section "Search" of `benchmarks/RESULTS.md` and the plots in `docs/plots/`.
 """
@@ -33,7 +33,7 @@ from search_spaces.tables import MeasurementTable, read_table
 STRATEGIES: Final = ("guided", "model-only", "deephyper", "random")
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 SWEEP: Final = "nanotron_h100"
-QUICK: Final = Effort(seeds=2, deephyper_seeds=1)
+QUICK: Final = Effort(seeds=2)
 MOST_SEARCH_S: Final = 0.3
 
 
@@ -139,8 +139,7 @@ class _Bench:
         intro = (
             f"`make bench-search TABLES=DIR`; {describe_machine('numpy', 'scikit-learn', 'deephyper')}. "
             f"{took_s / 60:.0f} minutes with {self._jobs} jobs. {effort.seeds} seeds a cell "
-            f"({effort.deephyper_seeds} for deephyper, and half of that under stress; fewer where a table "
-            "has more than 12 cells), 60 probes, cold, one pending unless said otherwise. A run that "
+            f"(fewer where a table has more than 12 cells) and as many stress landscapes, 60 probes, cold, one pending unless said otherwise. A run that "
             "misses counts 61."
         )
         return "\n\n".join([intro, self.promises, *self._parts])

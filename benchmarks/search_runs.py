@@ -25,14 +25,11 @@ class Effort:
     """How many searches are run."""
 
     seeds: int = 20
-    """Seeds of every strategy but DeepHyper's."""
-    deephyper_seeds: int = 4
-    """Its own, for a tenth of a second a probe adds up; on the stress landscape half of them."""
+    """Seeds of a cell, and stress landscapes."""
 
-    def seeds_of(self, strategy: str, num_cells: int) -> int:
-        """Seeds for a table of so many cells."""
-        seeds = self.deephyper_seeds if strategy == "deephyper" else self.seeds
-        return max(1, seeds * MANY_CELLS // max(num_cells, MANY_CELLS))
+    def seeds_of(self, num_cells: int) -> int:
+        """Seeds a cell for a table of so many."""
+        return max(1, self.seeds * MANY_CELLS // max(num_cells, MANY_CELLS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +76,7 @@ def search_table(
     tasks = [
         ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=1, probes=PROBES)
         for strategy in strategies
-        for cell, seed in product(searched, range(effort.seeds_of(strategy, len(searched))))
+        for cell, seed in product(searched, range(effort.seeds_of(len(searched))))
     ]
     runs = tuple(replay_all(tasks, jobs=jobs))
     return Landscape(name=name, about=about, cells=searched, runs=runs)
@@ -92,7 +89,6 @@ def search_stress(strategies: Sequence[str], effort: Effort, *, jobs: int) -> La
         ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=STRESS_PENDING, probes=PROBES)
         for strategy in strategies
         for seed, cell in enumerate(cells)
-        if strategy != "deephyper" or seed < max(1, effort.deephyper_seeds // 2)
     ]
     return Landscape(
         name="stress",

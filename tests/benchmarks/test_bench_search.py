@@ -54,12 +54,9 @@ def test_promises_are_only_made_of_strategies_that_ran(landscape: Landscape) -> 
     assert local_promises(landscape) == []
 
 
-def test_deephyper_gets_fewer_seeds_and_many_cells_do_too() -> None:
-    effort = Effort(seeds=20, deephyper_seeds=4)
-    assert effort.seeds_of("guided", 12) == 20
-    assert effort.seeds_of("deephyper", 1) == 4
-    assert effort.seeds_of("guided", 88) == 2
-    assert effort.seeds_of("deephyper", 88) == 1
+def test_many_cells_get_fewer_seeds() -> None:
+    effort = Effort(seeds=20)
+    assert [effort.seeds_of(cells) for cells in (1, 12, 88, 1000)] == [20, 20, 2, 1]
 
 
 def test_equal_searches_are_drawn_alike(landscape: Landscape, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ accepted where it more likely fits than not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -44,8 +45,8 @@ class JudgedCell:
     """The estimate of the peak."""
     fits: Floats
     """Probability of fitting, by the estimate."""
-    outside: tuple[str, ...] = ()
-    """In which respects the estimates were not calibrated for this cell."""
+    outside: str | None = None
+    """In which respects the estimates of time were not calibrated for this cell."""
 
     @property
     def completed(self) -> NDArray[np.bool_]:
@@ -66,6 +67,8 @@ class JudgedCell:
     def kendall_tau(self) -> float | None:
         """Rank correlation of expected and measured step times; None for fewer than two."""
         ran = self.completed
+        if ran.sum() < 2:
+            return None
         tau = kendalltau(self.expected_step_time_s[ran], self.step_time_s[ran]).statistic
         return float(tau) if np.isfinite(tau) else None
 
@@ -102,7 +105,7 @@ def judge_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) ->
         expected_step_time_s=np.exp(log_time),
         expected_peak_bytes=peak,
         fits=belief.fits(columns, cell.model, cell.cluster.device_memory_bytes),
-        outside=outside(cell, knowledge),
+        outside=times.outside(columns, cell.model, cell.cluster, software=software),
     )
 
 
@@ -122,7 +125,7 @@ def estimates_report(
                 "cell": asdict(one.cell.key),
                 "num_layouts": len(one.fits),
                 "num_completed": int(one.completed.sum()),
-                "outside": list(one.outside),
+                "outside": one.outside,
                 **summarize_judged([one]),
             }
             for one in judged
@@ -156,42 +159,10 @@ def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
     }
 
 
-def outside(cell: TableCell, knowledge: Knowledge) -> tuple[str, ...]:
-    """In which respects a cell lies outside of the samples: names of fields, with both sides.
-
-    A name must have occurred, a size must lie within those that occurred.
-    """
-    if not len(knowledge):
-        return ("nothing was calibrated: the priors alone",)
-    named: dict[str, tuple[str, set[str]]] = {
-        "cluster": (cell.cluster.name, {sample.cluster.name for sample in knowledge}),
-        "family": (cell.model.family, {str(sample.model.family) for sample in knowledge}),
-    }
-    sizes = {
-        "num_devices": (cell.num_devices, [s.layout.num_devices for s in knowledge]),
-        "num_parameters": (cell.model.num_parameters, [s.model.num_parameters for s in knowledge]),
-        "seq_length": (cell.seq_length, [s.model.seq_length for s in knowledge]),
-    }
-    found = [
-        f"{name}={value} is not among {', '.join(sorted(known))}"
-        for name, (value, known) in named.items()
-        if value not in known
-    ]
-    found += [
-        f"{name}={value:,} is outside of {min(known):,} to {max(known):,}"
-        for name, (value, known) in sizes.items()
-        if not min(known) <= value <= max(known)
-    ]
-    return tuple(found)
-
-
 def _outside_notes(judged: Sequence[JudgedCell]) -> list[str]:
-    """Each respect once, with the number of cells."""
-    counts: dict[str, int] = {}
-    for one in judged:
-        for respect in one.outside:
-            counts[respect] = counts.get(respect, 0) + 1
-    return [f"outside of what was calibrated: {what} ({n} cells)" for what, n in counts.items()]
+    """Each warning once, with the number of cells."""
+    counts = Counter(one.outside for one in judged if one.outside is not None)
+    return [f"{warning} ({number} cells)" for warning, number in counts.items()]
 
 
 def _errors(expected: Floats, measured: Floats) -> Floats:

@@ -17,7 +17,7 @@ from tuner.calibration.memory import MemoryBelief
 from tuner.knowledge import Knowledge
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.commands import replay
-from tuner.replay.estimates import JudgedCell, estimates_report, outside, summarize_judged
+from tuner.replay.estimates import JudgedCell, estimates_report, summarize_judged
 from tuner.replay.selection import knowledge_of
 
 
@@ -106,18 +106,20 @@ def test_a_first_choice_that_does_not_run_costs_everything() -> None:
     assert slower.first_choice_regret == pytest.approx(0.2)
 
 
-def test_what_was_not_calibrated_is_named_with_both_sides() -> None:
-    small = make_cell([1.0, 2.0])
-    assert outside(small, Knowledge()) == ("nothing was calibrated: the priors alone",)
-    assert outside(small, knowledge_of([small])) == ()
-    other = read_table(
-        make_text(
-            make_row(cluster="h100-sxm", tp=4, pp=4, dp=1, num_devices=16, num_microbatches=8)
-        )
-    ).cells[0]
-    found = outside(other, knowledge_of([small]))
-    assert "cluster=h100-sxm is not among testbox" in found
-    assert "num_devices=16 is outside of 8 to 8" in found
+def test_what_was_not_calibrated_is_said_of_the_cell_and_of_the_whole() -> None:
+    small = make_cell([1.0, 2.0], cluster="a100-sxm", device_memory_gb=80)
+    cold = estimates_report("some.csv", [small], Knowledge())
+    assert "nothing was measured there" in cold["cells"][0]["outside"]
+    assert "nothing was measured there" in cold["notes"][0]
+    assert cold["notes"][0].endswith("(1 cells)")
+    inside = estimates_report("some.csv", [small], knowledge_of([small]))
+    assert inside["cells"][0]["outside"] is None
+    assert inside["notes"] == []
+    wider = {"cluster": "a100-sxm", "device_memory_gb": 80, "tp": 4, "pp": 4, "dp": 1}
+    larger = make_row(**wider, num_devices=16, num_microbatches=8)
+    (other,) = read_table(make_text(larger)).cells
+    beyond = estimates_report("some.csv", [other], knowledge_of([small]))["cells"][0]["outside"]
+    assert "num_devices 16, measured 8" in beyond
 
 
 def test_the_command_judges_some_cells_from_others(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_the_command_judges_some_cells_from_others(tmp_path: Path) -> None:
     assert len(cold["cells"]) == 1
     assert warm["settings"]["calibrated_from"] == 24
     assert warm["estimates"]["time"]["mean_error"] < cold["estimates"]["time"]["mean_error"] / 2
-    assert any("outside of what was calibrated: nothing" in note for note in cold["notes"])
+    assert any("nothing was measured there" in note for note in cold["notes"])
     shown = CliRunner().invoke(replay, [*arguments, *known])
     assert shown.exit_code == 0
     assert "Kendall tau within cells, mean" in shown.stdout
