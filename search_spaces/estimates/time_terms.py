@@ -42,8 +42,9 @@ SCORE_PASSES: Final = 5.0
 scaling, softmax, dropout, and the product with the values."""
 KERNEL_S: Final = 3e-6
 """Time that a kernel takes on the device however little it does: to start, and to drain."""
-COLLECTIVE_S: Final = 1e-5
-"""Latency of any collective, before its first step."""
+COLLECTIVE_S: Final = 4e-5
+"""Latency of any collective, before its first step: about 10 us in NCCL's own model (its `baseLat`), and
+the rest for ranks that do not arrive together."""
 EACH_MICROBATCH_S: Final = 1e-3
 """Host time of a micro-batch outside the blocks: data, loss, schedule. An order of magnitude."""
 EACH_STEP_S: Final = 1e-2

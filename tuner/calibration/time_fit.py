@@ -62,7 +62,7 @@ class TimePrior:
     """Standard deviation of a measurement about the formula: noise, and what it does not know."""
     misfit_weight: float = 10.0
     """Measurements that this guess of the misfit is worth."""
-    tail: float = 4.0
+    tail: float = 2.0
     """Degrees of freedom of the misfit's distribution; small: outliers are expected."""
 
     @property
