@@ -120,28 +120,32 @@ def sweep_promises(sweep: Landscape) -> list[Promise]:
             most=30,
         )
     )
-    found.append(
+    found.append(_failures(where, ours))
+    return found if peer is None else found + _beside_deephyper(where, ours, peer)
+
+
+def _beside_deephyper(where: str, ours: dict[str, Any], peer: dict[str, Any]) -> list[Promise]:
+    names = {"0.05": "5 %", "0.02": "2 %"}
+    return [
         Promise(
-            what=f"{where}: failed among the probes up to 5 %",
-            asked="5 %",
-            measured=ours["failed_share_to"]["0.05"],
-            most=0.05,
-            shown="{:.1%}",
+            what=f"{where}: share of deephyper's median probes to {name}",
+            asked="a third",
+            measured=ours["probes_to"][target]["median"] / peer["probes_to"][target]["median"],
+            most=1 / 3,
+            shown="{:.2f}",
         )
+        for target, name in names.items()
+    ]
+
+
+def _failures(where: str, ours: dict[str, Any]) -> Promise:
+    return Promise(
+        what=f"{where}: failed among the probes up to 5 %",
+        asked="5 %",
+        measured=ours["failed_share_to"]["0.05"],
+        most=0.05,
+        shown="{:.1%}",
     )
-    if peer is not None:
-        found += [
-            Promise(
-                what=f"{where}: share of deephyper's median probes to {share} %",
-                asked="a third",
-                measured=to[f"{share / 100:g}"]["median"]
-                / peer["probes_to"][f"{share / 100:g}"]["median"],
-                most=1 / 3,
-                shown="{:.2f}",
-            )
-            for share in (5, 2)
-        ]
-    return found
 
 
 def stress_promises(stress: Landscape) -> list[Promise]:
@@ -170,13 +174,7 @@ def stress_promises(stress: Landscape) -> list[Promise]:
             most=0.1 + 1e-9,
             shown="{:.0%}",
         ),
-        Promise(
-            what=f"{where}: failed among the probes up to 5 %",
-            asked="5 %",
-            measured=ours["failed_share_to"]["0.05"],
-            most=0.05,
-            shown="{:.1%}",
-        ),
+        _failures(where, ours),
     ]
 
 

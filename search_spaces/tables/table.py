@@ -22,7 +22,7 @@ OWN_SOURCE: Final = "layout-tuner campaign"
 """How the source of a table begins that this project's own trainer measured."""
 
 MAX_REPEAT_RATIO: Final = 2.0
-"""Repeats of one layout whose step times lie further apart than this contradict each other."""
+"""Repeats of one layout whose step times lie this far apart, or further, contradict each other."""
 
 
 _FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|log)", re.IGNORECASE)
@@ -207,12 +207,12 @@ def _refuse_contradictions(repeats: list[TableRow]) -> None:
             f"{fits.layout.key} of the same cell is completed in one and out_of_memory in the other"
         )
     timed = sorted((row.step_time_s, row.name) for row in repeats if row.step_time_s is not None)
-    if timed and timed[-1][0] > MAX_REPEAT_RATIO * timed[0][0]:
+    if timed and timed[-1][0] >= 0.999 * MAX_REPEAT_RATIO * timed[0][0]:
         (low, fast), (high, slow) = timed[0], timed[-1]
         raise TableInvalidError(
             f"{fast} and {slow} contradict each other: the same layout {repeats[0].layout.key} of "
-            f"the same cell takes {low:g} s in one and {high:g} s in the other, more than a factor "
-            f"of {MAX_REPEAT_RATIO:g} apart"
+            f"the same cell takes {low:g} s in one and {high:g} s in the other, a factor of "
+            f"{MAX_REPEAT_RATIO:g} apart or more"
         )
 
 

@@ -44,6 +44,7 @@ def test_help_lists_every_room_s_commands_with_their_first_sentences() -> None:
         "export",
         "leaderboard",
         "probe",
+        "replay",
         "serve",
         "train",
         "up",
