@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import MemoryTerms
 from tuner.calibration.memory import MemoryBelief
+from tuner.calibration.memory_evidence import usable_bytes
+from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, logistic
 from tuner.knowledge import Sample
 from tuner.problem import SearchProblem
 from tuner.residual import similarity
@@ -27,6 +29,8 @@ _BLAMED: Final = 0.7
 _REACH: Final = 1.0
 """Doublings of one knob over which such a failure casts doubt."""
 _LEAST: Final = 1e-9
+_SD_PER_MEDIAN: Final = 1.4826
+"""Standard deviations to a median absolute deviation, of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,6 +66,19 @@ class Fitting:
         return np.asarray(np.maximum(self.peak_mean_bytes + off * self.peak_sd_bytes, 1.0))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Peaks:
+    """Peaks as mean and standard deviation, in bytes."""
+
+    mean: Floats
+    deviation: Floats
+
+    def below(self, bound_bytes: float) -> Floats:
+        """Probability of each peak to be below, with the logistic distribution's tails."""
+        distance = np.log(bound_bytes / self.mean) * self.mean / self.deviation
+        return np.asarray(logistic(LOGISTIC_PER_NORMAL * distance))
+
+
 class FittingBelief:
     """Judges the layouts of one problem, given the history of its search."""
 
@@ -76,26 +93,43 @@ class FittingBelief:
         """What is believed of some layouts after the history."""
         problem = self._problem
         belief = self._prior.told(samples_of(history, problem))
-        terms = _of_rows(self._terms, rows)
-        capacity = float(problem.cluster.device_memory_bytes)
-        mean, deviation = belief.peak_bytes(terms, problem.model)
-        probability = belief.fits(terms, problem.model, capacity)
-        if problem.min_memory_headroom > 0.0:
-            spare = np.log(problem.allowed_memory_bytes / mean) * mean / deviation
-            probability = np.minimum(probability, 0.5 * (1.0 + np.tanh(0.851 * spare)))
-        probability = probability * self._trust(history, belief, rows)
+        peaks = self._peaks(history, belief, rows)
+        usable = usable_bytes(float(problem.cluster.device_memory_bytes), belief.storage)
+        bound = min(usable, problem.allowed_memory_bytes)
+        probability = peaks.below(bound) * self._trust(history, belief, rows, usable)
         return Fitting(
             probability=np.maximum(probability, _LEAST),
-            peak_mean_bytes=mean,
-            peak_sd_bytes=deviation,
+            peak_mean_bytes=peaks.mean,
+            peak_sd_bytes=peaks.deviation,
         )
+
+    def _peaks(self, history: History, belief: MemoryBelief, rows: Ints) -> _Peaks:
+        """Peaks by the belief, put right by what it fails to explain of those that were measured.
+
+        A prior that is too sure of a trainer would take ten measurements for ten outliers.
+        """
+        model = self._problem.model
+        measured = {
+            row: seen.peak_memory_bytes
+            for row, seen in history.observations.items()
+            if seen.peak_memory_bytes is not None
+        }
+        mean, deviation = belief.peak_bytes(_of_rows(self._terms, rows), model)
+        if not measured:
+            return _Peaks(mean=mean, deviation=deviation)
+        expected, _ = belief.peak_bytes(_of_rows(self._terms, list(measured)), model)
+        off = np.log(np.array(list(measured.values()), dtype=np.float64) / expected)
+        shift = float(np.median(off))
+        spread = float(np.median(np.abs(off - shift))) * _SD_PER_MEDIAN
+        mean = mean * np.exp(shift)
+        return _Peaks(mean=mean, deviation=np.hypot(deviation, spread * mean))
 
     def peak_bytes(self, row: int) -> float:
         """What one layout's peak was expected to be before the search."""
         terms = _of_rows(self._terms, [row])
         return float(self._prior.peak_bytes(terms, self._problem.model)[0][0])
 
-    def _trust(self, history: History, belief: MemoryBelief, rows: Ints) -> Floats:
+    def _trust(self, history: History, belief: MemoryBelief, rows: Ints, usable: float) -> Floats:
         """What is left of each probability beside failures that memory does not explain.
 
         A failure that the memory belief still thinks would fit has another reason, and layouts like it
@@ -107,9 +141,7 @@ class FittingBelief:
         )
         if not len(failed):
             return np.ones(len(rows))
-        terms = _of_rows(self._terms, failed)
-        capacity = float(self._problem.cluster.device_memory_bytes)
-        unexplained_M = belief.fits(terms, self._problem.model, capacity)
+        unexplained_M = self._peaks(history, belief, failed).below(usable)
         alike_NM = similarity(self._points[rows], self._points[failed], _REACH)
         return np.asarray(1.0 - _BLAMED * (alike_NM * unexplained_M).max(axis=1))
 

@@ -29,16 +29,16 @@ MAX_CANDIDATES: Final = 320
 """Layouts that a proposal weighs by joint draws: the best at a first look."""
 MAX_SECOND_LOOK: Final = 4000
 """Layouts for which the residual is looked at: the best by the closed form alone."""
-HOPE: Final = 2.0
+HOPE: Final = 1.0
 """Standard deviations by which a layout may do better than expected, to get a closer look."""
 CAUTION: Final = 3.0
 """Power of the probability of running: a failed probe costs more than the gain that it forgoes."""
 SMOOTHING: Final = 0.005
 """Logarithm of the objective over which a gain begins: where no draw gains, the nearest counts."""
+TRACE: Final = 1e-3
+"""Share of a gain that fades slowly below the incumbent."""
 HEAD_START: Final = 0.5
 """How far below the median candidate, in logarithms, the incumbent is put before anything ran."""
-
-_UNDERFLOW: Final = -30.0
 
 
 class GuidedProposer:
@@ -122,7 +122,8 @@ class GuidedProposer:
         pending_SP = np.where(runs_SP, figures_SN[:, len(rows) :], -np.inf)
         best_S = np.maximum(best_S, pending_SP.max(axis=1, initial=-np.inf))
         above = (figures_SN[:, : len(rows)] - best_S[:, None]) / SMOOTHING
-        return _log_mean_softplus(above) + CAUTION * np.log(fitting.probability)
+        gains = soft_gains(above).mean(axis=0)
+        return np.asarray(np.log(gains) + CAUTION * np.log(fitting.probability))
 
     def _incumbent(self, history: History, weighing: Weighing, figures: Floats) -> float:
         """The best figure so far; before anything ran, less than most candidates have."""
@@ -151,8 +152,11 @@ def _best_places(expected: Floats, deviation: Floats, count: int) -> Ints:
     return np.union1d(np.argpartition(expected, half)[:half], np.argpartition(hoped, half)[:half])
 
 
-def _log_mean_softplus(x: Floats) -> Floats:
-    """Log of the mean, over the first axis, of log(1 + exp(x)); where that underflows it is exp(x)."""
-    logs = np.where(x > _UNDERFLOW, np.log(np.logaddexp(0.0, np.maximum(x, _UNDERFLOW))), x)
-    largest = logs.max(axis=0)
-    return np.asarray(largest + np.log(np.exp(logs - largest).mean(axis=0)))
+def soft_gains(above: Floats) -> Floats:
+    """What is over 0 of each figure, rounded off: log(1 + exp(x)), and a trace that fades as -1 / (4 x).
+
+    The trace decides where no draw gains anything: by the exponential tail alone, what cannot fit
+    would be worth more than what is a tenth worse.
+    """
+    rounded = np.logaddexp(0.0, above)
+    return np.asarray(rounded + TRACE * 0.5 * (above + np.sqrt(above**2 + 1.0)))

@@ -1,0 +1,216 @@
+"""What the guided search is worth, and what keeps it from wasting probes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from search_spaces.cluster import GIB
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.estimates.time import PRIOR, time_terms
+from search_spaces.layout import Layout
+from search_spaces.objectives import pareto_front
+from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
+from tests.tuner.test_strategies import make_layouts
+from tuner.problem import SearchProblem
+from tuner.residual import knob_coordinates
+from tuner.strategies.base import FAILED, INFEASIBLE, Observation
+from tuner.strategies.fitting import FittingBelief
+from tuner.strategies.guided import soft_gains
+from tuner.strategies.physics_cbo import ask_cbo
+from tuner.strategies.prospect import Prospect
+from tuner.strategies.registry import make_strategy
+
+Judge = Callable[[int], Observation]
+
+
+def make_search(memory_gib: float = 40.0, **changes: object) -> SearchProblem:
+    layouts = make_layouts(devices=32, micro_batch_sizes=(1, 2, 4))
+    cluster = make_cluster(device_memory_bytes=int(memory_gib * GIB))
+    return make_problem(layouts, cluster=cluster, **changes)
+
+
+def make_truth(problem: SearchProblem, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Step times with every term wrong by about a half, and a wave that no term has; peaks 10 % up."""
+    rng = np.random.default_rng(seed)
+    columns = problem.layouts.columns()
+    points = knob_coordinates(columns)
+    wave = 0.2 * np.sin(points @ rng.normal(0.0, 0.4, points.shape[1]))
+    factors = PRIOR * np.exp(rng.normal(0.0, 0.4, len(PRIOR)))
+    step_s = time_terms(columns, problem.model, problem.cluster).step_time_s(factors)
+    return step_s * np.exp(wave), 1.1 * peak_memory_bytes(columns, problem.model)
+
+
+def run(
+    problem: SearchProblem, name: str, seed: int, num_probes: int, pending: int = 1
+) -> list[int]:
+    """Positions in the order of the asks."""
+    step_s, peaks = make_truth(problem)
+    search = make_strategy(name, problem, seed=seed)
+    tokens = 1e6
+    asked: list[int] = []
+    open_: list[int] = []
+    for _ in range(num_probes):
+        layout = search.ask()
+        assert layout is not None
+        index = problem.layouts.index_of(layout)
+        assert index is not None
+        asked.append(index)
+        open_.append(index)
+        if len(open_) == pending:
+            done = open_.pop(0)
+            fits = peaks[done] <= problem.cluster.device_memory_bytes
+            seen = (
+                Observation.completed(
+                    tokens / step_s[done],
+                    step_time_s=float(step_s[done]),
+                    peak_memory_bytes=int(peaks[done]),
+                )
+                if fits
+                else INFEASIBLE
+            )
+            search.tell(problem.layouts.layout(done), seen)
+    return asked
+
+
+def objective_of(problem: SearchProblem) -> np.ndarray:
+    """Tokens/s a device of each layout that fits; 0 of the others."""
+    step_s, peaks = make_truth(problem)
+    batch = problem.layouts.columns().global_batch_size
+    fits = peaks <= problem.cluster.device_memory_bytes
+    return np.where(fits, batch / step_s, 0.0)
+
+
+def probes_to(values: np.ndarray, asked: list[int], share: float) -> int:
+    good = [
+        count for count, row in enumerate(asked, 1) if values[row] >= (1 - share) * values.max()
+    ]
+    return good[0] if good else len(asked) + 1
+
+
+@pytest.mark.parametrize("pending", [1, 8])
+def test_it_finds_a_good_layout_in_a_handful_where_the_closed_form_is_wrong(pending: int) -> None:
+    problem = make_search(memory_gib=12.0)
+    values = objective_of(problem)
+    near = int((values >= 0.95 * values.max()).sum())
+    assert near <= 0.04 * len(values), "the target is too easy to tell anything"
+    guided, random = (
+        statistics.median(
+            probes_to(values, run(problem, name, s, 40, pending), 0.05) for s in range(3)
+        )
+        for name in ("guided", "random")
+    )
+    assert guided <= 10
+    assert guided <= 0.5 * random
+
+
+def test_it_hardly_ever_asks_for_what_does_not_fit() -> None:
+    problem = make_search(memory_gib=8.0)
+    values = objective_of(problem)
+    assert (values == 0.0).mean() > 0.2
+    asked = run(problem, "guided", 0, 20)
+    assert sum(values[row] == 0.0 for row in asked) <= 2
+
+
+def test_headroom_is_kept_by_what_it_asks_for() -> None:
+    problem = make_search(memory_gib=12.0, min_memory_headroom=0.4)
+    _, peaks = make_truth(problem)
+    allowed = 0.6 * problem.cluster.device_memory_bytes
+    assert (peaks > allowed).mean() > 0.2
+    asked = run(problem, "guided", 0, 20)
+    assert sum(peaks[row] > allowed for row in asked) <= 2
+
+
+def test_several_objectives_spread_over_the_front() -> None:
+    problem = make_search(objectives=("tokens_per_s_per_device", "memory_headroom"))
+    values = objective_of(problem)
+    _, peaks = make_truth(problem)
+    both = np.stack([values, 1.0 - peaks / problem.cluster.device_memory_bytes], axis=1)
+    alone = make_search()
+    found = {
+        name: {row for row in run(p, "guided", 0, 25) if pareto_front(both)[row]}
+        for name, p in (("both", problem), ("alone", alone))
+    }
+    assert len(found["both"]) >= 3
+    assert len(found["both"]) > len(found["alone"])
+
+
+def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() -> None:
+    problem = make_search(memory_gib=80.0)
+    columns = problem.layouts.columns()
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    search = make_strategy("random", problem, seed=0)
+    broken = int(np.flatnonzero((columns.pp == 32) & (columns.micro_batch_size == 1))[0])
+    search.tell(problem.layouts.layout(broken), FAILED)
+    near = int(np.flatnonzero((columns.pp == 32) & (columns.micro_batch_size == 2))[0])
+    far = int(np.flatnonzero((columns.pp == 1) & (columns.tp == 8))[0])
+    rows = np.array([broken, near, far])
+    probability = fitting.judge(search._history, rows).probability
+    assert probability[0] < probability[1] < 0.9 < probability[2]
+
+
+def test_the_first_probe_of_every_seed_is_among_the_best_by_the_model() -> None:
+    problem = make_search(memory_gib=12.0)
+    model_order = run(problem, "model-only", 0, 40)
+    for seed in range(3):
+        assert run(problem, "guided", seed, 1)[0] in model_order
+
+
+def test_it_does_without_step_times() -> None:
+    layouts = ListedLayouts([Layout(tp=tp, dp=8 // tp, num_microbatches=tp) for tp in (1, 2, 4, 8)])
+    search = make_strategy("guided", make_problem(layouts), seed=0)
+    for _ in range(4):
+        layout = search.ask()
+        assert layout is not None
+        search.tell(layout, Observation.completed(1000.0 / layout.tp))
+    assert search.ask() is None
+
+
+def test_what_is_left_to_gain_shrinks_as_the_best_are_measured() -> None:
+    problem = make_search(memory_gib=12.0)
+    step_s, peaks = make_truth(problem)
+    search = make_strategy("guided", problem, seed=0)
+    assert search.expected_improvement() is None
+    left = []
+    for _ in range(25):
+        layout = search.ask()
+        assert layout is not None
+        row = problem.layouts.index_of(layout)
+        assert row is not None
+        if peaks[row] > problem.cluster.device_memory_bytes:
+            search.tell(layout, INFEASIBLE)
+            continue
+        value = float(layout.global_batch_size / step_s[row])
+        search.tell(layout, Observation.completed(value, step_time_s=float(step_s[row])))
+        left.append(search.expected_improvement())
+    assert all(share is not None and share >= 0.0 for share in left)
+    assert (left[-1] or 0.0) < (left[0] or 0.0)
+
+
+def test_model_only_asks_in_the_order_of_the_estimates() -> None:
+    problem = make_search(memory_gib=80.0)
+    prospect = Prospect(problem)
+    asked = run(problem, "model-only", 0, 10)
+    rows = np.arange(len(problem.layouts))
+    expected = time_terms(problem.layouts.columns(), problem.model, problem.cluster).step_time_s()
+    best = np.argsort(expected / problem.layouts.columns().global_batch_size)
+    assert asked[0] in best[:3]
+    assert prospect.fitting is not None
+    assert len(set(asked)) == 10
+    assert len(rows) >= 10
+
+
+def test_cbo_picks_the_most_valuable_candidate() -> None:
+    values = np.array([-3.0, -1.0, -0.5, -7.0, -0.6])
+    assert ask_cbo(values, seed=1) == 2
+    assert ask_cbo(np.array([-4.0]), seed=1) == 0
+
+
+def test_gains_far_below_nothing_are_still_ordered() -> None:
+    gains = soft_gains(np.array([-900.0, -20.0, 0.0, 30.0]))
+    assert (np.diff(gains) > 0).all()
+    assert gains[0] > 1e-7
+    assert gains[-1] == pytest.approx(30.0, rel=0.01)

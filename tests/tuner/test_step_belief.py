@@ -1,0 +1,121 @@
+"""What measurements teach about the layouts that were not measured."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.estimates.time import PRIOR, time_terms
+from search_spaces.estimates.time_factors import TERM_NAMES
+from tests.tuner.problems import make_problem
+from tests.tuner.test_strategies import make_layouts
+from tuner.problem import SearchProblem
+from tuner.residual import ResidualKernel, knob_coordinates, similarity
+from tuner.strategies.factors_prior import factors_prior
+from tuner.strategies.step_belief import StepBelief, StepModel
+
+Floats = NDArray[np.float64]
+
+
+def make_search() -> SearchProblem:
+    return make_problem(make_layouts(devices=32, micro_batch_sizes=(1, 2, 4)))
+
+
+def make_model(problem: SearchProblem) -> StepModel:
+    columns = problem.layouts.columns()
+    terms = time_terms(columns, problem.model, problem.cluster)
+    return StepModel(terms=terms, points=knob_coordinates(columns))
+
+
+def believe(problem: SearchProblem, truth_s: Floats, rows: NDArray[np.int64]) -> StepBelief:
+    return StepBelief(make_model(problem), factors_prior(problem), rows, np.log(truth_s[rows]))
+
+
+def errors(belief: StepBelief, truth_s: Floats) -> Floats:
+    """Of what was not to be known: the logarithm of measured over predicted, its median left out."""
+    off = np.log(truth_s) - belief.mean(np.arange(len(truth_s)))
+    return np.abs(off - np.median(off))
+
+
+def some_rows(count: int, of: int) -> NDArray[np.int64]:
+    return np.random.default_rng(3).choice(of, count, replace=False)
+
+
+def test_nothing_measured_is_the_closed_form_at_its_priors() -> None:
+    problem = make_search()
+    model = make_model(problem)
+    belief = believe(problem, np.ones(len(problem.layouts)), np.empty(0, dtype=np.int64))
+    rows = np.arange(len(problem.layouts))
+    np.testing.assert_allclose(np.exp(belief.mean(rows)), model.terms.step_time_s(PRIOR))
+
+
+def test_one_slow_tensor_parallel_layout_makes_all_of_them_slower() -> None:
+    problem = make_search()
+    columns = problem.layouts.columns()
+    factors = PRIOR.copy()
+    factors[TERM_NAMES.index("tensor_inside")] *= 4.0
+    truth_s = make_model(problem).terms.step_time_s(factors)
+    heavy = np.flatnonzero(columns.tp == 8)
+    light = np.flatnonzero(columns.tp == 1)
+    before = believe(problem, truth_s, light[:1])
+    after = believe(problem, truth_s, np.array([light[0], heavy[0]]))
+    assert columns.pp[heavy[-1]] != columns.pp[heavy[0]]
+    moved_heavy, moved_light = after.mean(np.array([heavy[-1], light[-1]])) - before.mean(
+        np.array([heavy[-1], light[-1]])
+    )
+    assert moved_heavy > 0.08
+    assert moved_heavy > 1.5 * abs(moved_light)
+
+
+def test_a_wrong_form_is_learnt_by_the_residual() -> None:
+    problem = make_search()
+    points = knob_coordinates(problem.layouts.columns())
+    wave = 0.3 * np.sin(points @ np.linspace(0.3, 0.8, points.shape[1]))
+    truth_s = make_model(problem).terms.step_time_s() * np.exp(wave)
+    measured = some_rows(40, len(truth_s))
+    unseen = np.setdiff1d(np.arange(len(truth_s)), measured)
+    before = errors(believe(problem, truth_s, measured[:0]), truth_s)[unseen].mean()
+    after = errors(believe(problem, truth_s, measured), truth_s)[unseen].mean()
+    assert after < 0.5 * before
+
+
+def test_what_was_measured_is_believed() -> None:
+    problem = make_search()
+    truth_s = make_model(problem).terms.step_time_s() * 1.7
+    rows = some_rows(12, len(truth_s))
+    belief = believe(problem, truth_s, rows)
+    np.testing.assert_allclose(belief.mean(rows), np.log(truth_s[rows]), atol=0.05)
+    mean, deviation = belief.marginals(rows)
+    _, elsewhere = belief.marginals(np.setdiff1d(np.arange(len(truth_s)), rows))
+    np.testing.assert_allclose(mean, belief.mean(rows))
+    assert deviation.mean() < elsewhere.mean()
+
+
+def test_draws_scatter_about_the_mean_as_widely_as_is_believed() -> None:
+    problem = make_search()
+    truth_s = make_model(problem).terms.step_time_s()
+    belief = believe(problem, truth_s, some_rows(10, len(truth_s)))
+    rows = np.arange(0, len(truth_s), 7)
+    draws = belief.draws(rows, 2000, np.random.default_rng(0))
+    mean, deviation = belief.marginals(rows)
+    np.testing.assert_allclose(draws.mean(axis=0), mean, atol=0.15)
+    assert (draws.std(axis=0) <= 1.3 * deviation + 0.02).all()
+    assert (draws.std(axis=0) > 0).all()
+
+
+def test_one_wild_measurement_does_not_break_the_fit() -> None:
+    problem = make_search()
+    truth_s = make_model(problem).terms.step_time_s()
+    rows = some_rows(15, len(truth_s))
+    truth_s[rows[4]] *= 40.0
+    belief = believe(problem, truth_s, rows)
+    assert np.isfinite(belief.mean(np.arange(len(truth_s)))).all()
+
+
+def test_alike_is_one_at_home_and_fades() -> None:
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])
+    alike = similarity(points, points, 2.0)
+    np.testing.assert_allclose(np.diagonal(alike), 1.0)
+    assert 1.0 > alike[0, 1] > 0.5 > alike[0, 2]
+    kernel = ResidualKernel(amplitude=0.5, length=2.0, noise=0.1)
+    np.testing.assert_allclose(np.diagonal(kernel.of_measured(points)), 0.26)
