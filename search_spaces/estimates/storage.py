@@ -132,9 +132,9 @@ NANOTRON: Final = TrainerStorage(
     fp32_logits=2,
     layer_split="compute",
     workspace_bytes=0.5 * GIB,
-    reserved_share=0.02,
+    reserved_share=0.05,
     context_bytes=0.75 * GIB,
-    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2, gathered_scatter=0.4),
+    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2, gathered_scatter=0.5),
 )
 """Nanotron: Megatron-like, with a gradient three times over while a micro-batch goes backward: the
 fp32 sum, the bf16 one that autograd makes, and the bucket of DistributedDataParallel
