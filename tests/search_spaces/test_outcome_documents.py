@@ -111,6 +111,14 @@ def test_an_outcome_of_a_worker_that_knew_no_breakdown_is_read() -> None:
     assert Outcome.from_mapping(document) == make_outcome()
 
 
+def test_the_shares_of_a_breakdown_are_of_the_whole_by_name() -> None:
+    parts = Breakdown(
+        compute_s=0.3, tp_s=0.1, pp_s=0.0, dp_s=0.05, optimizer_s=0.05, unexplained_s=0.0
+    )
+    expected = {"compute": 0.6, "tp": 0.2, "pp": 0, "dp": 0.1, "optimizer": 0.1, "unexplained": 0}
+    assert parts.shares == pytest.approx(expected)
+
+
 def test_a_breakdown_adds_up_to_the_whole() -> None:
     assert BREAKDOWN.total_s == pytest.approx(0.5)
 

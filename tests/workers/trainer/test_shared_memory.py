@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from search_spaces.layout import Layout
+from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer import groups
 from workers.trainer.collectives import (
@@ -28,8 +29,9 @@ from workers.trainer.errors import PeerLostError
 from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
 from workers.trainer.failure import classify, is_transport_error
 from workers.trainer.groups import Group
-from workers.trainer.host_lanes import Lane
+from workers.trainer.host_lanes import MESSAGE_BYTES, Lane
 from workers.trainer.mesh import build_mesh
+from workers.trainer.pipeline import Message, start_messages
 from workers.trainer.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, SharedFile, can_share
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="ranks share memory on x86-64 Linux alone")
@@ -291,3 +293,53 @@ def test_a_file_that_is_another_one_is_refused() -> None:
     file.close()
     with pytest.raises(OSError):
         Region(file.place, 2)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"tp": 2},
+        {"tp": 2, "sequence_parallel": True},
+        {"pp": 2},
+        {"pp": 2, "vpp": 2},
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_ranks_train_to_the_bit_as_they_do_over_gloo(
+    axes: dict[str, Any], precision: str
+) -> None:
+    """A sum of two is the same in any order, so that nothing but the transport differs."""
+    layout = make_layout(precision=precision, **axes)
+
+    def work(rank: int) -> list[Any]:
+        found: list[Any] = []
+        for shares_memory in (True, False):
+            mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
+            training = make_training(make_shape(num_layers=4), mesh=mesh)
+            losses = [training.step(training.batch(index)).loss for index in range(3)]
+            assert mesh.world_group is not None
+            assert (mesh.world_group.lane is not None) is shares_memory
+            found += [losses, training.flat.weights.float().numpy()]
+        return found
+
+    for losses, weights, gloo_losses, gloo_weights in run_ranks(2, work):
+        assert losses == gloo_losses
+        assert (weights == gloo_weights).all()
+
+
+@pytest.mark.parametrize(("size", "shares"), [(1000, True), (MESSAGE_BYTES // 4 + 1, False)])
+def test_a_message_that_does_not_fit_goes_by_the_transport_that_has_a_thread(
+    size: int, shares: bool
+) -> None:
+    def work(rank: int) -> tuple[bool, float]:
+        mesh = build_mesh(rank, Layout(pp=2), tied_embeddings=False)
+        assert mesh.pp_group is not None
+        value = torch.full((size,), float(rank))
+        for pending in start_messages([Message(value, 1 - rank, 0, rank == 0)], mesh):
+            pending.wait()
+        return bool(lane_of(mesh.pp_group).counts), float(value.sum())
+
+    assert run_ranks(2, work) == [(shares, 0.0)] * 2
