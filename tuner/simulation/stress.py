@@ -59,12 +59,11 @@ class StressedEstimates:
         cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, rng: np.random.Generator
     ) -> Self:
         """The estimates of these layouts, each part of them wrong."""
-        terms_NT = time_terms(columns, model, cluster).seconds * PRIOR
-        off = 1 + _signed(rng, *TERM_ERROR, terms_NT.shape[1])
+        off = 1 + _signed(rng, *TERM_ERROR, len(PRIOR))
         distortion = np.exp(DISTORTION * smooth_field(columns, rng))
         memory = peak_memory_bytes(columns, model) * (1 + _signed(rng, *MEMORY_ERROR, 1))
         return cls(
-            step_times_s=terms_NT @ off * distortion,
+            step_times_s=time_terms(columns, model, cluster).step_time_s(PRIOR * off) * distortion,
             peaks=memory * (1 + _FRAGMENTATION * rng.random(memory.size)),
             noise=rng.uniform(0.01, 0.03),
         )
