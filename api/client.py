@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from api.schemas import (
     CampaignRead,
     ExportRead,
     Health,
+    ImportRead,
     LeaderboardPage,
     TrialDetailRead,
     TrialPage,
@@ -86,6 +87,23 @@ class Client:
     def create_campaign(self, document: Mapping[str, Any]) -> CampaignDetail:
         """Submits a campaign."""
         return self._ask("POST", "/campaigns", CampaignDetail, json=document)
+
+    def import_table(
+        self, table: bytes, *, name: str | None = None, cells: Sequence[str] = ()
+    ) -> ImportRead:
+        """Imports the cells of a measurement table as campaigns that have ended."""
+        return self._ask(
+            "POST",
+            "/campaigns/import",
+            ImportRead,
+            content=table,
+            params=_given({"name": name, "cell": list(cells)}),
+            headers={"Content-Type": "text/csv"},
+        )
+
+    def table(self, campaign: str) -> str:
+        """All that a campaign measured, as a measurement table."""
+        return self._send("GET", f"/campaigns/{_segment(campaign)}/table").text
 
     def campaigns(self) -> Iterator[CampaignRead]:
         """Every campaign, the youngest first."""

@@ -1,11 +1,11 @@
-"""The leaderboard as a measurement table: one row a layout, with the columns of published measurements."""
+"""Campaigns as measurement tables: a row a layout of the leaderboard, or a row a trial."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from results_db.records import CampaignRecord
+from results_db.records import CampaignRecord, TrialRecord
 from results_db.standing import Standing
 from search_spaces.cluster import Cluster
 from search_spaces.model_shape import ModelShape
@@ -22,6 +22,8 @@ INTERVAL_COLUMNS: Final = (
 )
 """Columns of our own, which readers of the format keep aside."""
 
+_STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAILED": "failed"}
+
 
 def measurement_table(
     campaign: CampaignRecord, standings: Sequence[Standing], *, intervals: bool = False
@@ -33,13 +35,30 @@ def measurement_table(
         standings: the layouts, in order.
         intervals: whether to add how often each was measured and how sure its step time is.
     """
-    common = {
+    common = _common(campaign)
+    rows = [common | _row(standing) for standing in standings]
+    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
+
+
+def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
+    """Ended trials of a campaign as CSV, one row each, those that did not complete included."""
+    common = _common(campaign)
+    return table_text(common | _trial(trial) for trial in trials)
+
+
+def _common(campaign: CampaignRecord) -> dict[str, Any]:
+    return {
         "source": f"{OWN_SOURCE} {campaign.name}",
         **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
         **model_values(ModelShape.from_mapping(campaign.spec["model"])),
     }
-    rows = [common | _row(standing) for standing in standings]
-    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
+
+
+def _trial(trial: TrialRecord) -> dict[str, Any]:
+    row = layout_values(trial.layout) | {"status": _STATUS[trial.state]}
+    if trial.state == "COMPLETED":
+        row |= {column: getattr(trial.measurement, column) for column in MEASURED_COLUMNS}
+    return row
 
 
 def _row(standing: Standing) -> dict[str, Any]:

@@ -114,6 +114,15 @@ class CampaignPage(Document):
     """Pass it as `cursor` for the next page; null on the last."""
 
 
+class ImportRead(Document):
+    """What became of a measurement table."""
+
+    campaigns: list[CampaignRead]
+    """One a cell, in the order of the table; ended, with the reason `imported`."""
+    notes: list[str]
+    """What the table does not say and was assumed."""
+
+
 class TrialRead(Document):
     """A trial as it stands."""
 

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
+from results_db.import_tables import Import
 from results_db.models import Attempt, Campaign, MeasurementRow, Trial, Worker
 from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialState
@@ -84,6 +85,8 @@ class _Sources:
     """Of the newest worker when the campaign was created; None where there was none."""
     workers: tuple[str, ...]
     """Sessions under the same software."""
+    imported: Mapping[int, str]
+    """What the imported ones of the campaigns name as their source, by id."""
 
     @classmethod
     def of(cls, session: Session, campaign: CampaignRecord) -> _Sources:
@@ -101,7 +104,10 @@ class _Sources:
             .order_by(Worker.registered_at, Worker.id)
         ).all()
         software = software_of(sessions[-1].versions) if sessions else None
+        ids = [row.id for row in named]
+        imported = session.scalars(select(Import).where(Import.campaign_id.in_(ids)))
         return cls(
+            imported={row.campaign_id: row.source or "imported" for row in imported},
             specs={row.id: row.spec for row in (*alike, *named)},
             alike=tuple(row.id for row in alike),
             named=tuple(row.id for row in named),
@@ -169,7 +175,9 @@ def _known_trial(
 ) -> KnownTrial:
     spec = sources.specs[trial.campaign_id]
     completed = measurement if trial.state == "COMPLETED" else None
-    ran = "unknown" if versions is None else software_of(versions)
+    ran = sources.imported.get(trial.campaign_id, "unknown")
+    if versions is not None:
+        ran = software_of(versions)
     return KnownTrial(
         model=spec["model"],
         cluster=spec["cluster"],

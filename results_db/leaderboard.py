@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.errors import ObjectiveUnknownError
@@ -254,8 +254,8 @@ def _counts(campaign_id: int) -> ColumnElement[bool]:
 
 def _keeps_constraints(campaign_id: int) -> ColumnElement[bool]:
     bound = select(Campaign.max_peak_memory_bytes).where(Campaign.id == campaign_id)
-    allowed = func.coalesce(bound.scalar_subquery(), MeasurementRow.peak_memory_bytes)
-    return MeasurementRow.peak_memory_bytes <= allowed
+    allowed = bound.scalar_subquery()
+    return or_(allowed.is_(None), MeasurementRow.peak_memory_bytes <= allowed)
 
 
 def _column(objective: str) -> ColumnElement[float]:

@@ -213,6 +213,8 @@ class Attempt(Base):
 
 
 class MeasurementRow(Base):
+    """What a probe measured; what an imported table does not tell is NULL, and nothing else is."""
+
     __tablename__ = "measurements"
     __table_args__ = (
         ForeignKeyConstraint(
@@ -228,25 +230,25 @@ class MeasurementRow(Base):
     campaign_id: Mapped[int]
     """The trial's; here too, so that one index serves a campaign's ranking."""
     step_time_s: Mapped[float]
-    step_time_q25_s: Mapped[float]
-    step_time_q75_s: Mapped[float]
+    step_time_q25_s: Mapped[float | None]
+    step_time_q75_s: Mapped[float | None]
     tokens_per_step: Mapped[int] = mapped_column(BigInteger)
     tokens_per_s: Mapped[float]
     tokens_per_s_per_device: Mapped[float]
     model_tflops_per_device: Mapped[float]
     hardware_tflops_per_device: Mapped[float]
-    peak_tflops_per_device: Mapped[float]
-    peak_source: Mapped[str] = mapped_column(String(200))
-    mfu: Mapped[float]
-    hfu: Mapped[float]
-    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
-    memory_kind: Mapped[str] = mapped_column(String(40))
+    peak_tflops_per_device: Mapped[float | None]
+    peak_source: Mapped[str | None] = mapped_column(String(200))
+    mfu: Mapped[float | None]
+    hfu: Mapped[float | None]
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    memory_kind: Mapped[str | None] = mapped_column(String(40))
     oversubscribed: Mapped[bool]
     warmup_settled: Mapped[bool | None]
     kin: Mapped[int | None]
     """The earliest trial of the same batch and precision with the same losses, itself included; None
     until they are compared."""
-    skipped_steps: Mapped[int] = mapped_column(server_default="0")
+    skipped_steps: Mapped[int | None]
     shortened: Mapped[bool] = mapped_column(server_default=false())
     iterations_asked: Mapped[int | None]
 

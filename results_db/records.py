@@ -71,25 +71,28 @@ class CampaignRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasurementRecord:
-    """What a completed trial measured; the iterations are in `TrialDetail`."""
+    """What a completed trial measured; the iterations are in `TrialDetail`.
+
+    A figure is None only where an imported table does not tell it (and where a comment says more).
+    """
 
     step_time_s: float
     """Median of the timed iterations."""
-    step_time_q25_s: float
-    step_time_q75_s: float
+    step_time_q25_s: float | None
+    step_time_q75_s: float | None
     tokens_per_step: int
     tokens_per_s: float
     tokens_per_s_per_device: float
     model_tflops_per_device: float
     hardware_tflops_per_device: float
-    peak_tflops_per_device: float
-    peak_source: str
-    mfu: float
-    hfu: float
-    peak_memory_bytes: int
+    peak_tflops_per_device: float | None
+    peak_source: str | None
+    mfu: float | None
+    hfu: float | None
+    peak_memory_bytes: int | None
     """The largest peak of any rank."""
     peak_memory_bytes_by_stage: tuple[int, ...]
-    memory_kind: str
+    memory_kind: str | None
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
     breakdown: Breakdown | None
@@ -98,7 +101,7 @@ class MeasurementRecord:
     """What the device's allocator held at most; empty on the CPU."""
     warmup_settled: bool | None
     """Whether step times had settled when timing began; None where the worker was too old to look."""
-    skipped_steps: int
+    skipped_steps: int | None
     """fp16 steps that the loss scaler skipped, warm-up included."""
     shortened: bool
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""

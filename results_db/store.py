@@ -10,6 +10,7 @@ from results_db import migrate
 from results_db.analyses import Analyses
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
+from results_db.imports import Imports
 from results_db.knowledge import Knowledge
 from results_db.leaderboard import Leaderboard
 from results_db.leases import Leases
@@ -20,7 +21,9 @@ from results_db.trials import Trials
 from results_db.workers import Workers
 
 
-class Store(Campaigns, Trials, Workers, Leases, Outcomes, Leaderboard, Analyses, Knowledge):
+class Store(
+    Campaigns, Trials, Workers, Leases, Outcomes, Leaderboard, Analyses, Knowledge, Imports
+):
     """The database behind one object; safe to share between threads.
 
     Every method is one transaction. What it returns is a frozen record of `results_db.records`.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
 from search_spaces.errors import ObjectiveInvalidError
-from search_spaces.layout import RECOMPUTE_MODES
+from search_spaces.layout import RECOMPUTE_MODES, Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import nearest, shown
 
@@ -131,6 +131,16 @@ def measured_objective(
     if name not in OBJECTIVES:
         raise ObjectiveInvalidError(f"objective {name!r} is not one of {', '.join(ALL_OBJECTIVES)}")
     return float(getattr(measured, name))
+
+
+def model_and_hardware_tflops(
+    tokens_per_s_per_device: float, layout: Layout, model: ModelShape
+) -> tuple[float, float]:
+    """Work of the model, and work with what is recomputed, of a device in TFLOP/s, from its tokens."""
+    return (
+        tokens_per_s_per_device * model.model_flops_per_token / 1e12,
+        tokens_per_s_per_device * model.hardware_flops_per_token(layout.recompute) / 1e12,
+    )
 
 
 def pareto_front(values: Floats) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""`layout-tuner campaign`: submit, list, show, analysis, watch, pause, resume, cancel."""
+"""`layout-tuner campaign`: submit, import, list, show, table, analysis, watch, pause, resume, cancel."""
 
 from __future__ import annotations
 
@@ -42,6 +42,48 @@ def submit(file: Path, as_json: bool, client: Client) -> None:
     )
     for warning in created.warnings:
         click.echo(f"warning: {warning}", err=True)
+
+
+@campaign.command("import")
+@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Name of the campaign; several are numbered after it.")
+@click.option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="KEY=VALUE[,...]",
+    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
+)
+@json_option
+@service_options
+def import_table(
+    table: Path, name: str | None, cells: tuple[str, ...], as_json: bool, client: Client
+) -> None:
+    """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
+
+    Its trials are ranked and listed as any others; `start_from: [NAME]` lets a campaign start from them.
+    A table that is refused is named with the row, and nothing of it is kept.
+    """
+    try:
+        content = table.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
+    imported = client.import_table(content, name=name, cells=cells)
+    if as_json:
+        print_json(imported)
+        return
+    for each in imported.campaigns:
+        click.echo(f"campaign {each.name} imported: {each.message}")
+    for note in imported.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+@campaign.command()
+@click.argument("name")
+@service_options
+def table(name: str, client: Client) -> None:
+    """Print all that a campaign measured as a measurement table, failures included."""
+    click.echo(client.table(name), nl=False)
 
 
 def read_campaign_file(file: Path) -> dict[str, Any]:
@@ -178,7 +220,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("model", campaign.model),
         ("cluster", campaign.cluster),
         ("constants", campaign.spec["cluster"]["source"] or "of unknown origin"),
-        ("strategy", f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"),
+        ("strategy", _strategy(campaign)),
         ("starts from", f"{campaign.starts_from} trials of other campaigns"),
         ("trials", states or "none yet"),
         ("used", _used(campaign)),
@@ -195,6 +237,12 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         facts.append(("waiting", progress.waiting_reason))
     facts += [("warning", warning) for warning in campaign.warnings]
     return facts
+
+
+def _strategy(campaign: CampaignDetail) -> str:
+    if campaign.reason == "imported":
+        return f"imported: {campaign.num_legal_layouts} layouts"
+    return f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"
 
 
 def _used(campaign: CampaignDetail) -> str:

@@ -51,8 +51,10 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def memory(value_bytes: int) -> str:
+def memory(value_bytes: int | None) -> str:
     """Bytes in the unit that fits."""
+    if value_bytes is None:
+        return "-"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if value_bytes >= size:
             return f"{value_bytes / size:.4g} {unit}"

@@ -131,6 +131,6 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
         f"{measured.step_time_s:.4g} s",
         _half_interval(trial),
         str(trial.num_runs),
-        f"{measured.mfu:.1%}",
+        "-" if measured.mfu is None else f"{measured.mfu:.1%}",
         memory(measured.peak_memory_bytes),
     )

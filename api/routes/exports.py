@@ -10,9 +10,11 @@ from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.schemas import MAX_ID, ExportFileRead, ExportRead
+from results_db.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
+from search_spaces.rules import violations
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -33,9 +35,11 @@ def export_trial(
     """Write a training job's files for the campaign's best trial, or for another one.
 
     409 when the campaign has no ranked trial yet, or when the other one is not COMPLETED: nobody
-    knows that such a job would run.
+    knows that such a job would run. Nor does anybody of a layout that was imported and is not legal.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
+    if campaign.strategy == IMPORTED:
+        _refuse_illegal(campaign, chosen)
     bundle = exporters.export(format, _source(campaign, chosen))
     return ExportRead(
         format=bundle.format,
@@ -67,6 +71,22 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
         f"trial {number} of campaign {campaign.name!r} is {trial.state}{why}; only COMPLETED trials "
         "are exported: name one of the leaderboard"
     )
+
+
+def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
+    """Other trainers run layouts that ours does not: uneven stages, or tp that leaves the node."""
+    spec = CampaignSpec.from_mapping(campaign.spec)
+    sentences = violations(
+        trial.layout,
+        spec.model,
+        spec.cluster,
+        allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
+    )
+    if sentences:
+        raise ExportUnavailableError(
+            f"trial {trial.number} of the imported campaign {campaign.name!r} is not legal here: "
+            f"{'; '.join(sentences)}; name a trial that is"
+        )
 
 
 def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:

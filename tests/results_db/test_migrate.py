@@ -15,6 +15,7 @@ from results_db.models import Base
 from results_db.session import Database
 from results_db.store import Store
 from search_spaces.layout import Layout
+from tests.results_db.test_imports import make_import, varied_rows
 
 
 @pytest.fixture
@@ -193,3 +194,27 @@ def test_a_downgrade_takes_measurements_away_that_the_first_schema_would_rank(
         assert connection.execute("SELECT state, reason FROM trials").fetchall() == [
             ("FAILED", "diverged")
         ]
+
+
+def test_what_tables_may_not_tell_becomes_nullable_and_nothing_measured_is_lost(
+    old_store: Store, url: str, tmp_path: Path
+) -> None:
+    before = old_store.trial_detail(1)
+    migrate.downgrade(url, "0003")
+    migrate.upgrade(url)
+    assert old_store.trial_detail(1) == before
+    with closing(sqlite3.connect(tmp_path / "results.sqlite3")) as connection:
+        columns = connection.execute("PRAGMA table_info(measurements)").fetchall()
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    nullable = {name for _, name, _, is_required, *_ in columns if not is_required}
+    assert {"mfu", "hfu", "peak_memory_bytes", "step_time_q25_s"} <= nullable
+    assert not {"step_time_s", "tokens_per_s", "tokens_per_s_per_device"} & nullable
+
+
+def test_a_downgrade_takes_imported_campaigns_away(old_store: Store, url: str) -> None:
+    (imported,) = old_store.import_campaigns([make_import("theirs", *varied_rows())])
+    assert imported.id == 3
+    migrate.downgrade(url, "0003")
+    migrate.upgrade(url)
+    assert [campaign.name for campaign in old_store.campaigns()] == ["newer", "old"]
+    assert old_store.trial_detail(1).trial.measurement is not None

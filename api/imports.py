@@ -1,0 +1,134 @@
+"""From a measurement table to campaigns: which cells, under which names, described how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from results_db.imports import NewImport
+from search_spaces.campaign import MAX_WARNINGS, CampaignSpec
+from search_spaces.layout import LAYOUT_FIELDS
+from search_spaces.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
+from search_spaces.space import SearchSpace
+from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
+from search_spaces.tables.selection import CellFilter, select
+
+MAX_IMPORTED_ROWS: Final = 20_000
+"""Rows of one import, which is one transaction: others wait for it."""
+
+MAX_IMPORTED_CELLS: Final = 200
+
+
+def read_import(
+    body: bytes, *, name: str | None, cells: Sequence[str]
+) -> tuple[tuple[NewImport, ...], tuple[str, ...]]:
+    """The campaigns that a table is to become, and what had to be assumed to read it.
+
+    Args:
+        body: the table, CSV in UTF-8.
+        name: of the campaign, or what its name begins with where there are several; None: named
+            after the model, the machine and the batch.
+        cells: which cells, as `model=GPT-3.6B,num_devices=64`; none: all of them.
+
+    Raises:
+        TableInvalidError: it is no measurement table, a row is wrong, or no cell is selected.
+        CampaignInvalidError: the name cannot be a campaign's.
+    """
+    table = read_table(_text(body))
+    chosen = select(table, [CellFilter.read(text) for text in cells])
+    _refuse_too_many(chosen)
+    names = _names(name, chosen)
+    return (
+        tuple(
+            NewImport(
+                spec=_spec(cell, each, table).to_mapping(),
+                cell=cell,
+                aside_columns=table.aside_columns,
+            )
+            for cell, each in zip(chosen, names, strict=True)
+        ),
+        table.notes,
+    )
+
+
+def _text(body: bytes) -> str:
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise TableInvalidError(
+            f"the table: line {line} is not UTF-8; save the table as CSV in UTF-8"
+        ) from error
+    if "\0" in text:
+        raise TableInvalidError("the table: holds zero bytes; save the table as CSV in UTF-8")
+    # A text without a line break would be taken for the name of a file.
+    return f"{text}\n"
+
+
+def _refuse_too_many(cells: Sequence[TableCell]) -> None:
+    num_rows = sum(len(cell.rows) for cell in cells)
+    if len(cells) > MAX_IMPORTED_CELLS or num_rows > MAX_IMPORTED_ROWS:
+        raise TableInvalidError(
+            f"the table: {len(cells)} cells of {num_rows} rows are more than {MAX_IMPORTED_CELLS} "
+            f"cells or {MAX_IMPORTED_ROWS} rows, the most of one import; select some of them"
+        )
+
+
+def _names(name: str | None, cells: Sequence[TableCell]) -> list[str]:
+    if name is not None and len(cells) == 1:
+        return [name]
+    if name is not None:
+        return [f"{name}-{number}" for number in range(1, len(cells) + 1)]
+    names: list[str] = []
+    for cell in cells:
+        plain = _plain_name(cell)
+        twice = names.count(plain)
+        names.append(plain if not twice else _numbered(plain, names))
+    return names
+
+
+def _plain_name(cell: TableCell) -> str:
+    key = cell.key
+    told = f"{key.model}-{key.num_devices}x{key.cluster}-s{key.seq_length}-b{key.global_batch_size}"
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", told).lstrip("._-")
+    return plain[:MAX_NAME_LENGTH] or "imported"
+
+
+def _numbered(plain: str, names: Sequence[str]) -> str:
+    for number in range(2, len(names) + 2):
+        suffix = f"-{number}"
+        candidate = plain[: MAX_NAME_LENGTH - len(suffix)] + suffix
+        if candidate not in names:
+            return candidate
+    raise AssertionError("so many names are not taken")
+
+
+def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:
+    """A description of the cell that can be submitted again: its model, machine and knobs."""
+    warnings = [note[:MAX_TEXT_LENGTH] for note in table.notes[:MAX_WARNINGS]]
+    return CampaignSpec(
+        name=name,
+        model=cell.model,
+        cluster=cell.cluster,
+        space=_space(cell),
+        strategy="exhaustive",
+        knowledge="none",
+        warnings=tuple(warnings),
+    )
+
+
+def _space(cell: TableCell) -> SearchSpace:
+    """The values of each knob that occur; not every combination of them was run."""
+    layouts = [row.layout for row in cell.rows]
+    knobs: dict[str, Any] = {
+        knob: list(dict.fromkeys(getattr(layout, knob) for layout in layouts))
+        for knob in LAYOUT_FIELDS
+        if knob != "num_microbatches"
+    }
+    per_node = cell.cluster.devices_per_node
+    return SearchSpace(
+        global_batch_size=cell.global_batch_size,
+        allow_tp_across_nodes=any(layout.tp > per_node for layout in layouts),
+        **knobs,
+    )

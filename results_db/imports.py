@@ -1,0 +1,235 @@
+"""Imports: the cells of a measurement table as campaigns that have ended, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
+from results_db.import_tables import Import, ImportedRow
+from results_db.models import Campaign, MeasurementRow, Trial
+from results_db.part import StorePart
+from results_db.records import CampaignRecord, TrialState
+from results_db.rows import campaign_record, layout_columns, trial_layout
+from results_db.session import breaks_unique
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout
+from search_spaces.model_shape import ModelShape
+from search_spaces.objectives import model_and_hardware_tflops
+from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from search_spaces.tables.table import Status
+
+IMPORTED: Final = "imported"
+"""Reason of an imported campaign's end, and what stands for its strategy."""
+
+_STATES: Final[Mapping[Status, TrialState]] = {
+    "completed": "COMPLETED",
+    "out_of_memory": "INFEASIBLE",
+    "failed": "FAILED",
+}
+_STATUSES: Final[Mapping[str, Status]] = {state: status for status, state in _STATES.items()}
+_REASONS: Final[Mapping[Status, str | None]] = {
+    "completed": None,
+    "out_of_memory": "out_of_memory",
+    "failed": "unstated",
+}
+_MESSAGES: Final[Mapping[Status, str]] = {
+    "completed": "",
+    "out_of_memory": "",
+    "failed": "the imported table says that it failed, and not why",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewImport:
+    """A campaign to be made of a cell."""
+
+    spec: Mapping[str, Any]
+    """`CampaignSpec.to_mapping()` around the cell's model, machine and layouts."""
+    cell: TableCell
+    aside_columns: tuple[str, ...] = ()
+    """Names of the table's columns that the format does not know."""
+
+
+class Imports(StorePart):
+    """The imports' part of the store."""
+
+    def import_campaigns(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
+        """Keeps each of the cells as a campaign that has ended: all of them, or none.
+
+        Raises:
+            CampaignDuplicateError: a name is taken.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            return [_import(session, new, now) for new in imports]
+
+    def imported_table(self, campaign_id: int) -> MeasurementTable:
+        """The table that an imported campaign was made of: one cell.
+
+        Raises:
+            CampaignNotFoundError: there is no imported campaign with this id.
+        """
+        with self._db.read() as session:
+            row = session.get(Import, campaign_id)
+            campaign = session.get(Campaign, campaign_id)
+            if row is None or campaign is None:
+                raise CampaignNotFoundError(f"there is no imported campaign {campaign_id}")
+            rows = tuple(_table_rows(session, campaign_id))
+        cluster = Cluster.from_mapping(campaign.spec["cluster"])
+        model = ModelShape.from_mapping(campaign.spec["model"])
+        key = CellKey(
+            source=row.source,
+            cluster=cluster.name,
+            model=model.name,
+            seq_length=model.seq_length,
+            num_devices=rows[0].layout.num_devices,
+            global_batch_size=rows[0].layout.global_batch_size,
+        )
+        cell = TableCell(key=key, model=model, cluster=cluster, rows=rows)
+        return MeasurementTable(cells=(cell,), aside_columns=tuple(row.aside_columns))
+
+
+def _import(session: Session, new: NewImport, now: datetime) -> CampaignRecord:
+    spec, cell = dict(new.spec), new.cell
+    where = f" from {cell.key.source}" if cell.key.source else ""
+    campaign = Campaign(
+        name=spec["name"],
+        state="COMPLETED",
+        reason=IMPORTED,
+        message=f"{len(cell.rows)} rows of a measurement table{where}",
+        spec=spec,
+        model_name=cell.model.name,
+        cluster_name=cell.cluster.name,
+        objective=spec["objective"],
+        strategy=IMPORTED,
+        num_legal_layouts=len({row.layout for row in cell.rows}),
+        last_number=len(cell.rows),
+        last_ended_seq=len(cell.rows),
+        created_at=now,
+        ended_at=now,
+    )
+    session.add(campaign)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        if not breaks_unique(error, "campaigns", "name"):
+            raise
+        raise CampaignDuplicateError(
+            f"a campaign named {spec['name']!r} exists already; choose another name"
+        ) from error
+    session.add(
+        Import(
+            campaign_id=campaign.id,
+            source=cell.key.source,
+            aside_columns=list(new.aside_columns),
+        )
+    )
+    _add_trials(session, campaign.id, cell, now)
+    return campaign_record(campaign, now)
+
+
+def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: datetime) -> None:
+    firsts: dict[Layout, Trial] = {}
+    repeats: dict[Layout, int] = {}
+    trials: list[Trial] = []
+    for number, row in enumerate(cell.rows, 1):
+        trial = _trial(row, campaign_id=campaign_id, number=number, now=now)
+        if row.layout not in firsts:
+            firsts[row.layout] = trial
+        else:
+            if firsts[row.layout].id is None:
+                session.flush()
+            repeats[row.layout] = repeats.get(row.layout, 0) + 1
+            trial.repeat_index = repeats[row.layout]
+            trial.repeat_of = firsts[row.layout].id
+        session.add(trial)
+        trials.append(trial)
+    session.flush()
+    for trial, row in zip(trials, cell.rows, strict=True):
+        session.add(
+            ImportedRow(
+                trial_id=trial.id,
+                number=row.number,
+                line=row.line,
+                unstated=list(row.unstated),
+                aside=dict(row.aside),
+                peak_memory_bytes=None if row.status == "completed" else row.peak_memory_bytes,
+            )
+        )
+        if row.status == "completed":
+            session.add(_measurement(trial, row, cell))
+    session.flush()
+
+
+def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> Trial:
+    return Trial(
+        campaign_id=campaign_id,
+        number=number,
+        state=_STATES[row.status],
+        reason=_REASONS[row.status],
+        message=_MESSAGES[row.status],
+        repeat_index=0,
+        created_at=now,
+        ended_at=now,
+        ended_seq=number,
+        **layout_columns(row.layout),
+    )
+
+
+def _measurement(trial: Trial, row: TableRow, cell: TableCell) -> MeasurementRow:
+    """What the table tells, and what follows from it; the rest stays NULL."""
+    assert row.tokens_per_s is not None, "the row is completed"
+    assert row.step_time_s is not None, "the row is completed"
+    rate = row.tokens_per_s / row.layout.num_devices
+    model_tflops, hardware_tflops = model_and_hardware_tflops(rate, row.layout, cell.model)
+    peak = cell.cluster.peak_flops_per_s.get(row.layout.precision)
+    # A share of over 1 only says that the preset's peak is not that of the table's device.
+    usable = None if peak is None or hardware_tflops * 1e12 > peak else peak / 1e12
+    return MeasurementRow(
+        trial_id=trial.id,
+        campaign_id=trial.campaign_id,
+        step_time_s=row.step_time_s,
+        tokens_per_step=row.layout.global_batch_size * cell.model.seq_length,
+        tokens_per_s=row.tokens_per_s,
+        tokens_per_s_per_device=rate,
+        model_tflops_per_device=model_tflops,
+        hardware_tflops_per_device=hardware_tflops,
+        peak_tflops_per_device=usable,
+        peak_source=None
+        if usable is None
+        else f"table ({cell.cluster.device}, {row.layout.precision})"[:200],
+        mfu=None if usable is None else model_tflops / usable,
+        hfu=None if usable is None else hardware_tflops / usable,
+        peak_memory_bytes=row.peak_memory_bytes,
+        oversubscribed=False,
+    )
+
+
+def _table_rows(session: Session, campaign_id: int) -> Iterator[TableRow]:
+    query = (
+        select(Trial, ImportedRow, MeasurementRow)
+        .join(ImportedRow, ImportedRow.trial_id == Trial.id)
+        .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(Trial.campaign_id == campaign_id)
+        .order_by(Trial.number)
+    )
+    for trial, row, measured in session.execute(query):
+        completed = measured is not None
+        yield TableRow(
+            layout=trial_layout(trial),
+            status=_STATUSES[trial.state],
+            tokens_per_s=measured.tokens_per_s if completed else None,
+            step_time_s=measured.step_time_s if completed else None,
+            peak_memory_bytes=measured.peak_memory_bytes if completed else row.peak_memory_bytes,
+            number=row.number,
+            line=row.line,
+            unstated=tuple(row.unstated),
+            aside=row.aside,
+        )

@@ -1,0 +1,53 @@
+"""Which cells of a table are meant: `model=GPT-3.6B,num_devices=64`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from search_spaces.tables.errors import TableInvalidError
+from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+
+KEYS: Final = tuple(field.name for field in fields(CellKey))
+
+
+@dataclass(frozen=True, slots=True)
+class CellFilter:
+    """What the key of a cell must be; `a|b` is either."""
+
+    wanted: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Reads `key=value[|value...][,key=value...]`; empty is every cell.
+
+        Raises:
+            TableInvalidError: a key is none of a cell's.
+        """
+        wanted = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            key, equals, values = part.partition("=")
+            if not equals or key.strip() not in KEYS:
+                raise TableInvalidError(
+                    f"{part!r} selects no cells; write KEY=VALUE with KEY one of {', '.join(KEYS)}"
+                )
+            wanted.append((key.strip(), tuple(value.strip() for value in values.split("|"))))
+        return cls(tuple(wanted))
+
+    def __call__(self, cell: TableCell) -> bool:
+        return all(str(getattr(cell.key, key)) in values for key, values in self.wanted)
+
+
+def select(table: MeasurementTable, filters: Sequence[CellFilter]) -> tuple[TableCell, ...]:
+    """The cells that pass one of the filters; without filters every cell.
+
+    Raises:
+        TableInvalidError: there is none.
+    """
+    cells = tuple(c for c in table.cells if not filters or any(passes(c) for passes in filters))
+    if not cells:
+        known = "; ".join(str(cell.key) for cell in table.cells[:5])
+        more = ", ..." if len(table.cells) > 5 else ""
+        raise TableInvalidError(f"no cell is selected; the table has {known}{more}")
+    return cells

@@ -1,0 +1,214 @@
+"""Measurement tables over HTTP and on the command line: in as campaigns, out as tables."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from api import imports
+from api.cli import main
+from api.client import Client
+from search_spaces.layout import Layout
+from search_spaces.tables import read_table
+from tests.api.service import TOKEN, Api
+from tests.results_db.factories import failed
+from tests.results_db.test_imports import unnumbered, varied_rows
+from tests.search_spaces.tables.tables import layouts, make_row, make_text
+
+CSV = {"Content-Type": "text/csv"}
+
+
+def post(api: Api, text: str | bytes, status: int = 201, **query: Any) -> Any:
+    body = text.encode() if isinstance(text, str) else text
+    answer = api.http.post("/v1/campaigns/import", content=body, headers=CSV, params=query)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def table_of(api: Api, campaign: str) -> str:
+    answer = api.http.get(f"/v1/campaigns/{campaign}/table")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/csv")
+    return answer.text
+
+
+def two_cells() -> str:
+    larger = [
+        {**layout, "num_microbatches": 2 * layout["num_microbatches"]} for layout in layouts()
+    ]
+    return make_text(
+        *(make_row(**layout) for layout in layouts()),
+        *(make_row(**layout, global_batch_size=16, step_time_s=0.9) for layout in larger),
+    )
+
+
+def test_a_table_becomes_a_campaign_that_has_ended(api: Api) -> None:
+    answer = post(api, make_text(*varied_rows()), name="theirs")
+    (campaign,) = answer["campaigns"]
+    assert (campaign["name"], campaign["state"], campaign["reason"]) == (
+        "theirs",
+        "COMPLETED",
+        "imported",
+    )
+    assert campaign["progress"]["best_trial"] == 2
+    assert "sequence_parallel is not stated: 0 stands in (1 rows)" in answer["notes"]
+    assert answer["notes"] == api.get("/campaigns/theirs")["warnings"]
+    page = api.get("/campaigns/theirs/leaderboard")
+    assert [trial["number"] for trial in page["trials"]][:2] == [2, 1]
+    assert page["trials"][0]["measurement"]["mfu"] is None
+    trials = api.get("/campaigns/theirs/trials")["trials"]
+    assert [trial["state"] for trial in trials][4:6] == ["INFEASIBLE", "FAILED"]
+
+
+def test_the_table_of_an_imported_campaign_is_the_one_it_was_made_of(api: Api) -> None:
+    text = make_text(*varied_rows())
+    post(api, text, name="theirs")
+    found = read_table(table_of(api, "theirs"))
+    assert unnumbered(found) == unnumbered(read_table(text))
+    assert (found.notes, found.aside_columns) == (read_table(text).notes, ("colour",))
+
+
+def test_a_table_that_came_back_can_be_imported_again(api: Api) -> None:
+    post(api, make_text(*varied_rows()), name="first")
+    once = table_of(api, "first")
+    post(api, once, name="second")
+    assert table_of(api, "second") == once
+
+
+def test_every_cell_becomes_a_campaign_named_after_what_it_is(api: Api) -> None:
+    answer = post(api, two_cells())
+    assert [campaign["name"] for campaign in answer["campaigns"]] == [
+        "small-gpt-8xtestbox-s512-b8",
+        "small-gpt-8xtestbox-s512-b16",
+    ]
+    numbered = post(api, two_cells(), name="theirs")
+    assert [campaign["name"] for campaign in numbered["campaigns"]] == ["theirs-1", "theirs-2"]
+
+
+def test_cells_are_selected_by_their_keys(api: Api) -> None:
+    answer = post(api, two_cells(), name="large", cell=["global_batch_size=16"])
+    assert [campaign["name"] for campaign in answer["campaigns"]] == ["large"]
+    assert {t["global_batch_size"] for t in api.get("/campaigns/large/trials")["trials"]} == {16}
+    problem = post(api, two_cells(), 422, cell=["colour=red"])
+    assert "'colour=red' selects no cells" in problem["detail"]
+    assert "no cell is selected" in post(api, two_cells(), 422, cell=["model=x"])["detail"]
+
+
+def test_cells_that_differ_by_their_source_alone_are_numbered(api: Api) -> None:
+    rows = [make_row(source=source) for source in ("one", "two", "three")]
+    names = [campaign["name"] for campaign in post(api, make_text(*rows))["campaigns"]]
+    assert names == [f"small-gpt-8xtestbox-s512-b8{end}" for end in ("", "-2", "-3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (make_text(make_row(), make_row(tp=3)), "row 2 (line 3): tp*pp*dp=3*2*2=12 is not num_dev"),
+        (make_text(make_row(step_time_s=500, tokens_per_s=8192)), "row 1 (line 2): "),
+        (make_text(make_row(status="failed")), "no row is completed"),
+        (make_text(drop=("tp",)), "the columns tp are missing from the header"),
+        ("", "is empty; a measurement table begins with a header"),
+        ("/etc/hostname", "the header is one column, '/etc/hostname'"),
+        (b"tp,pp\n\xff,2\n", "line 2 is not UTF-8"),
+        (b"tp,pp\n\0,2\n", "holds zero bytes"),
+        ('tp,"pp\n', "is not CSV"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_row_and_nothing_is_kept(
+    api: Api, text: str | bytes, message: str
+) -> None:
+    problem = post(api, text, 422)
+    assert message in problem["detail"]
+    assert problem["type"] == "urn:layout-tuner:problem:table-invalid"
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+def test_a_table_of_which_one_cell_is_bad_is_refused_whole(api: Api) -> None:
+    text = make_text(make_row(), make_row(model="other", step_time_s=0.5, tokens_per_s=1))
+    assert "row 2 (line 3)" in post(api, text, 422)["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+def test_a_name_that_is_taken_or_impossible_imports_nothing(api: Api) -> None:
+    api.submit(name="theirs-2")
+    assert "'theirs-2' exists already" in post(api, two_cells(), 409, name="theirs")["detail"]
+    assert "is not 1 to 64 characters" in post(api, two_cells(), 422, name="a b")["detail"]
+    assert [campaign["name"] for campaign in api.get("/campaigns")["campaigns"]] == ["theirs-2"]
+
+
+def test_an_import_has_a_largest_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert post(api, b"x" * 100_001, 413)["status"] == 413
+    monkeypatch.setattr(imports, "MAX_IMPORTED_ROWS", 3)
+    problem = post(api, make_text(*varied_rows()), 422)
+    assert "1 cells of 8 rows are more than 200 cells or 3 rows" in problem["detail"]
+
+
+def test_only_csv_is_a_table(api: Api) -> None:
+    answer = api.http.post("/v1/campaigns/import", json={})
+    assert answer.status_code == 415
+    assert "'application/json' is not text/csv" in answer.json()["detail"]
+
+
+def test_a_legal_winner_is_exported_and_an_illegal_one_says_why(api: Api) -> None:
+    legal = make_row(**layouts()[0], recompute="full", precision="bf16")
+    across = make_row(
+        tp=8, pp=1, dp=1, micro_batch_size=1, num_microbatches=8, vpp=3, step_time_s=0.3
+    )
+    post(api, make_text(legal, across), name="theirs")
+    assert api.get("/campaigns/theirs/exports", format="trainer", trial=1)["trial"] == 1
+    problem = api.get("/campaigns/theirs/exports", status=409, format="trainer")
+    assert "trial 2 of the imported campaign 'theirs' is not legal here: " in problem["detail"]
+    assert "num_layers=8" in problem["detail"]
+
+
+def test_a_campaign_of_ours_can_be_read_as_a_table_with_its_failures(api: Api) -> None:
+    api.submit()
+    worker = api.register()
+    api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=512.0)
+    broken = api.store.add_trial(1, Layout(tp=2, num_microbatches=8))
+    api.report(worker, api.lease(worker), failed("out_of_memory"))
+    api.complete(worker, "first", Layout(pp=2, num_microbatches=8), oversubscribed=True)
+    rows = list(csv.DictReader(io.StringIO(table_of(api, "first"))))
+    assert [row["status"] for row in rows] == ["completed", "out_of_memory"]
+    assert (rows[1]["tp"], rows[1]["tokens_per_s"]) == ("2", "")
+    assert api.get(f"/trials/{broken.id}")["state"] == "INFEASIBLE"
+    assert api.http.get("/v1/campaigns/nobody/table").status_code == 404
+
+
+def run(api: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    client = Client("http://testserver", TOKEN, transport=api.http._transport)
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    return CliRunner().invoke(main, arguments)
+
+
+def test_the_commands_import_a_table_and_print_it_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "theirs.csv"
+    file.write_text(two_cells())
+    done = run(api, monkeypatch, "campaign", "import", str(file), "--cell", "global_batch_size=8")
+    assert done.exit_code == 0, done.output
+    assert "campaign small-gpt-8xtestbox-s512-b8 imported: " in done.output
+    assert "note: family is not stated" in done.output
+    shown = run(api, monkeypatch, "campaign", "show", "small-gpt-8xtestbox-s512-b8").output
+    assert f"imported: {len(layouts())} layouts" in shown
+    printed = run(api, monkeypatch, "campaign", "table", "small-gpt-8xtestbox-s512-b8").output
+    assert unnumbered(read_table(printed)) == unnumbered(read_table(two_cells()))[:1]
+    board = run(api, monkeypatch, "leaderboard", "small-gpt-8xtestbox-s512-b8").output
+    assert f"of {len(layouts())} by tokens_per_s_per_device" in board
+    as_json = run(api, monkeypatch, "campaign", "import", str(file), "--name", "n", "--json")
+    assert [each["name"] for each in json.loads(as_json.output)["campaigns"]] == ["n-1", "n-2"]
+
+
+def test_the_command_says_which_row_is_wrong(
+    api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "theirs.csv"
+    file.write_text(make_text(make_row(), make_row(tp=3)))
+    done = run(api, monkeypatch, "campaign", "import", str(file))
+    assert done.exit_code == 1
+    assert "row 2 (line 3): tp*pp*dp=3*2*2=12" in done.output

@@ -1,0 +1,178 @@
+"""Cells of measurement tables as campaigns: what is kept, what is not invented, and the way back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
+from results_db.imports import NewImport
+from results_db.store import Store
+from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
+from tests.results_db.factories import make_spec, make_worker
+from tests.search_spaces.tables.tables import layouts, make_row, make_text
+
+
+def make_import(name: str, *rows: dict[str, Any]) -> NewImport:
+    table = read_table(make_text(*rows))
+    (cell,) = table.cells
+    spec = make_spec(name) | {
+        "model": cell.model.to_mapping(),
+        "cluster": cell.cluster.to_mapping(),
+    }
+    return NewImport(spec=spec, cell=cell, aside_columns=table.aside_columns)
+
+
+def unnumbered(table: MeasurementTable) -> list[TableCell]:
+    """The cells without the places that their rows had in a file."""
+    return [
+        replace(cell, rows=tuple(replace(row, number=0, line=0) for row in cell.rows))
+        for cell in table.cells
+    ]
+
+
+def varied_rows() -> list[dict[str, Any]]:
+    """Every status, a repeat, an unknown column, and what tables leave empty."""
+    plain = [
+        make_row(**layout, step_time_s=0.4 + 0.013 * place)
+        for place, layout in enumerate(layouts()[:4])
+    ]
+    return [
+        *plain,
+        make_row(**layouts()[4], status="out_of_memory"),
+        make_row(**layouts()[5], status="failed", peak_memory_bytes=3_000_000_000),
+        make_row(**layouts()[0], step_time_s=0.45, zero_stage=0, peak_memory_bytes=""),
+        make_row(**layouts()[6], sequence_parallel="", zero_stage="", vpp="", colour="red"),
+    ]
+
+
+def test_an_imported_table_comes_back_as_it_was(store: Store) -> None:
+    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    original = read_table(make_text(*varied_rows()))
+    found = store.imported_table(campaign.id)
+    assert found.cells == original.cells
+    assert found.aside_columns == ("colour",)
+    again = read_table(write_table(found))
+    assert unnumbered(again) == unnumbered(original)
+
+
+def test_an_imported_campaign_has_ended_and_is_never_driven_nor_leased(store: Store) -> None:
+    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    assert (campaign.state, campaign.reason, campaign.strategy) == (
+        "COMPLETED",
+        "imported",
+        "imported",
+    )
+    assert campaign.message == "8 rows of a measurement table from made up"
+    assert campaign.num_legal_layouts == 7
+    assert store.campaigns_to_drive() == []
+    worker = make_worker(store, cluster="testbox")
+    assert store.lease(worker.id, 9) == []
+    for change in (store.pause_campaign, store.resume_campaign, store.cancel_campaign):
+        with pytest.raises(CampaignStateError, match="is COMPLETED and cannot be"):
+            change(campaign.id)
+    assert store.count_trials(campaign.id) == {
+        "PENDING": 0,
+        "RUNNING": 0,
+        "COMPLETED": 6,
+        "INFEASIBLE": 1,
+        "FAILED": 1,
+        "CANCELLED": 0,
+    }
+
+
+def test_what_the_table_does_not_tell_is_none(store: Store) -> None:
+    row = make_row(peak_memory_bytes="")
+    (campaign,) = store.import_campaigns([make_import("theirs", row)])
+    (trial,) = store.trials(campaign.id)
+    measured = trial.measurement
+    assert measured is not None
+    told = {"step_time_s": 0.5, "tokens_per_s": 8192.0, "tokens_per_s_per_device": 1024.0}
+    assert {name: getattr(measured, name) for name in told} == told
+    assert measured.tokens_per_step == 4096
+    untold = (
+        "step_time_q25_s",
+        "step_time_q75_s",
+        "peak_tflops_per_device",
+        "peak_source",
+        "mfu",
+        "hfu",
+        "peak_memory_bytes",
+        "memory_kind",
+        "breakdown",
+        "warmup_settled",
+        "skipped_steps",
+    )
+    assert [name for name in untold if getattr(measured, name) is not None] == []
+    assert measured.peak_memory_bytes_by_stage == ()
+    detail = store.trial_detail(trial.id)
+    assert (detail.iterations, detail.environment, detail.attempts) == ((), None, ())
+    assert trial.node_seconds == 0
+
+
+def test_flops_follow_from_the_shape_and_their_share_from_a_stated_peak(store: Store) -> None:
+    known = make_row(cluster="a100-sxm", device_memory_gb=80, recompute="full")
+    (campaign,) = store.import_campaigns([make_import("theirs", known)])
+    (trial,) = store.trials(campaign.id)
+    (cell,) = read_table(make_text(known)).cells
+    measured = trial.measurement
+    assert measured is not None
+    flops = 1024.0 * cell.model.model_flops_per_token
+    assert measured.model_tflops_per_device == pytest.approx(flops / 1e12, rel=1e-12)
+    executed = 1024.0 * cell.model.hardware_flops_per_token("full") / 1e12
+    assert measured.hardware_tflops_per_device == pytest.approx(executed, rel=1e-12)
+    assert measured.mfu == pytest.approx(flops / cell.cluster.peak_flops_per_s["bf16"], rel=1e-12)
+    assert measured.peak_source == f"table ({cell.cluster.device}, bf16)"
+
+
+def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) -> None:
+    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    standings = store.standings(campaign.id, "tokens_per_s")
+    assert [standing.trial.number for standing in standings] == [2, 1, 3, 4, 8]
+    assert standings[1].num_runs == 2
+    repeat = store.trial_by_number(campaign.id, 7)
+    assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
+    assert store.count_ranked(campaign.id) == 5
+    assert store.front(campaign) == {standings[0].trial.id}
+
+
+def test_a_failure_has_a_reason_and_says_that_the_table_gives_none(store: Store) -> None:
+    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    failed = store.trial_by_number(campaign.id, 6)
+    assert (failed.state, failed.reason) == ("FAILED", "unstated")
+    assert "not why" in failed.message
+    assert store.trial_by_number(campaign.id, 5).reason == "out_of_memory"
+
+
+def test_all_campaigns_of_an_import_are_kept_or_none(store: Store) -> None:
+    store.create_campaign(make_spec("taken"), num_legal_layouts=1)
+    good, bad = make_import("theirs", *varied_rows()), make_import("taken", *varied_rows())
+    with pytest.raises(CampaignDuplicateError, match="'taken' exists already"):
+        store.import_campaigns([good, bad])
+    assert [campaign.name for campaign in store.campaigns()] == ["taken"]
+    with store._db.read() as session:
+        for table in ("trials", "measurements", "imports", "imported_rows"):
+            count = session.connection().exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
+            assert count == 0, table
+
+
+def test_only_an_imported_campaign_has_a_table_to_give_back(store: Store) -> None:
+    campaign = store.create_campaign(make_spec("ours"), num_legal_layouts=1)
+    with pytest.raises(CampaignNotFoundError, match="no imported campaign"):
+        store.imported_table(campaign.id)
+
+
+def test_imported_trials_teach_only_who_names_them_and_say_where_they_come_from(
+    store: Store,
+) -> None:
+    imported = make_import("theirs", *varied_rows())
+    store.import_campaigns([imported])
+    machine = {"cluster": imported.cell.cluster.to_mapping()}
+    make_worker(store, cluster="testbox")
+    alike = store.create_campaign(make_spec("alike") | machine, num_legal_layouts=1)
+    assert store.known_trials(alike) == []
+    spec = make_spec("naming", start_from=["theirs"]) | machine
+    known = store.known_trials(store.create_campaign(spec, num_legal_layouts=1))
+    assert [trial.layout for trial in known] == [row.layout for row in imported.cell.rows]
+    assert {trial.software for trial in known} == {"made up"}
+    assert [trial.step_time_s for trial in known] == [r.step_time_s for r in imported.cell.rows]
