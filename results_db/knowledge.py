@@ -19,6 +19,7 @@ from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialState
 from results_db.rows import trial_layout
 from search_spaces.layout import Layout
+from search_spaces.tables.table import software_of_source
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Trials of other campaigns that one campaign starts from, at most; the newest."""
@@ -86,7 +87,7 @@ class _Sources:
     workers: tuple[str, ...]
     """Sessions under the same software."""
     imported: Mapping[int, str]
-    """What the imported ones of the campaigns name as their source, by id."""
+    """What ran the imported ones of the campaigns, as far as their source tells, by id."""
 
     @classmethod
     def of(cls, session: Session, campaign: CampaignRecord) -> _Sources:
@@ -107,7 +108,7 @@ class _Sources:
         ids = [row.id for row in named]
         imported = session.scalars(select(Import).where(Import.campaign_id.in_(ids)))
         return cls(
-            imported={row.campaign_id: row.source or "imported" for row in imported},
+            imported={row.campaign_id: software_of_source(row.source) for row in imported},
             specs={row.id: row.spec for row in (*alike, *named)},
             alike=tuple(row.id for row in alike),
             named=tuple(row.id for row in named),
@@ -175,9 +176,11 @@ def _known_trial(
 ) -> KnownTrial:
     spec = sources.specs[trial.campaign_id]
     completed = measurement if trial.state == "COMPLETED" else None
-    ran = sources.imported.get(trial.campaign_id, "unknown")
-    if versions is not None:
+    if versions is None:
+        software = sources.imported.get(trial.campaign_id, "")
+    else:
         ran = software_of(versions)
+        software = "" if ran == sources.software else ran
     return KnownTrial(
         model=spec["model"],
         cluster=spec["cluster"],
@@ -185,5 +188,5 @@ def _known_trial(
         state=cast("TrialState", trial.state),
         step_time_s=None if completed is None else completed.step_time_s,
         peak_memory_bytes=None if completed is None else completed.peak_memory_bytes,
-        software="" if ran == sources.software else ran,
+        software=software,
     )

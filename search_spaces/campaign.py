@@ -174,7 +174,7 @@ class CampaignSpec:
     calls them `objective`, and a single one stands there without a list."""
     constraints: Constraints = field(default_factory=Constraints)
     """What a layout must keep to before it is ranked."""
-    strategy: StrategyName = "deephyper"
+    strategy: StrategyName = "guided"
     """How layouts are proposed."""
     seed: int = 0
     """Of the strategy, and of each probe's weights and tokens."""

@@ -97,16 +97,21 @@ class CellKey:
         Names of files are left out, for measurements of one origin come in several: "vTrain MICRO24
         ground_truth_single.csv" and "... ground_truth_multi.csv" are both "vTrain MICRO24".
         """
-        if self.source.startswith(OWN_SOURCE):
-            return ""
-        words = self.source.split()
-        return " ".join(word for word in words if not _FILE_NAME.fullmatch(word)) or self.source
+        return software_of_source(self.source)
 
     def __str__(self) -> str:
         return (
             f"{self.model} on {self.num_devices} x {self.cluster}, "
             f"seq_length={self.seq_length}, global_batch_size={self.global_batch_size}"
         )
+
+
+def software_of_source(source: str) -> str:
+    """See `CellKey.software`."""
+    if source.startswith(OWN_SOURCE):
+        return ""
+    words = source.split()
+    return " ".join(word for word in words if not _FILE_NAME.fullmatch(word)) or source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,7 @@ def refusal(**changes: Any) -> str:
 
 def test_a_campaign_has_defaults() -> None:
     spec = read()
-    assert (spec.objective, spec.strategy, spec.seed) == ("tokens_per_s_per_device", "deephyper", 0)
+    assert (spec.objective, spec.strategy, spec.seed) == ("tokens_per_s_per_device", "guided", 0)
     assert (spec.probe.warmup, spec.probe.iterations, spec.probe.deadline_s) == (2, 10, 300)
     assert (spec.budget.trials, spec.budget.node_hours, spec.budget.wall_time_s) == (20, None, None)
     assert spec.warnings == ()
@@ -133,9 +133,9 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
         (
             {"budget": ...},
-            "budget: strategy 'deephyper' needs at least one bound of trials, node_h",
+            "budget: strategy 'guided' needs at least one bound of trials, node_h",
         ),
-        ({"budget": {}}, "budget: strategy 'deephyper' needs at least one bound"),
+        ({"budget": {}}, "budget: strategy 'guided' needs at least one bound"),
         ({"budget": 20}, "budget: the budget is 20, not a mapping"),
         ({"budget": {"trial": 2}}, "budget: unknown bound 'trial' (did you mean 'trials'?)"),
         ({"budget": {"trials": 0}}, "budget.trials: 0 is not a whole number of at least 1"),
@@ -349,3 +349,9 @@ def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> N
     tight = read(space=space, cluster=cluster, constraints={"memory_headroom": 0.5})
     with pytest.raises(ModelTooLargeError, match="beside the headroom of 50% that was asked for"):
         tight.refuse_if_too_large()
+
+
+@pytest.mark.parametrize("strategy", ["guided", "deephyper", "model-only", "random", "exhaustive"])
+def test_every_strategy_has_its_name_in_campaigns_old_and_new(strategy: str) -> None:
+    spec = read(strategy=strategy)
+    assert CampaignSpec.from_mapping(spec.to_mapping()).strategy == strategy

@@ -121,6 +121,23 @@ def test_a_results_file_in_the_working_directory_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
+def test_what_breaks_the_headroom_counts_as_a_failure() -> None:
+    legal = make_legal_set()
+
+    def asked(headroom: float, told: Observation) -> list[Layout | None]:
+        problem = make_problem(legal, min_memory_headroom=headroom)
+        search = make_strategy("deephyper", problem, seed=1)
+        for index in range(0, 30, 3):
+            search.tell(legal.layout(index), Observation.completed(1.0 + index))
+            search.tell(legal.layout(index + 1), told)
+        return [search.ask() for _ in range(3)]
+
+    memory = make_problem(legal).cluster.device_memory_bytes
+    large = Observation.completed(500.0, peak_memory_bytes=memory * 19 // 20)
+    assert asked(0.1, large) == asked(0.1, FAILED)
+    assert asked(0.01, large) != asked(0.01, FAILED)
+
+
 def test_it_leaves_the_root_logger_alone() -> None:
     before = list(logging.getLogger().handlers)
     legal = make_legal_set()

@@ -16,6 +16,7 @@ Everything peculiar to DeepHyper 0.13 stays in this file. What it would get wron
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -41,7 +42,14 @@ NUM_TREES: Final = 10
 class DeepHyperProposer:
     """Random legal layouts first, then the best upper confidence bound of extremely random trees."""
 
-    def __init__(self, layouts: LayoutSet, *, seed: int, num_initial: int | None = None) -> None:
+    def __init__(
+        self,
+        layouts: LayoutSet,
+        *,
+        seed: int,
+        num_initial: int | None = None,
+        max_peak_memory_bytes: float = math.inf,
+    ) -> None:
         """Prepares the encoding.
 
         Args:
@@ -49,7 +57,10 @@ class DeepHyperProposer:
             seed: decides every draw.
             num_initial: layouts to draw at random before the first fit, failures included; by
                 default one more than there are knobs that vary.
+            max_peak_memory_bytes: what leaves the headroom that is asked for; a layout whose peak was
+                larger counts as a failure.
         """
+        self._max_peak_memory_bytes = max_peak_memory_bytes
         self._ranks = KnobRanks(layouts)
         self._seed = seed
         self._num_initial = len(self._ranks.names) + 1 if num_initial is None else num_initial
@@ -58,11 +69,20 @@ class DeepHyperProposer:
         """Draws at random until there is something to fit, then asks CBO."""
         rng = np.random.default_rng([self._seed, history.num_taken])
         free = np.flatnonzero(history.is_free)
-        told, values = _told_values(history)
+        told, values = _told_values(history, self._successes(history))
         if history.num_taken < self._num_initial or len(told) == 0 or len(free) == 1:
             return int(rng.choice(free))
         candidates = self._candidates(history, free, rng)
         return self._ask_cbo(told, values, candidates, history.num_taken, rng)
+
+    def _successes(self, history: History) -> dict[int, float]:
+        """Objective by position, of what ran and keeps the headroom."""
+        peaks = {index: told.peak_memory_bytes or 0 for index, told in history.observations.items()}
+        return {
+            index: value
+            for index, value in history.successes()
+            if peaks[index] <= self._max_peak_memory_bytes
+        }
 
     def _candidates(
         self, history: History, free: NDArray[np.int64], rng: np.random.Generator
@@ -70,7 +90,8 @@ class DeepHyperProposer:
         """Free layouts in a random order: of equally good ones CBO takes the first."""
         if len(free) <= MAX_CANDIDATES:
             return rng.permutation(free)
-        best = sorted(history.successes(), key=lambda item: item[1], reverse=True)[:NUM_BEST]
+        ran = self._successes(history).items()
+        best = sorted(ran, key=lambda item: item[1], reverse=True)[:NUM_BEST]
         groups = [rng.choice(free, MAX_CANDIDATES, replace=False)]
         for index, _ in best:
             steps = self._ranks.steps_from(index)[free]
@@ -125,14 +146,16 @@ class DeepHyperProposer:
         return [dict(zip(names, row, strict=True)) for row in self._ranks.rows(indices).tolist()]
 
 
-def _told_values(history: History) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _told_values(
+    history: History, successes: Mapping[int, float]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Positions and values to fit: log objectives, failures and lies included; empty if no success.
 
     A failure is told as the worst success, or as half the median one if that is worse; without it,
     one success among failures would look like any of them. A pending layout is told as the worst
     success (DeepHyper's "cl_min"), which keeps the next proposal away from it.
     """
-    logs = {index: math.log(value) for index, value in history.successes()}
+    logs = {index: math.log(value) for index, value in successes.items()}
     if not logs:
         return np.empty(0, dtype=np.int64), np.empty(0)
     worst = min(logs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -35,7 +36,8 @@ def _exhaustive(_problem: SearchProblem, _seed: int) -> Proposer:
 def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
     from tuner.strategies.deephyper import DeepHyperProposer
 
-    return DeepHyperProposer(problem.layouts, seed=seed)
+    allowed = problem.allowed_memory_bytes if problem.min_memory_headroom else math.inf
+    return DeepHyperProposer(problem.layouts, seed=seed, max_peak_memory_bytes=allowed)
 
 
 def _guided(problem: SearchProblem, seed: int) -> Proposer:
