@@ -34,11 +34,13 @@ from tuner.calibration.memory_evidence import (
 )
 from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
 
-__all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
+__all__ = ["ELSEWHERE", "MemoryBelief", "PeakSample", "StagePeak"]
 
 Floats = NDArray[np.float64]
 
-_ELSEWHERE: Final = "elsewhere"
+ELSEWHERE: Final = "elsewhere"
+"""The campaign of samples that are not of the one that is asked about."""
+
 _CHUNK: Final = 4096
 """Layouts at once: what is made on the way then stays in the processor's cache."""
 
@@ -79,7 +81,7 @@ class MemoryBelief:
 
     def told_elsewhere(self, samples: Iterable[PeakSample]) -> Self:
         """The belief after samples of other campaigns, or of tables."""
-        return self._with(evidence_of(samples, _ELSEWHERE))
+        return self._with(evidence_of(samples, ELSEWHERE))
 
     def terms(self, columns: LayoutColumns, model: ModelShape) -> MemoryTerms:
         """What the peaks are sums of: to be made once, where the same layouts are asked often."""

@@ -16,7 +16,7 @@ from workers.layout_options import layout_options
 if TYPE_CHECKING:
     from search_spaces.cluster import Cluster
     from search_spaces.layout import Layout
-    from tuner.knowledge import Knowledge
+    from tuner.estimate.estimator import Calibration
 
 
 @click.command()
@@ -67,15 +67,15 @@ def estimate(
         refuse("say either --model, for one layout, or --table, for a table of them")
     if out is not None and table is None:
         refuse(f"--out {out} goes with --table; for one layout redirect the output")
-    knowledge = _knowledge(calibrate_from)
+    calibration = _calibration(calibrate_from)
     if table is not None:
-        _estimate_table(table, out, knowledge)
+        _estimate_table(table, out, calibration)
         return
     from tuner.estimate.estimator import Estimator
     from tuner.estimate.report import document, text
 
     machine = _machine(cluster, data_dir or default_data_dir())
-    estimator, layout = _asked(str(model), machine, software, knobs, knowledge)
+    estimator, layout = _asked(str(model), machine, software, knobs, calibration)
     assert isinstance(estimator, Estimator)
     report = document(estimator, layout)
     click.echo(json.dumps(report) if as_json else text(report))
@@ -85,7 +85,7 @@ def estimate(
 
 
 def _asked(
-    model: str, machine: Cluster, software: str, knobs: dict[str, Any], knowledge: Knowledge
+    model: str, machine: Cluster, software: str, knobs: dict[str, Any], calibration: Calibration
 ) -> tuple[Any, Layout]:
     """The estimator and the layout; refuses what cannot be."""
     from search_spaces.layout import Layout
@@ -104,20 +104,24 @@ def _asked(
     scopes = PROBE_SCOPES if not software else PROBE_SCOPES - {"trainer", "model"}
     if broken := violations(layout, shape, machine, scopes=scopes):
         refuse(*broken)
-    return Estimator(model=shape, cluster=machine, software=software, knowledge=knowledge), layout
+    return Estimator(
+        model=shape, cluster=machine, software=software, calibration=calibration
+    ), layout
 
 
-def _estimate_table(path: Path, out: Path | None, knowledge: Knowledge) -> None:
+def _estimate_table(path: Path, out: Path | None, calibration: Calibration) -> None:
     from search_spaces.tables import read_table, write_table
-    from tuner.estimate.tables import with_predictions
+    from tuner.estimate.tables import table_warnings, with_predictions
 
     try:
         read = read_table(path)
     except SearchSpaceError as error:
         refuse(str(error))
-    written = write_table(with_predictions(read, knowledge))
+    written = write_table(with_predictions(read, calibration))
     for note in read.notes:
         click.echo(f"note: {note}", err=True)
+    for warning in table_warnings(read, calibration):
+        click.echo(f"warning: {warning}", err=True)
     if out is None:
         click.echo(written, nl=False)
         return
@@ -128,14 +132,14 @@ def _estimate_table(path: Path, out: Path | None, knowledge: Knowledge) -> None:
     click.echo(f"wrote {len(read.rows)} rows to {out}", err=True)
 
 
-def _knowledge(calibrate_from: tuple[str, ...]) -> Knowledge:
+def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
     from tuner.errors import TunerError
+    from tuner.estimate.estimator import Calibration
     from tuner.replay.selection import knowledge_of, read_calibrating_cells
 
     try:
-        return knowledge_of(
-            cell for text in calibrate_from for cell in read_calibrating_cells(text)
-        )
+        cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
+        return Calibration(knowledge_of(cells))
     except (SearchSpaceError, TunerError) as error:
         refuse(str(error))
 

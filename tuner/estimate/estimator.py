@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,15 +15,14 @@ from search_spaces.estimates.memory import StageMemory, stage_memory
 from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
-from tuner.calibration.memory import MemoryBelief
+from tuner.calibration.memory import ELSEWHERE, MemoryBelief
+from tuner.calibration.memory_evidence import Evidence, evidence_of
 from tuner.calibration.time import TimeCalibration
 from tuner.knowledge import Knowledge
 
 Floats = NDArray[np.float64]
 
 _NORMAL_95 = 1.96
-_FAR = 4.0
-"""Devices may be so many times more or fewer than what was calibrated on before it is said."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +59,27 @@ class LayoutEstimate:
     """What the step is made of; the parts add up to it."""
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Measurements, and what they teach of time and memory, whatever is asked."""
+
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    """Measurements that calibrate the estimates."""
+
+    @cached_property
+    def time(self) -> TimeCalibration:
+        """What they teach of time."""
+        return TimeCalibration.fit(self.knowledge)
+
+    def memory(self, cluster: Cluster, software: str) -> MemoryBelief:
+        """What they teach of memory there."""
+        return replace(MemoryBelief.prior(cluster, software=software), evidence=self._peaks)
+
+    @cached_property
+    def _peaks(self) -> Evidence:
+        return evidence_of(self.knowledge, ELSEWHERE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
     """Estimates for one model on one cluster, under one software."""
@@ -70,8 +90,13 @@ class Estimator:
     """Where."""
     software: str = ""
     """By what; empty: this project's own trainer."""
-    knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements that calibrate the estimates."""
+    calibration: Calibration = field(default_factory=Calibration)
+    """What is known beforehand."""
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Measurements that calibrate the estimates."""
+        return self.calibration.knowledge
 
     def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of the peak of each layout, and how probably it fits."""
@@ -99,15 +124,14 @@ class Estimator:
             time_parts=tuple(self._parts(layout, float(np.exp(log_mean)))),
         )
 
-    def warnings(self, layout: Layout) -> Iterator[str]:
-        """Where the layout lies outside of what the estimates were calibrated on."""
+    def warnings(self, layouts: Layout | LayoutColumns) -> Iterator[str]:
+        """Where layouts lie outside of what the estimates were calibrated on."""
         if not len(self.knowledge):
             yield "calibrated on nothing: the constants are those of datasheets and papers"
             return
-        near = [each for each in self.knowledge if each.cluster.name == self.cluster.name]
-        if not near:
-            known = sorted({each.cluster.name for each in self.knowledge})
-            yield f"not calibrated on cluster {self.cluster.name}, but on {', '.join(known)}"
+        clusters = sorted({each.cluster.name for each in self.knowledge})
+        if self.cluster.name not in clusters:
+            yield f"not calibrated on cluster {self.cluster.name}, but on {', '.join(clusters)}"
         if not any(each.software == self.software for each in self.knowledge):
             yield "not calibrated on what runs here, but on other software"
         if not any(each.model == self.model for each in self.knowledge):
@@ -115,19 +139,19 @@ class Estimator:
             yield f"not calibrated on model {self.model.name}, but on {', '.join(known)}"
         if not any(each.peak_memory_bytes for each in self.knowledge):
             yield "no peak of memory is among what calibrates: only what ran and what did not"
-        devices = [each.layout.num_devices for each in near or self.knowledge]
-        low, high = min(devices), max(devices)
-        if not low / _FAR <= layout.num_devices <= high * _FAR:
-            yield f"{layout.num_devices} devices are far from the {low} to {high} calibrated on"
+        here = (self.cluster.name, self.software)
+        if any((each.cluster.name, each.software) == here for each in self.knowledge):
+            outside = self._time.outside(layouts, self.model, self.cluster, software=self.software)
+            if outside is not None:
+                yield outside
 
     @cached_property
     def _memory(self) -> MemoryBelief:
-        prior = MemoryBelief.prior(self.cluster, software=self.software)
-        return prior.told_elsewhere(self.knowledge)
+        return self.calibration.memory(self.cluster, self.software)
 
-    @cached_property
+    @property
     def _time(self) -> TimeCalibration:
-        return TimeCalibration.fit(self.knowledge)
+        return self.calibration.time
 
     def _stages(self, layout: Layout) -> Iterator[StageEstimate]:
         means, deviations = self._memory.stage_peak_bytes(layout, self.model)

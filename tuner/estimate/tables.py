@@ -10,8 +10,7 @@ import numpy as np
 from search_spaces.columns import LayoutColumns, codes_of
 from search_spaces.layout import LAYOUT_FIELDS
 from search_spaces.tables import MeasurementTable, TableCell
-from tuner.estimate.estimator import Estimator
-from tuner.knowledge import Knowledge
+from tuner.estimate.estimator import Calibration, Estimator
 
 PREDICTED_COLUMNS: Final = (
     "predicted_step_time_s",
@@ -21,32 +20,47 @@ PREDICTED_COLUMNS: Final = (
 """Seconds a step, bytes of the fullest device's peak, and the probability that it fits."""
 
 
-def with_predictions(table: MeasurementTable, knowledge: Knowledge) -> MeasurementTable:
+def with_predictions(table: MeasurementTable, calibration: Calibration) -> MeasurementTable:
     """The table with `PREDICTED_COLUMNS` beside what was measured, of which nothing is used."""
     aside = tuple(name for name in table.aside_columns if name not in PREDICTED_COLUMNS)
     return replace(
         table,
-        cells=tuple(_predicted(cell, knowledge) for cell in table.cells),
+        cells=tuple(_predicted(cell, calibration) for cell in table.cells),
         aside_columns=(*aside, *PREDICTED_COLUMNS),
     )
 
 
-def estimator_of(cell: TableCell, knowledge: Knowledge) -> Estimator:
+def estimator_of(cell: TableCell, calibration: Calibration) -> Estimator:
     """The estimates for a cell's model, on its machine, under its software."""
     return Estimator(
-        model=cell.model, cluster=cell.cluster, software=cell.key.source, knowledge=knowledge
+        model=cell.model, cluster=cell.cluster, software=cell.key.software, calibration=calibration
     )
 
 
-def _predicted(cell: TableCell, knowledge: Knowledge) -> TableCell:
+def table_warnings(table: MeasurementTable, calibration: Calibration) -> list[str]:
+    """Where the table lies outside of what the estimates were calibrated on, each said once."""
+    return list(
+        dict.fromkeys(
+            warning
+            for cell in table.cells
+            for warning in estimator_of(cell, calibration).warnings(_columns(cell))
+        )
+    )
+
+
+def _columns(cell: TableCell) -> LayoutColumns:
     layouts = [row.layout for row in cell.rows]
-    columns = LayoutColumns(
+    return LayoutColumns(
         **{
             name: codes_of(name, (getattr(each, name) for each in layouts))
             for name in LAYOUT_FIELDS
         }
     )
-    estimator = estimator_of(cell, knowledge)
+
+
+def _predicted(cell: TableCell, calibration: Calibration) -> TableCell:
+    columns = _columns(cell)
+    estimator = estimator_of(cell, calibration)
     peaks, _, fits = estimator.peaks(columns)
     times = np.exp(estimator.step_times(columns)[0])
     rows = []

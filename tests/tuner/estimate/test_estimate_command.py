@@ -153,8 +153,11 @@ def test_a_table_calibrates_time_and_memory_and_says_what_it_was_not_of(tmp_path
         "not calibrated on cluster a100-80gb, but on frontier",
         "not calibrated on what runs here, but on other software",
         "not calibrated on model gpt-125m, but on gpt-1.3b",
-        "1 devices are far from the 16 to 16 calibrated on",
     ]
+    beyond = report(*flags, "--pp=4", f"--calibrate-from={tmp_path / 'table.csv'}")["warnings"]
+    assert len(beyond) == 1
+    assert "beyond what it was calibrated for" in beyond[0]
+    assert "num_devices" in beyond[0]
 
 
 def test_constants_that_were_measured_here_are_used(no_constants_of_this_machine: Path) -> None:
@@ -188,7 +191,9 @@ def test_a_table_gets_predicted_columns_that_do_not_depend_on_its_own_measuremen
 def test_a_table_with_predictions_may_be_predicted_again_after_calibration(tmp_path: Path) -> None:
     cold, told = tmp_path / "cold.csv", tmp_path / "told.csv"
     source = table(tmp_path)
-    assert run(f"--table={source}", f"--out={cold}").exit_code == 0
+    first = run(f"--table={source}", f"--out={cold}")
+    assert first.exit_code == 0
+    assert "warning: calibrated on nothing" in first.stderr
     result = run(f"--table={cold}", f"--calibrate-from={source}", f"--out={told}")
     assert result.exit_code == 0, result.output
     read = read_table(told)
