@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 _STEPS: Final = 8
 _CLOSE: Final = 2e-3
-"""Change of the logarithm of a prediction at which a fit has settled."""
+"""Change of the logarithms of the predictions (their root mean square) at which a fit has settled."""
 _LARGEST_MOVE: Final = 1.0
 """Most that the logarithm of a factor may move in a step: beyond it the linearisation says little."""
 
@@ -145,15 +145,17 @@ def fit(
         jacobian, gap = _linearised(evidence, deviations[origin_of])
         target = gap + np.einsum("nt,nt->n", jacobian, deviations[origin_of])
         kernel = (jacobian * variances) @ jacobian.T * common_OO[np.ix_(origin_of, origin_of)]
-        if step == 0 and start is None:
-            weights = _weights(gap, np.sqrt(np.diag(kernel) + misfit**2), prior.tail)
+        if step == 0:
+            # Cold, the factors may still explain what is missed; warm, they would have.
+            spread = 0.0 if start else np.diag(kernel)
+            weights = _weights(gap, np.sqrt(spread + misfit**2), prior.tail)
         kernel[np.diag_indices_from(kernel)] += misfit**2 / weights
         cholesky = la.cholesky(kernel, lower=True, overwrite_a=True, check_finite=False)
         solved = la.cho_solve((cholesky, True), target, check_finite=False)
         moved = _moved(deviations, jacobian, solved, origin_of, common_OO, variances)
-        change = np.abs(np.einsum("nt,nt->n", jacobian, (moved - deviations)[origin_of]))
+        change = np.einsum("nt,nt->n", jacobian, (moved - deviations)[origin_of])
         deviations = moved
-        if step > 0 and change.max() < _CLOSE:
+        if step > 0 and np.sqrt(np.mean(np.square(change))) < _CLOSE:
             break
         residual = evidence.log_s - log_prediction(evidence, deviations[origin_of])
         weights = _weights(residual, misfit, prior.tail)
