@@ -121,6 +121,21 @@ def constants_file(data_dir: Path, cluster: str) -> Path:
     return data_dir / "measured" / f"{cluster.replace(os.sep, '_')}.json"
 
 
+def refuse_unwritable(data_dir: Path) -> None:
+    """Raises before anything is measured whose result could not be kept.
+
+    Raises:
+        MeasuredConstantsInvalidError: the folder of the constants can't be made or written to.
+    """
+    folder = data_dir / "measured"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise MeasuredConstantsInvalidError(f"{folder} can't be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise MeasuredConstantsInvalidError(f"{folder} is not writable")
+
+
 def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
     """Keeps the constants; whoever is ended meanwhile leaves what was kept before.
 
@@ -130,7 +145,7 @@ def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
     path = constants_file(data_dir, measured.cluster)
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_unwritable(data_dir)
         with new.open("w") as file:
             file.write(json.dumps(measured.to_mapping(), indent=1) + "\n")
             file.flush()

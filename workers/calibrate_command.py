@@ -54,7 +54,7 @@ def calibrate(
     guesses; what a campaign's own file states about its cluster still counts.
     """
     from search_spaces.errors import MeasuredConstantsInvalidError
-    from search_spaces.measured_constants import read_constants, write_constants
+    from search_spaces.measured_constants import read_constants, refuse_unwritable, write_constants
     from workers.calibration import calibrate as measure
     from workers.errors import WorkerError
 
@@ -66,6 +66,7 @@ def calibrate(
             if measured is None:
                 fail(f"nothing is kept of {described.name} in {directory}; run without --show")
         else:
+            refuse_unwritable(directory)
             measured = measure(described, seconds=seconds, on_event=_progress)
             kept = write_constants(directory, measured)
             click.echo(f"kept in {kept}", err=True)

@@ -140,3 +140,14 @@ def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
     nonsense = CliRunner().invoke(calibrate, arguments)
     assert nonsense.exit_code == 1
     assert f"error: {path} is not a readable file of measured constants" in nonsense.stderr
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("no folder")
+    arguments = ["--data-dir", str(occupied / "data"), "--seconds", "600"]
+    ended = CliRunner().invoke(calibrate, arguments)
+    assert ended.exit_code == 1
+    assert ended.stderr == f"error: {occupied}/data/measured can't be made: Not a directory\n"

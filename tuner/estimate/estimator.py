@@ -127,7 +127,8 @@ class Estimator:
     def warnings(self, layouts: Layout | LayoutColumns) -> Iterator[str]:
         """Where layouts lie outside of what the estimates were calibrated on."""
         if not len(self.knowledge):
-            yield "calibrated on nothing: the constants are those of datasheets and papers"
+            source = self.cluster.source or "of unknown origin"
+            yield f"calibrated on nothing: the constants are those of the cluster ({source})"
             return
         clusters = sorted({each.cluster.name for each in self.knowledge})
         if self.cluster.name not in clusters:
