@@ -18,7 +18,8 @@ import numpy as np
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory_parts import Floats, StageParts, stage_parts
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
-from search_spaces.layout import Layout
+from search_spaces.estimates.time import flattened
+from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.model_shape import ModelShape
 
 __all__ = [
@@ -32,6 +33,10 @@ __all__ = [
     "stage_memory",
     "stage_terms",
 ]
+
+
+_CHUNK: Final = 4096
+"""Layouts at once: what a term makes on the way then stays in the processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,41 +126,50 @@ def memory_terms(
     model: ModelShape,
     storage: TrainerStorage = EMBEDDED_TRAINER,
 ) -> MemoryTerms:
-    """What the peaks of the first and of the last stage are the sums of, for many layouts."""
-    columns = LayoutColumns.of(layouts)
-    shape = np.shape(columns.num_devices * columns.micro_batch_size * columns.num_microbatches)
-    ends = (np.zeros_like(columns.pp), columns.pp - 1)
-    parts = [stage_parts(columns, model, stage, storage) for stage in ends]
-    return _terms_of(parts, shape)
+    """What the peaks of the first and of the last stage are the sums of, for many layouts.
+
+    Columns are taken as broadcast against each other, and flattened.
+    """
+    columns = flattened(LayoutColumns.of(layouts))
+    terms = _no_terms(2, columns.tp.size)
+    for start in range(0, columns.tp.size, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        part = LayoutColumns(**{name: getattr(columns, name)[rows] for name in LAYOUT_FIELDS})
+        for end, stage in enumerate((np.zeros_like(part.pp), part.pp - 1)):
+            _fill(terms, end, rows, stage_parts(part, model, stage, storage))
+    return terms
 
 
 def stage_terms(
     layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> MemoryTerms:
     """The same of every stage of one layout, with the stages in place of layouts."""
-    stages = np.arange(layout.pp)
-    parts = stage_parts(LayoutColumns.of(layout), model, stages, storage)
-    return _terms_of([parts], stages.shape)
+    terms = _no_terms(1, layout.pp)
+    parts = stage_parts(LayoutColumns.of(layout), model, np.arange(layout.pp), storage)
+    _fill(terms, 0, slice(None), parts)
+    return terms
 
 
-def _terms_of(ends: list[StageParts], shape: tuple[int, ...]) -> MemoryTerms:
-    """One array of the terms, one of their deviations; [..., terms, layouts]."""
-    num_layouts = int(np.prod(shape, dtype=np.int64))
-    num_bytes = np.empty((len(ends), len(MEMORY_TERMS), num_layouts))
-    deviations = np.empty((len(ends), NUM_MEMORY_FACTORS, num_layouts))
-    scatter = np.empty((len(ends), num_layouts))
-    for end, parts in enumerate(ends):
-        for term, values in enumerate(parts.terms):
-            num_bytes[end, term] = np.broadcast_to(values, shape).ravel()
-        spread = parts.storage.spread
-        relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
-        np.multiply(num_bytes[end, :5], np.array(relative)[:, None], out=deviations[end, :5])
-        gathered = np.broadcast_to(parts.gathered, shape).ravel()
-        np.multiply(gathered, spread.gathered_share, out=deviations[end, 3])
-        np.multiply(gathered, spread.gathered_scatter, out=scatter[end])
-        deviations[end, 5] = spread.workspace_bytes
-        np.multiply(num_bytes[end].sum(axis=0), spread.whole, out=deviations[end, 6])
-    return MemoryTerms(num_bytes=num_bytes, deviation_bytes=deviations, scatter_bytes=scatter)
+def _no_terms(num_ends: int, num_layouts: int) -> MemoryTerms:
+    return MemoryTerms(
+        num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts)),
+        deviation_bytes=np.empty((num_ends, NUM_MEMORY_FACTORS, num_layouts)),
+        scatter_bytes=np.empty((num_ends, num_layouts)),
+    )
+
+
+def _fill(terms: MemoryTerms, end: int, rows: slice, parts: StageParts) -> None:
+    """Writes the terms of some layouts, and their deviations."""
+    num_bytes, deviations = terms.num_bytes[end, :, rows], terms.deviation_bytes[end, :, rows]
+    for term, values in enumerate(parts.terms):
+        num_bytes[term] = values
+    spread = parts.storage.spread
+    relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
+    np.multiply(num_bytes[:5], np.array(relative)[:, None], out=deviations[:5])
+    deviations[3] = parts.gathered * spread.gathered_share
+    deviations[5] = spread.workspace_bytes
+    np.multiply(num_bytes.sum(axis=0), spread.whole, out=deviations[6])
+    terms.scatter_bytes[end, rows] = parts.gathered * spread.gathered_scatter
 
 
 def stage_memory(

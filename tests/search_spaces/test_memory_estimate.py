@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from search_spaces.cluster import detect_local_cpu
+from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import (
     memory_terms,
     peak_memory_bytes,
@@ -334,3 +335,17 @@ def test_a_source_or_a_software_says_whose_storage_it_is() -> None:
     assert storage_of("a benchmark plot (nanotron)", gpu) is NANOTRON
     for other in ("vTrain", "Megatron-DeepSpeed", "unknown", "simulated stress-22b, seed 1"):
         assert storage_of(other, gpu) is MEGATRON_LIKE
+
+
+def test_terms_over_a_grid_of_knobs_are_those_of_its_layouts_one_by_one() -> None:
+    grid = replace(
+        LayoutColumns.of(Layout(dp=4, precision="bf16")),
+        tp=np.array([[1, 2, 4]]),
+        zero_stage=np.array([[0], [1]]),
+    )
+    one_by_one = [
+        memory_terms(Layout(tp=tp, dp=4, zero_stage=zero, precision="bf16"), LLAMA).num_bytes
+        for zero in (0, 1)
+        for tp in (1, 2, 4)
+    ]
+    assert memory_terms(grid, LLAMA).num_bytes == pytest.approx(np.concatenate(one_by_one, axis=2))
