@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, cast, get_args
 
 from search_spaces.cluster import GIB, Cluster
@@ -41,7 +41,7 @@ from search_spaces.reading import (
     whole_number_problem,
 )
 from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
-from search_spaces.stopping import StopSettings
+from search_spaces.stopping import StopSettings, unheard_warning
 
 StrategyName = Literal["guided", "deephyper", "model-only", "random", "exhaustive"]
 """How layouts are proposed."""
@@ -253,10 +253,10 @@ class CampaignSpec:
             values["constraints"] = Constraints.from_mapping(given.get("constraints", {}))
         with _inside("stop"):
             values["stop"] = StopSettings.from_mapping(given.get("stop", {}))
-        warnings = given.get("warnings", ())
-        if warning and isinstance(warnings, (list, tuple)):
-            warnings = (*warnings, warning)
-        return cls(**{**values, "warnings": warnings})
+        spec = cls(**{**values, "warnings": given.get("warnings", ())})
+        found = (warning, unheard_warning(spec.stop, spec.strategy, len(spec.objectives)))
+        more = [each for each in found if each and each not in spec.warnings]
+        return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 
     def to_mapping(self) -> dict[str, Any]:
         """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""

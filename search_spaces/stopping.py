@@ -17,6 +17,8 @@ from search_spaces.reading import (
 
 DEFAULT_REMEASURE: Final = 3
 MAX_REMEASURE: Final = 20
+KNOWING_STRATEGIES: Final = ("guided",)
+"""Strategies that say what they expect of the layouts that are left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +57,14 @@ class StopSettings:
         values = read_mapping(mapping, CampaignInvalidError, "stop")
         refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "setting")
         return cls(**values)
+
+
+def unheard_warning(stop: StopSettings, strategy: str, num_objectives: int) -> str | None:
+    """What to tell a user whose `converged_within` nobody heeds; None where somebody does."""
+    if stop.converged_within is None or (strategy in KNOWING_STRATEGIES and num_objectives == 1):
+        return None
+    what = "several objectives" if num_objectives > 1 else f"strategy {strategy}"
+    return (
+        f"stop.converged_within has no effect with {what}: nobody knows what is left to gain; the "
+        "campaign goes on to its budget"
+    )

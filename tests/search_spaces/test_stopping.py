@@ -48,3 +48,30 @@ def test_a_campaign_keeps_what_it_was_told_about_stopping() -> None:
 def test_a_setting_that_cannot_be_is_refused_by_its_name(stop: Any, words: str) -> None:
     with pytest.raises(CampaignInvalidError, match=words):
         make_spec(stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"strategy": "random"}, "strategy random"),
+        (
+            {
+                "strategy": "guided",
+                "objective": ["tokens_per_s", "memory_headroom"],
+            },
+            "several objectives",
+        ),
+    ],
+)
+def test_a_user_hears_that_nobody_can_tell_when_the_campaign_has_converged(
+    changes: dict[str, Any], what: str
+) -> None:
+    spec = make_spec(stop={"converged_within": 0.02}, **changes)
+    (warning,) = spec.warnings
+    assert warning.startswith(f"stop.converged_within has no effect with {what}:")
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec, "it is said once"
+    assert make_spec(**changes).warnings == ()
+
+
+def test_guided_heeds_convergence_and_nothing_is_warned_of() -> None:
+    assert make_spec(strategy="guided", stop={"converged_within": 0.02}).warnings == ()

@@ -13,6 +13,7 @@ import pytest
 from results_db.data_dir import DataDir
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.estimates.time import step_time_s
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome
 from tests.results_db.factories import TurnableClock, completed, make_measurement
@@ -242,3 +243,31 @@ def test_a_strategy_that_cannot_tell_goes_on_to_its_budget(store: Store) -> None
     stop = {"converged_within": 0.5, "remeasure": 0}
     record = run_campaign(store, judge, budget={"trials": 9}, stop=stop)
     assert record.reason == "budget"
+
+
+def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store: Store) -> None:
+    spec = make_spec(strategy="guided")
+
+    def judge(layout: Layout) -> Outcome:
+        seconds = float(step_time_s(layout, spec.model, spec.cluster)[0]) * (1 + 0.1 * layout.pp)
+        plain = make_measurement(layout).iterations
+        return completed(
+            layout,
+            tokens_per_s=512 / seconds,
+            iterations=tuple(replace(each, step_time_s=seconds) for each in plain),
+            peak_memory_bytes=1 << 27,
+            peak_memory_bytes_by_stage=(1 << 27,) * layout.pp,
+        )
+
+    stop = {"converged_within": 0.05, "remeasure": 0}
+    record = run_campaign(store, judge, strategy="guided", budget={"trials": 28}, stop=stop)
+    trials = store.trials(record.id)
+    assert record.reason == "converged"
+    assert len(trials) < 20
+    legal = spec.legal_set()
+    best = max(
+        judge(legal.layout(i)).measurement.tokens_per_s_per_device for i in range(len(legal))
+    )
+    winner = store.winner(record.id, record.objective)
+    assert winner is not None
+    assert winner.value >= 0.95 * best
