@@ -42,12 +42,13 @@ _COUNTER_WORDS: Final = 16
 
 def can_share() -> bool:
     """Whether this machine has what sharing relies on."""
-    return (
-        sys.platform == "linux"
-        and platform.machine() == "x86_64"
-        and hasattr(os, "memfd_create")
-        and hasattr(os, "pidfd_open")
-    )
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return False
+    with suppress(OSError):  # a sandbox may allow no such calls
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("probe"))
+        return True
+    return False
 
 
 def host_identity() -> str:
