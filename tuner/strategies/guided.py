@@ -8,10 +8,12 @@ layout beats whatever is best by then, what is pending included, times its proba
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from tuner.problem import SearchProblem
 from tuner.strategies.base import History
@@ -29,8 +31,6 @@ MAX_CANDIDATES: Final = 320
 """Layouts that a proposal weighs by joint draws: the best at a first look."""
 MAX_SECOND_LOOK: Final = 4000
 """Layouts for which the residual is looked at: the best by the closed form alone."""
-HOPE: Final = 1.0
-"""Standard deviations by which a layout may do better than expected, to get a closer look."""
 CAUTION: Final = 3.0
 """Power of the probability of running: a failed probe costs more than the gain that it forgoes."""
 SMOOTHING: Final = 0.005
@@ -38,7 +38,23 @@ SMOOTHING: Final = 0.005
 TRACE: Final = 1e-3
 """Share of a gain that fades slowly below the incumbent."""
 HEAD_START: Final = 0.5
-"""How far below the median candidate, in logarithms, the incumbent is put before anything ran."""
+"""How far below the median free layout, in logarithms, the incumbent is put before anything ran."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Outlook:
+    """What one proposal looks at."""
+
+    belief: StepBelief
+    """Step times after what was measured."""
+    rows: Ints
+    """The layouts that are worth a closer look."""
+    fitting: Fitting
+    """Whether they run."""
+    weighing: Weighing
+    """How the objectives are weighed."""
+    best: float
+    """The figure to beat."""
 
 
 class GuidedProposer:
@@ -65,68 +81,61 @@ class GuidedProposer:
         if not any(True for _ in history.successes()) or self._prospect.goals.num_objectives > 1:
             return None
         rng = np.random.default_rng([self._seed, history.num_taken])
-        belief = self._prospect.belief(history)
-        free = np.flatnonzero(history.is_free)
-        fitting = self._prospect.fitting.judge(history, free)
-        chosen = self._shortlist(belief, free, fitting)
-        rows, fits = free[chosen], fitting.rows(chosen)
-        log_s_SN = belief.draws(rows, NUM_DRAWS, rng)
-        values = self._prospect.goals.values(rows, log_s_SN, fits.draw_peaks(NUM_DRAWS, rng))
-        weighing = self._prospect.goals.weighing(values.mean(axis=0), history.num_taken, rng)
-        figures_SN = weighing.figure(values)
-        gains_SN = figures_SN - self._incumbent(history, weighing, figures_SN)
-        runs_SN = rng.random(gains_SN.shape) < fits.probability
-        best_S = np.where(runs_SN, gains_SN, 0.0).max(axis=1, initial=0.0)
+        outlook = self._look(history, rng)
+        figures_SN = self._draw_figures(outlook, outlook.rows, outlook.fitting, rng)
+        runs_SN = rng.random(figures_SN.shape) < outlook.fitting.probability
+        best_S = np.where(runs_SN, figures_SN - outlook.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(best_S).mean())
 
     def weigh(self, history: History, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """The candidates, and the logarithm of what each is expected to gain."""
-        belief = self._prospect.belief(history)
-        free = np.flatnonzero(history.is_free)
-        fitting = self._prospect.fitting.judge(history, free)
-        chosen = self._shortlist(belief, free, fitting)
-        return free[chosen], self._log_gains(
-            history, belief, free[chosen], fitting.rows(chosen), rng
-        )
+        outlook = self._look(history, rng)
+        pending = np.array(list(history.pending), dtype=np.int64)
+        fits = outlook.fitting.joined(self._prospect.fitting.judge(history, pending))
+        every, count = np.concatenate([outlook.rows, pending]), len(outlook.rows)
+        figures_SN = self._draw_figures(outlook, every, fits, rng)
+        runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
+        pending_SP = np.where(runs_SP, figures_SN[:, count:], -np.inf)
+        best_S = np.maximum(outlook.best, pending_SP.max(axis=1, initial=-np.inf))
+        gains = soft_gains((figures_SN[:, :count] - best_S[:, None]) / SMOOTHING).mean(axis=0)
+        caution = CAUTION * np.log(outlook.fitting.probability)
+        return outlook.rows, np.asarray(np.log(gains) + caution)
 
-    def _shortlist(self, belief: StepBelief, free: Ints, fitting: Fitting) -> Ints:
-        """Places, among the free layouts, of those that are worth a closer look."""
-        places = np.arange(len(free))
-        penalty = -CAUTION * np.log(fitting.probability)
-        if len(places) > MAX_SECOND_LOOK:
-            mean, deviation = belief.physical(free)
-            places = _best_places(mean + penalty, deviation, MAX_SECOND_LOOK)
+    def _look(self, history: History, rng: np.random.Generator) -> _Outlook:
+        """Every free layout by the closed form, the best of them with the residual, few to be drawn."""
+        prospect = self._prospect
+        belief = prospect.belief(history)
+        free = np.flatnonzero(history.is_free)
+        fitting = prospect.fitting.judge(history, free)
+        mean, deviation = belief.physical(free)
+        values = prospect.goals.values(free, mean, fitting.peak_mean_bytes)
+        weighing = prospect.goals.weighing(values, history.num_taken, rng)
+        figures = weighing.figure(values)
+        best = self._incumbent(history, weighing, figures)
+        penalty = CAUTION * np.log(fitting.probability)
+        places = _best_places(figures, deviation, best, penalty, MAX_SECOND_LOOK)
         if len(places) > MAX_CANDIDATES:
             mean, deviation = belief.marginals(free[places])
-            places = places[_best_places(mean + penalty[places], deviation, MAX_CANDIDATES)]
-        return places
+            values = prospect.goals.values(free[places], mean, fitting.peak_mean_bytes[places])
+            figures, penalty = weighing.figure(values), penalty[places]
+            places = places[_best_places(figures, deviation, best, penalty, MAX_CANDIDATES)]
+        return _Outlook(
+            belief=belief,
+            rows=free[places],
+            fitting=fitting.rows(places),
+            weighing=weighing,
+            best=best,
+        )
 
-    def _log_gains(
-        self,
-        history: History,
-        belief: StepBelief,
-        rows: Ints,
-        fitting: Fitting,
-        rng: np.random.Generator,
+    def _draw_figures(
+        self, outlook: _Outlook, rows: Ints, fitting: Fitting, rng: np.random.Generator
     ) -> Floats:
-        pending = np.array(list(history.pending), dtype=np.int64)
-        every = np.concatenate([rows, pending])
-        fits = fitting.joined(self._prospect.fitting.judge(history, pending))
-        log_s_SN = belief.draws(every, NUM_DRAWS, rng)
-        peaks_SN = fits.draw_peaks(NUM_DRAWS, rng)
-        values = self._prospect.goals.values(every, log_s_SN, peaks_SN)
-        weighing = self._prospect.goals.weighing(values.mean(axis=0), history.num_taken, rng)
-        figures_SN = weighing.figure(values)
-        runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[len(rows) :]
-        best_S = self._incumbent(history, weighing, figures_SN[:, : len(rows)])
-        pending_SP = np.where(runs_SP, figures_SN[:, len(rows) :], -np.inf)
-        best_S = np.maximum(best_S, pending_SP.max(axis=1, initial=-np.inf))
-        above = (figures_SN[:, : len(rows)] - best_S[:, None]) / SMOOTHING
-        gains = soft_gains(above).mean(axis=0)
-        return np.asarray(np.log(gains) + CAUTION * np.log(fitting.probability))
+        log_s_SN = outlook.belief.draws(rows, NUM_DRAWS, rng)
+        peaks_SN = fitting.draw_peaks(NUM_DRAWS, rng)
+        return outlook.weighing.figure(self._prospect.goals.values(rows, log_s_SN, peaks_SN))
 
     def _incumbent(self, history: History, weighing: Weighing, figures: Floats) -> float:
-        """The best figure so far; before anything ran, less than most candidates have."""
+        """The best figure so far; before anything ran, less than half of the free ones have."""
         best = -np.inf
         for row, observation in history.observations.items():
             if observation.objective is None:
@@ -142,14 +151,27 @@ class GuidedProposer:
             best = max(
                 best, float(weighing.figure(self._prospect.goals.values(rows, log_s, peaks))[0])
             )
-        return best if best > -np.inf else float(np.median(figures.mean(axis=0))) - HEAD_START
+        return best if best > -np.inf else float(np.median(figures)) - HEAD_START
 
 
-def _best_places(expected: Floats, deviation: Floats, count: int) -> Ints:
-    """Places of the lowest of what is expected, and of what may be hoped for; half of them each."""
+def _best_places(
+    figures: Floats, deviation: Floats, best: float, penalty: Floats, count: int
+) -> Ints:
+    """Places of the best by what is expected of them, and by what they may gain; half of them each.
+
+    The gain is the expected improvement over the best so far (Jones et al. 1998, equation 15).
+    """
+    if len(figures) <= count:
+        return np.arange(len(figures))
+    deviation = np.maximum(deviation, SMOOTHING)
+    over = (figures - best) / deviation
+    density = np.exp(-0.5 * over**2) / np.sqrt(2.0 * np.pi)
+    gain = deviation * (density + over * ndtr(over))
+    hoped = np.log(np.maximum(gain, 1e-12)) + penalty
     half = count // 2
-    hoped = expected - HOPE * deviation
-    return np.union1d(np.argpartition(expected, half)[:half], np.argpartition(hoped, half)[:half])
+    return np.union1d(
+        np.argpartition(-(figures + penalty), half)[:half], np.argpartition(-hoped, half)[:half]
+    )
 
 
 def soft_gains(above: Floats) -> Floats:
