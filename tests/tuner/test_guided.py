@@ -11,13 +11,16 @@ import pytest
 from search_spaces.cluster import GIB
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, time_terms
+from search_spaces.estimates.time_factors import TERM_NAMES
 from search_spaces.layout import Layout
 from search_spaces.objectives import pareto_front
+from search_spaces.presets.models import resolve_model
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.test_strategies import make_layouts
+from tuner.knowledge import Knowledge, Sample
 from tuner.problem import SearchProblem
 from tuner.residual import knob_coordinates
-from tuner.strategies.base import FAILED, INFEASIBLE, Observation
+from tuner.strategies.base import FAILED, INFEASIBLE, History, Observation
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import soft_gains
 from tuner.strategies.physics_cbo import ask_cbo
@@ -214,3 +217,28 @@ def test_gains_far_below_nothing_are_still_ordered() -> None:
     assert (np.diff(gains) > 0).all()
     assert gains[0] > 1e-7
     assert gains[-1] == pytest.approx(30.0, rel=0.01)
+
+
+def test_measurements_of_another_model_there_move_what_is_expected_first() -> None:
+    cold = make_search()
+    columns = cold.layouts.columns()
+    small = resolve_model("gpt-125m")
+    slow = PRIOR.copy()
+    slow[TERM_NAMES.index("matrices")] *= 2.0
+    step_s = time_terms(columns, small, cold.cluster).step_time_s(slow)
+    samples = tuple(
+        Sample(
+            model=small,
+            cluster=cold.cluster,
+            layout=cold.layouts.layout(row),
+            state="completed",
+            step_time_s=float(step_s[row]),
+        )
+        for row in range(0, len(columns.tp), 9)
+    )
+    warm = make_search(knowledge=Knowledge(samples=samples))
+    rows = np.array([0])
+    before, after = (
+        Prospect(problem).belief(History(problem.layouts)).mean(rows)[0] for problem in (cold, warm)
+    )
+    assert after > before + 0.1

@@ -31,7 +31,7 @@ MAX_CANDIDATES: Final = 320
 """Layouts that a proposal weighs by joint draws: the best at a first look."""
 MAX_SECOND_LOOK: Final = 4000
 """Layouts for which the residual is looked at: the best by the closed form alone."""
-CAUTION: Final = 3.0
+CAUTION: Final = 4.0
 """Power of the probability of running: a failed probe costs more than the gain that it forgoes."""
 SMOOTHING: Final = 0.005
 """Logarithm of the objective over which a gain begins: where no draw gains, the nearest counts."""
