@@ -23,9 +23,9 @@ from api.schemas import (
     TrialDetailRead,
     TrialPage,
     TrialRead,
-    WorkerPage,
 )
 from api.token_file import read_token
+from api.worker_schemas import WorkerPage
 from results_db.data_dir import DataDir
 
 TIMEOUT_S: Final = 30.0

@@ -14,7 +14,10 @@ from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import SettingsDep, StoreDep
-from api.schemas import (
+from api.schemas import TrialId
+from api.settings import Settings
+from api.step_time_to_beat import step_time_to_beat
+from api.worker_schemas import (
     HeartbeatBody,
     HeartbeatReply,
     LeaseRead,
@@ -22,13 +25,10 @@ from api.schemas import (
     LeasesRead,
     OutcomePost,
     OutcomeReply,
-    TrialId,
     WorkerCreate,
     WorkerCreated,
     WorkerPage,
 )
-from api.settings import Settings
-from api.step_time_to_beat import step_time_to_beat
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec

@@ -19,14 +19,14 @@ def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) ->
     assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
     completed = service.trials("tiny", state="COMPLETED")
     assert len(completed) >= 12, service.logs()
-    for knob in ("tp", "pp", "dp"):
-        assert {1, 2} <= {trial["layout"][knob] for trial in completed}, knob
-    assert {0, 1} <= {trial["layout"]["zero_stage"] for trial in completed}
+    # A guided search need not try every value of every knob; it must not stay at one either.
+    degrees = {tuple(trial["layout"][knob] for knob in ("tp", "pp", "dp")) for trial in completed}
+    assert len(degrees) > 1, degrees
 
     board = service.get("/campaigns/tiny/leaderboard")["trials"]
     figures = [trial["value"] for trial in board]
     assert figures == sorted(figures, reverse=True)
-    assert len(board) == len(completed)
+    assert len(board) == len({trial["layout_key"] for trial in completed}), "repeats count together"
     best = service.get(f"/trials/{board[0]['id']}")
     kinds = [i["kind"] for i in best["iterations"]]
     assert kinds == ["warmup"] * max(2, len(kinds) - 10) + ["timed"] * 10

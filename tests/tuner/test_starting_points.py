@@ -63,3 +63,31 @@ def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> N
     counts = store.count_trials(campaign)
     assert counts["COMPLETED"] == 6
     assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (0, 6)
+
+
+def test_a_guided_campaign_of_several_objectives_starts_from_another_and_survives_a_restart(
+    store: Store,
+) -> None:
+    worker = FakeWorker(store)
+    finished(store, make_spec("first"), worker)
+    second = submit(
+        store,
+        make_spec(
+            "second",
+            strategy="guided",
+            objective=["tokens_per_s", "memory_headroom", "tokens_per_node_hour"],
+            constraints={"memory_headroom": 0.05},
+            stop={"remeasure": 0},
+        ),
+    )
+    for _ in range(3):
+        drive_until(lambda: worker.run_one(), Driver(store).step)
+    asked = [
+        CampaignSearch.rebuild(second, store.trials(second.id), store.known_trials(second)).ask()
+        for _ in range(2)
+    ]
+    assert asked[0] == asked[1]
+    drive_until(lambda: ended(store, second), Driver(store).step, worker)
+    record = store.campaign(second.id)
+    assert (record.state, record.reason) == ("COMPLETED", "budget"), record.message
+    assert store.count_trials(second.id)["COMPLETED"] == 6
