@@ -26,16 +26,23 @@ _STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAIL
 
 
 def measurement_table(
-    campaign: CampaignRecord, standings: Sequence[Standing], *, intervals: bool = False
+    campaign: CampaignRecord,
+    standings: Sequence[Standing],
+    *,
+    source: str | None = None,
+    intervals: bool = False,
 ) -> str:
     """Ranked layouts of a campaign as CSV, each with the median of its runs.
 
     Args:
         campaign: whose they are.
         standings: the layouts, in order.
+        source: where the measurements of an imported campaign come from; None: it ran here.
         intervals: whether to add how often each was measured and how sure its step time is.
     """
     common = _common(campaign)
+    if source is not None:
+        common["source"] = source  # what nobody measured here must not read as if it had been
     rows = [common | _row(standing) for standing in standings]
     return table_text(rows, INTERVAL_COLUMNS if intervals else ())
 

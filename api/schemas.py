@@ -203,6 +203,8 @@ class LeaderboardPage(Document):
     """What they are ranked by; more is better."""
     objectives: list[str]
     """The campaign's objectives, which the front is over."""
+    source: str | None
+    """Where the measurements of an imported campaign come from; null: it ran here."""
     total: int
     """How many layouts are ranked; with front, how many are on it."""
     constrained: int

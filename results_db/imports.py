@@ -70,6 +70,12 @@ class Imports(StorePart):
         with self._db.write() as session:
             return [_import(session, new, now) for new in imports]
 
+    def import_source(self, campaign_id: int) -> str | None:
+        """Where the rows of an imported campaign come from; None: it ran here."""
+        with self._db.read() as session:
+            row = session.get(Import, campaign_id)
+            return None if row is None else row.source
+
     def imported_table(self, campaign_id: int) -> MeasurementTable:
         """The table that an imported campaign was made of: one cell.
 

@@ -55,6 +55,8 @@ def leaderboard(
         _print_ranking(campaign, page, front=front)
     else:
         click.echo(f"campaign {campaign} has no ranked trial yet")
+    if page.source is not None:
+        click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
     for line in _notes(page):
         click.echo(line)
     if page.constrained:

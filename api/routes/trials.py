@@ -75,14 +75,16 @@ def read_leaderboard(
     found = store.standings(
         campaign.id, ranked_by, among=on_front if front else None, limit=limit, offset=offset
     )
+    source = store.import_source(campaign.id)
     if format == "csv":
-        table = measurement_table(campaign, found, intervals=intervals)
+        table = measurement_table(campaign, found, source=source, intervals=intervals)
         return Response(table, media_type="text/csv")
     total = len(on_front) if front else store.count_ranked(campaign.id)
     end = offset + len(found)
     return LeaderboardPage(
         objective=ranked_by,
         objectives=list(campaign.objectives),
+        source=source,
         total=total,
         constrained=store.count_constrained(campaign.id),
         trials=[

@@ -72,6 +72,22 @@ def test_the_table_of_an_imported_campaign_is_the_one_it_was_made_of(api: Api) -
     assert (found.notes, found.aside_columns) == (read_table(text).notes, ("colour",))
 
 
+def test_a_leaderboard_of_what_was_imported_says_where_it_comes_from(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "simulated a100-1.3b, seed 3"
+    post(api, make_text(*(make_row(**each, source=source) for each in layouts())), name="theirs")
+    api.submit(name="ours")
+    assert api.get("/campaigns/theirs/leaderboard")["source"] == source
+    assert api.get("/campaigns/ours/leaderboard")["source"] is None
+    assert (
+        f"imported, not measured here: {source}"
+        in run(api, monkeypatch, "leaderboard", "theirs").output
+    )
+    ranked = api.http.get("/v1/campaigns/theirs/leaderboard", params={"format": "csv"}).text
+    assert {row["source"] for row in csv.DictReader(io.StringIO(ranked))} == {source}
+
+
 def test_a_table_that_came_back_can_be_imported_again(api: Api) -> None:
     post(api, make_text(*varied_rows()), name="first")
     once = table_of(api, "first")
