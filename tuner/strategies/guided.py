@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 NUM_DRAWS: Final = 192
 MAX_CANDIDATES: Final = 320
 """Layouts that a proposal weighs by joint draws: the best at a first look."""
+MAX_FIRST_LOOK: Final = 16_000
+"""Layouts whose spread is looked at: the best by what the closed form expects."""
 MAX_SECOND_LOOK: Final = 4000
 """Layouts for which the residual is looked at: the best by the closed form alone."""
 CAUTION: Final = 4.0
@@ -51,6 +53,8 @@ class _Outlook:
     """The layouts that are worth a closer look."""
     fitting: Fitting
     """Whether they run."""
+    pending_fitting: Fitting
+    """Whether the pending ones run."""
     weighing: Weighing
     """How the objectives are weighed."""
     best: float
@@ -90,9 +94,9 @@ class GuidedProposer:
     def weigh(self, history: History, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """The candidates, and the logarithm of what each is expected to gain."""
         outlook = self._look(history, rng)
-        pending = np.array(list(history.pending), dtype=np.int64)
-        fits = outlook.fitting.joined(self._prospect.fitting.judge(history, pending))
-        every, count = np.concatenate([outlook.rows, pending]), len(outlook.rows)
+        pending, count = np.array(list(history.pending), dtype=np.int64), len(outlook.rows)
+        fits = outlook.fitting.joined(outlook.pending_fitting)
+        every = np.concatenate([outlook.rows, pending])
         figures_SN = self._draw_figures(outlook, every, fits, rng)
         runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
         pending_SP = np.where(runs_SP, figures_SN[:, count:], -np.inf)
@@ -106,14 +110,22 @@ class GuidedProposer:
         prospect = self._prospect
         belief = prospect.belief(history)
         free = np.flatnonzero(history.is_free)
-        fitting = prospect.fitting.judge(history, free)
-        mean, deviation = belief.physical(free)
+        pending = np.array(list(history.pending), dtype=np.int64)
+        judged = prospect.fitting.judge(history, np.concatenate([free, pending]))
+        fitting = judged.rows(np.arange(len(free)))
+        mean = belief.physical_mean(free)
         values = prospect.goals.values(free, mean, fitting.peak_mean_bytes)
         weighing = prospect.goals.weighing(values, history.num_taken, rng)
         figures = weighing.figure(values)
         best = self._incumbent(history, weighing, figures)
         penalty = CAUTION * np.log(fitting.probability)
-        places = _best_places(figures, deviation, best, penalty, MAX_SECOND_LOOK)
+        places = _largest(figures + penalty, MAX_FIRST_LOOK)
+        if len(places) > MAX_SECOND_LOOK:
+            deviation = belief.physical_deviation(free[places])
+            chosen = _best_places(
+                figures[places], deviation, best, penalty[places], MAX_SECOND_LOOK
+            )
+            places = places[chosen]
         if len(places) > MAX_CANDIDATES:
             mean, deviation = belief.marginals(free[places])
             values = prospect.goals.values(free[places], mean, fitting.peak_mean_bytes[places])
@@ -123,6 +135,7 @@ class GuidedProposer:
             belief=belief,
             rows=free[places],
             fitting=fitting.rows(places),
+            pending_fitting=judged.rows(np.arange(len(free), len(free) + len(pending))),
             weighing=weighing,
             best=best,
         )
@@ -168,10 +181,14 @@ def _best_places(
     density = np.exp(-0.5 * over**2) / np.sqrt(2.0 * np.pi)
     gain = deviation * (density + over * ndtr(over))
     hoped = np.log(np.maximum(gain, 1e-12)) + penalty
-    half = count // 2
-    return np.union1d(
-        np.argpartition(-(figures + penalty), half)[:half], np.argpartition(-hoped, half)[:half]
-    )
+    return np.union1d(_largest(figures + penalty, count // 2), _largest(hoped, count // 2))
+
+
+def _largest(values: Floats, count: int) -> Ints:
+    """Places of the largest values; of all, where there are no more."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.argpartition(-values, count)[:count]
 
 
 def soft_gains(above: Floats) -> Floats:

@@ -17,7 +17,7 @@ class ModelOnlyProposer:
         nothing = History(problem.layouts)
         rows = np.arange(len(problem.layouts))
         belief, fitting = prospect.belief(nothing), prospect.fitting.judge(nothing, rows)
-        log_s, _ = belief.physical(rows)
+        log_s = belief.physical_mean(rows)
         values = prospect.goals.values(rows, log_s, fitting.peak_mean_bytes)[:, 0]
         # Stable: of equals the first in the canonical order.
         self._order = np.argsort(-(values + np.log(fitting.probability)), kind="stable")

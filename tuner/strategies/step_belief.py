@@ -144,10 +144,13 @@ class StepBelief:
             asked.log_s(self.deviations_F) + across @ (self._inverse_MM @ self._residuals())
         )
 
-    def physical(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Mean and standard deviation without the residual, which would cost more: for a first look."""
-        asked = self._model.rows(rows)
-        return asked.log_s(self.deviations_F), np.sqrt(self._physical_variance(asked))
+    def physical_mean(self, rows: Ints) -> Floats:
+        """Expected logarithms without the residual, which would cost more: for a first look."""
+        return self._model.rows(rows).log_s(self.deviations_F)
+
+    def physical_deviation(self, rows: Ints) -> Floats:
+        """Standard deviations of those."""
+        return np.asarray(np.sqrt(self._physical_variance(self._model.rows(rows))))
 
     def marginals(self, rows: Ints) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of some step times, each by itself.
