@@ -141,8 +141,11 @@ class Leaderboard(StorePart):
                     for name in campaign.objectives
                 ]
             )
-        pooled = [np.median(np.array(runs, dtype=np.float64), axis=0) for runs in values.values()]
-        is_front = pareto_front(np.array(pooled))
+        pooled = [
+            runs[0] if len(runs) == 1 else np.median(np.array(runs, dtype=np.float64), axis=0)
+            for runs in values.values()
+        ]
+        is_front = pareto_front(np.array(pooled, dtype=np.float64))
         ids = first_id.values()
         return frozenset(id_ for id_, stands in zip(ids, is_front, strict=True) if stands)
 
