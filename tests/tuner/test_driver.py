@@ -42,7 +42,7 @@ def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
     store.close()
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper", "exhaustive"])
+@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])
 def test_a_campaign_runs_to_its_budget_and_says_so(store: Store, strategy: str) -> None:
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 12}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
@@ -54,7 +54,7 @@ def test_a_campaign_runs_to_its_budget_and_says_so(store: Store, strategy: str) 
     assert len(set(layouts_of(trials))) == 12
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper", "exhaustive"])
+@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])
 def test_a_campaign_ends_when_every_legal_layout_was_tried(store: Store, strategy: str) -> None:
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 1000}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
@@ -178,7 +178,7 @@ def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
     assert store.count_trials(campaign.id) == before
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper"])
+@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided"])
 @pytest.mark.parametrize("dice_seed", [1, 2])
 def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(
     store: Store, strategy: str, dice_seed: int
