@@ -33,7 +33,7 @@ from search_spaces.tables import MeasurementTable, read_table
 STRATEGIES: Final = ("guided", "model-only", "deephyper", "random")
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 SWEEP: Final = "nanotron_h100"
-QUICK: Final = Effort(seeds=2)
+QUICK: Final = Effort(seeds=3)
 MOST_SEARCH_S: Final = 0.3
 
 
@@ -151,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=Effort().seeds)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="two seeds, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="three seeds, to see that it works")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and the plots")
     asked = parser.parse_args()
     if asked.tables is not None and not asked.tables.is_dir():
