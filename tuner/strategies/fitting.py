@@ -24,6 +24,8 @@ from tuner.strategies.base import History
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_EXPLAINED: Final = 0.01
+"""Probability of fitting up to which a failure counts as one of memory alone."""
 _BLAMED: Final = 0.7
 """Share of the failures which memory does not explain that are the layout's own: its twin fails, too."""
 _REACH: Final = 1.0
@@ -142,8 +144,13 @@ class FittingBelief:
         if not len(failed):
             return np.ones(len(rows))
         unexplained_M = self._peaks(history, belief, failed).below(usable)
-        alike_NM = similarity(self._points[rows], self._points[failed], _REACH)
-        return np.asarray(1.0 - _BLAMED * (alike_NM * unexplained_M).max(axis=1))
+        # What memory explains casts no doubt, and most failures are such: of 10^5 layouts by hundreds
+        # of failures the likeness would take seconds.
+        in_doubt = unexplained_M > _EXPLAINED
+        if not in_doubt.any():
+            return np.ones(len(rows))
+        alike_NM = similarity(self._points[rows], self._points[failed[in_doubt]], _REACH)
+        return np.asarray(1.0 - _BLAMED * (alike_NM * unexplained_M[in_doubt]).max(axis=1))
 
 
 _HERE: Final = "this campaign"
