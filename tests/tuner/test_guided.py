@@ -155,6 +155,22 @@ def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() 
     assert probability[0] < probability[1] < 0.9 < probability[2]
 
 
+def test_doubt_does_not_depend_on_how_many_are_judged_at_once() -> None:
+    layouts = make_layouts(devices=256, micro_batch_sizes=(1, 2, 4, 8))
+    problem = make_problem(layouts, cluster=make_cluster(device_memory_bytes=80 * GIB))
+    columns = layouts.columns()
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    search = make_strategy("random", problem, seed=0)
+    for row in range(0, len(layouts), 40):
+        search.tell(layouts.layout(row), (FAILED, INFEASIBLE)[row % 80 // 40])
+    rows = np.arange(len(layouts))
+    assert len(rows) > 700, "all would be judged in one piece"
+    together = fitting.judge(search._history, rows).probability
+    alone = [fitting.judge(search._history, rows[[row]]).probability[0] for row in rows[::97]]
+    np.testing.assert_allclose(together[::97], alone)
+    assert together.min() < 0.5
+
+
 def test_the_first_probe_of_every_seed_is_among_the_best_by_the_model() -> None:
     problem = make_search(memory_gib=12.0)
     model_order = run(problem, "model-only", 0, 40)

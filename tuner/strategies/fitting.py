@@ -30,6 +30,8 @@ _BLAMED: Final = 0.7
 """Share of the failures which memory does not explain that are the layout's own: its twin fails, too."""
 _REACH: Final = 1.0
 """Doublings of one knob over which such a failure casts doubt."""
+_CHUNK: Final = 512
+"""Layouts at once, beside all failures: what is made on the way stays in the processor's cache."""
 _LEAST: Final = 1e-9
 _SD_PER_MEDIAN: Final = 1.4826
 """Standard deviations to a median absolute deviation, of a normal distribution."""
@@ -147,10 +149,13 @@ class FittingBelief:
         # What memory explains casts no doubt, and most failures are such: of 10^5 layouts by hundreds
         # of failures the likeness would take seconds.
         in_doubt = unexplained_M > _EXPLAINED
-        if not in_doubt.any():
-            return np.ones(len(rows))
-        alike_NM = similarity(self._points[rows], self._points[failed[in_doubt]], _REACH)
-        return np.asarray(1.0 - _BLAMED * (alike_NM * unexplained_M[in_doubt]).max(axis=1))
+        failed, unexplained_M = failed[in_doubt], unexplained_M[in_doubt]
+        doubt_N = np.zeros(len(rows))
+        for start in range(0, len(rows), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            alike_NM = similarity(self._points[rows[part]], self._points[failed], _REACH)
+            doubt_N[part] = (alike_NM * unexplained_M).max(axis=1, initial=0.0)
+        return np.asarray(1.0 - _BLAMED * doubt_N)
 
 
 _HERE: Final = "this campaign"
