@@ -6,9 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.errors import ObjectiveUnknownError
@@ -108,30 +109,17 @@ class Leaderboard(StorePart):
     def front(self, campaign: CampaignRecord) -> frozenset[int]:
         """Ids of the ranked trials that no other beats, over all objectives of the campaign.
 
-        A layout that was measured several times stands with the median of each figure, by the id of its
-        first trial.
+        A layout that was measured several times stands with the median of each figure, by the id of the
+        first of its runs that count: as in `standings`, none that was stopped early does, while any was
+        measured in full.
         """
-        query = (
-            select(
-                Trial.id,
-                Trial.layout_key,
-                Trial.num_nodes,
-                MeasurementRow.tokens_per_s,
-                MeasurementRow.tokens_per_s_per_device,
-                MeasurementRow.model_tflops_per_device,
-                MeasurementRow.hardware_tflops_per_device,
-                MeasurementRow.peak_memory_bytes,
-            )
-            .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-            .where(ranked(campaign.id))
-            .order_by(Trial.id)
-        )
         with self._db.read() as session:
-            rows = session.execute(query).all()
+            rows = session.execute(_figures(campaign.id)).all()
+        in_full = [row for row in rows if not row.shortened]
         device_memory_bytes = campaign.spec["cluster"].get("device_memory_bytes")
         values: defaultdict[str, list[list[float | None]]] = defaultdict(list)
         first_id: dict[str, int] = {}
-        for row in rows:
+        for row in in_full or rows:
             first_id.setdefault(row.layout_key, row.id)
             values[row.layout_key].append(
                 [
@@ -148,6 +136,26 @@ class Leaderboard(StorePart):
         is_front = pareto_front(np.array(pooled, dtype=np.float64))
         ids = first_id.values()
         return frozenset(id_ for id_, stands in zip(ids, is_front, strict=True) if stands)
+
+
+def _figures(campaign_id: int) -> Select[*tuple[Any, ...]]:
+    """What the objectives are made of, of every ranked trial in order."""
+    return (
+        select(
+            Trial.id,
+            Trial.layout_key,
+            Trial.num_nodes,
+            MeasurementRow.shortened,
+            MeasurementRow.tokens_per_s,
+            MeasurementRow.tokens_per_s_per_device,
+            MeasurementRow.model_tflops_per_device,
+            MeasurementRow.hardware_tflops_per_device,
+            MeasurementRow.peak_memory_bytes,
+        )
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(ranked(campaign_id))
+        .order_by(Trial.id)
+    )
 
 
 def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:

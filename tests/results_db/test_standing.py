@@ -143,6 +143,27 @@ def test_a_full_run_takes_the_place_of_a_shortened_one(store: Store, measure: Me
     assert (best.trial_ids, best.shortened) == ((full,), False)
 
 
+def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
+    store: Store, measure: Measure
+) -> None:
+    short = {"shortened": True, "iterations_asked": 10, "timed": 3}
+    measure(A, step_time_s=0.4, **short)
+    full = measure(A, step_time_s=0.45)
+    measure(B, step_time_s=0.3, **short)
+    campaign = store.campaign_by_name("first")
+    assert store.front(campaign) == {full}
+    assert [each.trial.id for each in standings(store, among=store.front(campaign))] == [full]
+
+
+def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
+    store: Store, measure: Measure
+) -> None:
+    short = {"shortened": True, "iterations_asked": 10, "timed": 3}
+    quick = measure(A, step_time_s=0.4, **short)
+    measure(B, step_time_s=0.5, **short)
+    assert store.front(store.campaign_by_name("first")) == {quick}
+
+
 def test_a_shortened_measurement_keeps_how_many_iterations_were_asked_for(
     store: Store, measure: Measure
 ) -> None:
