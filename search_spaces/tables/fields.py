@@ -12,6 +12,9 @@ from search_spaces.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
 from search_spaces.tables.errors import TableInvalidError
 
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_FORMULA: Final = re.compile(r"[=@].|[+-].*[^0-9.eE%+-]", re.DOTALL)
+"""What a spreadsheet that opens the table may run. A lone sign is none, nor is a number."""
+
 _TRUTHS: Final[Mapping[str, bool]] = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -35,7 +38,20 @@ class Fields:
             )
         if choices and value not in choices:
             raise TableInvalidError(f"{column}={shown(value)} is unknown{nearest(value, choices)}")
+        self.refuse_formula(column)
         return value
+
+    def refuse_formula(self, column: str) -> None:
+        """Refuses what would be computed by a spreadsheet, of ours or of whom the table is handed to.
+
+        Raises:
+            TableInvalidError: the value begins as a formula does.
+        """
+        value = self.text.get(column, "").strip()
+        if _FORMULA.match(value):
+            raise TableInvalidError(
+                f"{column}={shown(value)} reads as a formula; write it without {value[0]!r} in front"
+            )
 
     def truth(self, column: str) -> bool:
         """1 or 0, or true or false."""

@@ -14,6 +14,9 @@ from search_spaces.tables.table import TableCell, TableRow
 TOLERANCE: Final = 0.05
 """How far tokens_per_s * step_time_s may be off the tokens of a step: figures are rounded."""
 
+MIN_RATIO: Final = 1e-30
+"""Of figures that are this far apart it is not asked whether their units are off."""
+
 MAX_DEVICE_MEMORY_GB: Final = 16384.0
 """No device has more; 80000 is a number of megabytes."""
 
@@ -104,7 +107,9 @@ def _refuse_contradicting_rates(
     if abs(ratio - 1) <= TOLERANCE:
         return
     why = ""
-    thousands = round(math.log10(ratio) / 3) * 3
+    # Farther off, no unit explains it, and the ratio may be 0 or infinite.
+    is_near = MIN_RATIO < ratio < 1 / MIN_RATIO
+    thousands = round(math.log10(ratio) / 3) * 3 if is_near else 0
     if thousands and abs(ratio / 10**thousands - 1) <= TOLERANCE:
         why = f"off by a factor of 10^{abs(thousands)}: "
         why += (

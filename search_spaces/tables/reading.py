@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -107,7 +108,7 @@ def _refuse_wrong_header(header: list[str]) -> None:
     stripped = [name.strip() for name in header]
     if stripped != header:
         raise TableInvalidError(f"the header holds spaces around {shown(_differing(header))}")
-    twice = [name for name in header if header.count(name) > 1]
+    twice = [name for name, times in Counter(header).items() if times > 1]
     if twice:
         raise TableInvalidError(f"the header has the column {shown(twice[0])} more than once")
     missing = [name for name in _REQUIRED if name not in header]

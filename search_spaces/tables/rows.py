@@ -52,6 +52,8 @@ class RowReader:
         layout, unstated = self._layout(fields)
         cluster = self._cluster(fields, layout)
         row = self._row(fields, layout, unstated, model, number, line)
+        for column in row.aside:
+            fields.refuse_formula(column)
         refuse_impossible_row(row, model, cluster)
         key = CellKey(
             source=fields.word("source") if fields.has("source") else "",

@@ -134,3 +134,10 @@ def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"\xef\xbb\xbf" + make_text().replace("\n", "\r\n\r\n").encode())
     assert len(read_table(path).rows) == len(read_table(str(path)).rows) == 1
+
+
+def test_columns_kept_aside_may_hold_signs_and_signed_numbers() -> None:
+    told = ("-", "+", "-0.5", "+3e-2", "+5%", "a=b", "x@y")
+    for value in told:
+        (row,) = read_table(make_text(make_row(note=value))).rows
+        assert row.aside["note"] == value

@@ -48,6 +48,9 @@ def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -
         ({"step_time_s": "nan"}, "step_time_s='nan' is not a finite number"),
         ({"step_time_s": "inf"}, "step_time_s='inf' is not a finite number"),
         ({"step_time_s": "1e999"}, "is not a finite number"),
+        ({"source": "=1+1"}, "source='=1+1' reads as a formula; write it without '='"),
+        ({"model": "@SUM(A1)"}, "model='@SUM(A1)' reads as a formula"),
+        ({"note": "-2+3+cmd|' /C calc'!A0"}, "reads as a formula"),
         ({"step_time_s": -1}, "step_time_s='-1' is not a number over 0"),
         ({"step_time_s": "", "tokens_per_s": ""}, "status is completed and tokens_per_s is empty"),
         ({"status": "failed", "step_time_s": 0.5}, "status is failed and step_time_s is 0.5"),
@@ -70,6 +73,11 @@ def test_a_wrong_field_is_refused_with_the_row_and_the_numbers(
         ({"step_time_s": 500, "tokens_per_s": 8192}, "is step_time_s in milliseconds?"),
         ({"step_time_s": 0.5, "tokens_per_s": 8.192}, "is tokens_per_s in thousands a second?"),
         ({"step_time_s": 0.5, "tokens_per_s": 9000}, "is 4500 tokens, and global_batch_size"),
+        # No unit explains these, and their product is 0 or more than a float holds.
+        ({"step_time_s": 1e-320, "tokens_per_s": 1e-320}, "tokens_per_s=9.99989e-321 times"),
+        ({"step_time_s": 1e300, "tokens_per_s": 1e300}, "tokens_per_s=1e+300 times"),
+        ({"step_time_s": 1e-320, "tokens_per_s": ""}, "tokens_per_s=inf is not"),
+        ({"step_time_s": "", "tokens_per_s": 1e-320}, "step_time_s=inf is not"),
         # The two agree with each other, and neither with any machine.
         ({"cluster": "h100-sxm", "step_time_s": 2e-5}, "at twice their peak; are the units off"),
         ({"step_time_s": 2e-6}, "at twice their peak; are the units off by a thousand?"),
