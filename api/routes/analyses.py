@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import AnalysisUnavailableError
 from api.schemas import AnalysisRead, KnobImportance, KnobStepRead
+from results_db.imports import IMPORTED
 
 router = APIRouter(prefix="/v1", tags=["campaigns"])
 
@@ -20,6 +21,11 @@ def read_analysis(campaign: CampaignDep, store: StoreDep) -> AnalysisRead:
     Worked out when the campaign ends, and now and then while it runs. 404 while there is none.
     """
     analysis = store.analysis(campaign.id)
+    if analysis is None and campaign.strategy == IMPORTED:
+        raise AnalysisUnavailableError(
+            f"campaign {campaign.name!r} is imported, and has no analysis: what was chosen elsewhere, "
+            "and why, is not known here"
+        )
     if analysis is None:
         raise AnalysisUnavailableError(
             f"campaign {campaign.name!r} ({campaign.state}) has no analysis yet: it is made when the "

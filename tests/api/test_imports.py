@@ -88,6 +88,12 @@ def test_a_leaderboard_of_what_was_imported_says_where_it_comes_from(
     assert {row["source"] for row in csv.DictReader(io.StringIO(ranked))} == {source}
 
 
+def test_an_imported_campaign_is_not_said_to_be_analysed_later(api: Api) -> None:
+    post(api, make_text(make_row()), name="theirs")
+    problem = api.get("/campaigns/theirs/analysis", status=404)
+    assert "'theirs' is imported, and has no analysis" in problem["detail"]
+
+
 def test_a_table_that_came_back_can_be_imported_again(api: Api) -> None:
     post(api, make_text(*varied_rows()), name="first")
     once = table_of(api, "first")
