@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from search_spaces.cluster import Cluster
 from search_spaces.model_shape import ModelShape
+from search_spaces.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from tuner.errors import ProblemInvalidError
 from tuner.knowledge import Knowledge
 from tuner.strategies.base import LayoutSet
-
-DEFAULT_OBJECTIVES = ("tokens_per_s_per_device",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -18,7 +17,7 @@ class SearchProblem:
     """One search, whatever the strategy.
 
     Raises:
-        ProblemInvalidError: at construction, when there is no objective or the headroom is no share.
+        ProblemInvalidError: at construction, when no objective can rank, or the headroom is no share.
     """
 
     layouts: LayoutSet
@@ -39,6 +38,11 @@ class SearchProblem:
     def __post_init__(self) -> None:
         if not self.objectives:
             raise ProblemInvalidError("there is no objective; give at least one")
+        if self.objectives[0] not in OBJECTIVES:
+            raise ProblemInvalidError(
+                f"objectives[0]={self.objectives[0]!r} cannot rank; begin with one of the throughputs "
+                f"{', '.join(OBJECTIVES)}"
+            )
         if not 0.0 <= self.min_memory_headroom < 1.0:
             raise ProblemInvalidError(
                 f"min_memory_headroom={self.min_memory_headroom!r} is not a share of the memory, "

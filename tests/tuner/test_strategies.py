@@ -211,9 +211,17 @@ def test_a_sample_from_elsewhere_has_a_step_time_if_it_ran() -> None:
         Sample(model=problem.model, cluster=make_cluster(), layout=Layout(), state="completed")
 
 
-@pytest.mark.parametrize("changes", [{"objectives": ()}, {"min_memory_headroom": 1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objectives": ()},
+        {"objectives": ("memory_headroom", "tokens_per_s")},
+        {"min_memory_headroom": 1.0},
+    ],
+)
 def test_a_problem_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ProblemInvalidError, match=r"objective|min_memory_headroom=1\.0"):
+    said = r"no objective|'memory_headroom' cannot rank|min_memory_headroom=1\.0"
+    with pytest.raises(ProblemInvalidError, match=said):
         make_problem(ListedLayouts([Layout()]), **changes)
 
 

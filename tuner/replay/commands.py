@@ -90,6 +90,7 @@ def replay(
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
         known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         chosen, notes = _searchable(chosen, read)
+        notes += _told_beforehand(chosen, known)
         if estimates:
             report = _judge(table, chosen, knowledge_of(known))
         else:
@@ -125,6 +126,16 @@ def _searchable(
         if not cell.num_completed
     ]
     return usable, [*table.notes, *left_out]
+
+
+def _told_beforehand(chosen: tuple[TableCell, ...], known: list[TableCell]) -> list[str]:
+    """Notes of the cells whose own truth is among what calibrates: their figures are no test."""
+    told = {cell.key for cell in known}
+    return [
+        f"calibrated from the very cell that is judged: {cell.key}"
+        for cell in chosen
+        if cell.key in told
+    ]
 
 
 def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:

@@ -75,6 +75,17 @@ def test_cells_can_be_chosen(table: str) -> None:
     assert len(either["cells"]) == 2
 
 
+@pytest.mark.parametrize("flags", [("--estimates",), ("--strategy=random", "--seeds=1")])
+def test_a_cell_that_calibrates_its_own_judgement_is_noted(
+    table: str, flags: tuple[str, ...]
+) -> None:
+    cells = ("--cell=num_devices=8", f"--calibrate-from={table}:source=second")
+    notes = [n for n in printed(table, *cells, *flags)["notes"] if "very cell" in n]
+    assert len(notes) == 1
+    elsewhere = printed(table, "--cell=source=made up", *cells[1:], *flags)["notes"]
+    assert not any("very cell" in note for note in elsewhere)
+
+
 def test_without_json_people_get_tables(table: str) -> None:
     result = run(table, "--strategy", "random,exhaustive", "--seeds", "2")
     assert result.exit_code == 0
