@@ -15,8 +15,8 @@ from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError,
 from search_spaces.tables.selection import CellFilter, select
 
 MAX_IMPORTED_ROWS: Final = 5_000
-"""Rows of one import, which is one transaction of a millisecond a row: on SQLite other writers, who
-give up after fifteen seconds, wait for it."""
+"""Rows of one import, which is one transaction of a tenth of a millisecond a row: on SQLite other writers,
+who give up after fifteen seconds, wait for it."""
 
 MAX_IMPORTED_CELLS: Final = 200
 

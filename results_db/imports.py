@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -142,54 +143,71 @@ def _import(session: Session, new: NewImport, now: datetime) -> CampaignRecord:
 
 
 def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: datetime) -> None:
-    firsts: dict[Layout, Trial] = {}
-    repeats: dict[Layout, int] = {}
-    trials: list[Trial] = []
+    """Adds all rows of a kind with one statement, since other writers wait meanwhile."""
+    first_number: dict[Layout, int] = {}
+    num_runs: Counter[Layout] = Counter()
+    trials: list[dict[str, Any]] = []
     for number, row in enumerate(cell.rows, 1):
         trial = _trial(row, campaign_id=campaign_id, number=number, now=now)
-        if row.layout not in firsts:
-            firsts[row.layout] = trial
-        else:
-            if firsts[row.layout].id is None:
-                session.flush()
-            repeats[row.layout] = repeats.get(row.layout, 0) + 1
-            trial.repeat_index = repeats[row.layout]
-            trial.repeat_of = firsts[row.layout].id
-        session.add(trial)
+        trial["repeat_index"] = num_runs[row.layout]
+        trial["first_number"] = first_number.get(row.layout)
         trials.append(trial)
-    session.flush()
-    for trial, row in zip(trials, cell.rows, strict=True):
-        session.add(
-            ImportedRow(
-                trial_id=trial.id,
-                number=row.number,
-                line=row.line,
-                unstated=list(row.unstated),
-                aside=dict(row.aside),
-                peak_memory_bytes=None if row.status == "completed" else row.peak_memory_bytes,
-            )
-        )
-        if row.status == "completed":
-            session.add(_measurement(trial, row, cell))
-    session.flush()
+        first_number.setdefault(row.layout, number)
+        num_runs[row.layout] += 1
+    session.connection().execute(_insert_trial(campaign_id, trials[0]), trials)
+    ids = _ids(session, campaign_id)
+    numbered = [(ids[number], row) for number, row in enumerate(cell.rows, 1)]
+    session.execute(insert(ImportedRow), [_imported_row(id_, row) for id_, row in numbered])
+    measured = [
+        _measurement(id_, campaign_id, row, cell)
+        for id_, row in numbered
+        if row.status == "completed"
+    ]
+    if measured:
+        session.execute(insert(MeasurementRow), measured)
 
 
-def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> Trial:
-    return Trial(
-        campaign_id=campaign_id,
-        number=number,
-        state=_STATES[row.status],
-        reason=_REASONS[row.status],
-        message=_MESSAGES[row.status],
-        repeat_index=0,
-        created_at=now,
-        ended_at=now,
-        ended_seq=number,
-        **layout_columns(row.layout),
+def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
+    """Inserts a trial, a repeat as one of the trial `first_number`: one that came before it."""
+    first = select(Trial.id).where(
+        Trial.campaign_id == campaign_id, Trial.number == bindparam("first_number")
     )
+    told: dict[str, Any] = {name: bindparam(name) for name in example if name != "first_number"}
+    return insert(Trial).values(**told, repeat_of=first.scalar_subquery())
 
 
-def _measurement(trial: Trial, row: TableRow, cell: TableCell) -> MeasurementRow:
+def _ids(session: Session, campaign_id: int) -> dict[int, int]:
+    """Ids of the campaign's trials by their numbers."""
+    query = select(Trial.number, Trial.id).where(Trial.campaign_id == campaign_id)
+    return {row.number: row.id for row in session.execute(query)}
+
+
+def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> dict[str, Any]:
+    return {
+        "campaign_id": campaign_id,
+        "number": number,
+        "state": _STATES[row.status],
+        "reason": _REASONS[row.status],
+        "message": _MESSAGES[row.status],
+        "created_at": now,
+        "ended_at": now,
+        "ended_seq": number,
+        **layout_columns(row.layout),
+    }
+
+
+def _imported_row(trial_id: int, row: TableRow) -> dict[str, Any]:
+    return {
+        "trial_id": trial_id,
+        "number": row.number,
+        "line": row.line,
+        "unstated": list(row.unstated),
+        "aside": dict(row.aside),
+        "peak_memory_bytes": None if row.status == "completed" else row.peak_memory_bytes,
+    }
+
+
+def _measurement(trial_id: int, campaign_id: int, row: TableRow, cell: TableCell) -> dict[str, Any]:
     """What the table tells, and what follows from it; the rest stays NULL."""
     assert row.tokens_per_s is not None, "the row is completed"
     assert row.step_time_s is not None, "the row is completed"
@@ -198,24 +216,23 @@ def _measurement(trial: Trial, row: TableRow, cell: TableCell) -> MeasurementRow
     peak = cell.cluster.peak_flops_per_s.get(row.layout.precision)
     # A share of over 1 only says that the preset's peak is not that of the table's device.
     usable = None if peak is None or hardware_tflops * 1e12 > peak else peak / 1e12
-    return MeasurementRow(
-        trial_id=trial.id,
-        campaign_id=trial.campaign_id,
-        step_time_s=row.step_time_s,
-        tokens_per_step=row.layout.global_batch_size * cell.model.seq_length,
-        tokens_per_s=row.tokens_per_s,
-        tokens_per_s_per_device=rate,
-        model_tflops_per_device=model_tflops,
-        hardware_tflops_per_device=hardware_tflops,
-        peak_tflops_per_device=usable,
-        peak_source=None
-        if usable is None
-        else f"table ({cell.cluster.device}, {row.layout.precision})"[:200],
-        mfu=None if usable is None else model_tflops / usable,
-        hfu=None if usable is None else hardware_tflops / usable,
-        peak_memory_bytes=row.peak_memory_bytes,
-        oversubscribed=False,
-    )
+    device = f"table ({cell.cluster.device}, {row.layout.precision})"[:200]
+    return {
+        "trial_id": trial_id,
+        "campaign_id": campaign_id,
+        "step_time_s": row.step_time_s,
+        "tokens_per_step": row.layout.global_batch_size * cell.model.seq_length,
+        "tokens_per_s": row.tokens_per_s,
+        "tokens_per_s_per_device": rate,
+        "model_tflops_per_device": model_tflops,
+        "hardware_tflops_per_device": hardware_tflops,
+        "peak_tflops_per_device": usable,
+        "peak_source": None if usable is None else device,
+        "mfu": None if usable is None else model_tflops / usable,
+        "hfu": None if usable is None else hardware_tflops / usable,
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "oversubscribed": False,
+    }
 
 
 def _table_rows(session: Session, campaign_id: int) -> Iterator[TableRow]:

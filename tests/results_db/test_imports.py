@@ -136,6 +136,22 @@ def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) ->
     assert store.front(campaign) == {standings[0].trial.id}
 
 
+def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: Store) -> None:
+    rows = [
+        make_row(tp=tp, dp=4 // tp, num_microbatches=2 * tp, step_time_s=0.5 + number / 100)
+        for number, tp in enumerate((4, 2, 2, 1, 4, 2))
+    ]
+    (campaign,) = store.import_campaigns([make_import("theirs", *rows)])
+    trials = sorted(store.trials(campaign.id), key=lambda trial: trial.id)
+    assert [trial.number for trial in trials] == [1, 2, 3, 4, 5, 6]
+    assert [trial.layout.tp for trial in trials] == [4, 2, 2, 1, 4, 2]
+    assert [trial.repeat_index for trial in trials] == [0, 0, 1, 0, 1, 2]
+    first, second = trials[0].id, trials[1].id
+    assert [trial.repeat_of for trial in trials] == [None, None, second, None, first, second]
+    measured = [trial.measurement for trial in trials]
+    assert [each.step_time_s for each in measured if each] == [0.5, 0.51, 0.52, 0.53, 0.54, 0.55]
+
+
 def test_a_failure_has_a_reason_and_says_that_the_table_gives_none(store: Store) -> None:
     (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
     failed = store.trial_by_number(campaign.id, 6)
