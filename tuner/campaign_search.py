@@ -125,6 +125,9 @@ class CampaignSearch:
         self.last_ended_seq = max(self.last_ended_seq, trial.ended_seq or 0)
 
     def _learn(self, trial: TrialRecord) -> None:
+        if trial.repeat_of is not None and trial.state != "COMPLETED":
+            # It shows that a run can crash, not that a layout does that was measured before.
+            return
         try:
             observation = observe(trial, self.spec.objective)
         except ObservationInvalidError as error:

@@ -26,7 +26,7 @@ from tests.tuner.factories import (
     out_of_memory,
     submit,
 )
-from tuner.campaign_search import observe
+from tuner.campaign_search import CampaignSearch, observe
 from tuner.driver import Driver
 
 
@@ -303,6 +303,24 @@ def test_a_deliberate_repeat_counts_and_does_not_confuse_the_search(store: Store
     trials = store.trials(campaign.id)
     assert len(trials) == 6
     assert sum(trial.layout == first.layout for trial in trials) == 2
+
+
+@pytest.mark.parametrize("reason", ["crashed", "out_of_memory"])
+def test_a_repeat_that_fails_does_not_take_back_what_was_measured(
+    store: Store, reason: str
+) -> None:
+    campaign = submit(store, make_spec(strategy="exhaustive", budget={"trials": 4}))
+    driver, worker = Driver(store), FakeWorker(store)
+    driver.step()
+    worker.run_one()
+    (first, *_) = store.trials(campaign.id)
+    store.repeat_trial(first.id)
+    worker.judge = lambda layout: failed(reason) if layout == first.layout else measured(layout)
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    trials = store.trials(campaign.id)
+    assert [trial.reason for trial in trials if trial.repeat_of] == [reason]
+    strategy = CampaignSearch.rebuild(campaign, trials)._strategy
+    assert strategy._history.observations[0].state == "completed"
 
 
 def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> None:
