@@ -38,8 +38,11 @@ def export_trial(
     knows that such a job would run. Nor does anybody of a layout that was imported and is not legal.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
+    notes: list[str] = []
     if campaign.strategy == IMPORTED:
         _refuse_illegal(campaign, chosen)
+        source = store.import_source(campaign.id) or "a table that does not say where"
+        notes.append(f"the layout was not measured here: it is imported, from {source}")
     bundle = exporters.export(format, _source(campaign, chosen))
     return ExportRead(
         format=bundle.format,
@@ -49,7 +52,7 @@ def export_trial(
             ExportFileRead(name=file.name, content=file.content, executable=file.executable)
             for file in bundle.files
         ],
-        notes=list(bundle.notes),
+        notes=[*notes, *bundle.notes],
     )
 
 

@@ -181,7 +181,9 @@ def test_a_legal_winner_is_exported_and_an_illegal_one_says_why(api: Api) -> Non
         tp=8, pp=1, dp=1, micro_batch_size=1, num_microbatches=8, vpp=3, step_time_s=0.3
     )
     post(api, make_text(legal, across), name="theirs")
-    assert api.get("/campaigns/theirs/exports", format="trainer", trial=1)["trial"] == 1
+    exported = api.get("/campaigns/theirs/exports", format="trainer", trial=1)
+    assert exported["trial"] == 1
+    assert exported["notes"][0] == "the layout was not measured here: it is imported, from made up"
     problem = api.get("/campaigns/theirs/exports", status=409, format="trainer")
     assert "trial 2 of the imported campaign 'theirs' is not legal here: " in problem["detail"]
     assert "num_layers=8" in problem["detail"]
