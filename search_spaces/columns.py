@@ -64,6 +64,17 @@ class LayoutColumns:
         values = {name: code_of(name, getattr(layouts, name)) for name in LAYOUT_FIELDS}
         return cls(**{name: np.asarray(value) for name, value in values.items()})
 
+    @classmethod
+    def of_each(cls, layouts: Iterable[Layout]) -> Self:
+        """Columns of several layouts, in their order."""
+        listed = list(layouts)
+        return cls(
+            **{
+                name: codes_of(name, (getattr(layout, name) for layout in listed))
+                for name in LAYOUT_FIELDS
+            }
+        )
+
     @property
     def num_devices(self) -> Ints:
         """Ranks of the job: tp * pp * dp."""

@@ -66,8 +66,8 @@ def objective_factors(
 ) -> Floats:
     """What a throughput is made of: the objective times the step time, of each layout.
 
-    No factor depends on the cluster so far. The work of a token is `ModelShape.model_flops_per_token` and `hardware_flops_per_token`, which the
-    trainer counts by, too.
+    No factor depends on the cluster so far. The work of a token is `ModelShape.model_flops_per_token`
+    and `hardware_flops_per_token`, which the trainer counts by, too.
 
     Raises:
         ObjectiveInvalidError: it is none, or no throughput.

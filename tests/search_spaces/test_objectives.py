@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from search_spaces.columns import LAYOUT_FIELDS, LayoutColumns, codes_of
+from search_spaces.columns import LayoutColumns
 from search_spaces.errors import ObjectiveInvalidError
 from search_spaces.layout import Layout
 from search_spaces.objectives import (
@@ -34,12 +34,7 @@ STEP_S = np.array([0.5, 2.0, 8.0])
 
 
 def columns(layouts: tuple[Layout, ...] = LAYOUTS) -> LayoutColumns:
-    return LayoutColumns(
-        **{
-            name: codes_of(name, [getattr(layout, name) for layout in layouts])
-            for name in LAYOUT_FIELDS
-        }
-    )
+    return LayoutColumns.of_each(layouts)
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "tokens_per_node_hour"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.time import PRIOR, step_time_parts, step_time_s, time_terms
 from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES
 from search_spaces.layout import LAYOUT_FIELDS, Layout
@@ -253,9 +253,7 @@ def test_shares_are_the_derivatives_of_the_logarithm(layout: Layout) -> None:
 
 @given(st.lists(layouts, min_size=2, max_size=8))
 def test_columns_give_what_each_layout_gives(several: list[Layout]) -> None:
-    columns = LayoutColumns(
-        **{name: codes_of(name, (getattr(x, name) for x in several)) for name in LAYOUT_FIELDS}
-    )
+    columns = LayoutColumns.of_each(several)
     one_by_one = [step_time_s(layout, MODEL, MACHINE)[0] for layout in several]
     assert step_time_s(columns, MODEL, MACHINE) == pytest.approx(one_by_one)
     assert time_terms(columns, MODEL, MACHINE).step_time_s() == pytest.approx(one_by_one)

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from tuner.strategies.base import ObservationState
 
@@ -160,7 +160,8 @@ def _rows(
 ) -> Evidence:
     named: dict[tuple[str, str], tuple[Group, ...]] = {}
     scales = np.array([_scale(sample, storage) for sample in samples])
-    terms = memory_terms(_columns([sample.layout for sample in samples]), model, storage)
+    columns = LayoutColumns.of_each(sample.layout for sample in samples)
+    terms = memory_terms(columns, model, storage)
     expected = terms.num_bytes.sum(axis=1)
     weights, scatter = terms.deviation_bytes, terms.scatter_bytes
     for row, sample in enumerate(samples):
@@ -186,15 +187,6 @@ def _rows(
             )
             for sample in samples
         ),
-    )
-
-
-def _columns(layouts: Sequence[Layout]) -> LayoutColumns:
-    return LayoutColumns(
-        **{
-            name: codes_of(name, (getattr(layout, name) for layout in layouts))
-            for name in LAYOUT_FIELDS
-        }
     )
 
 

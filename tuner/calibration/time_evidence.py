@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.estimates.time_factors import TERM_NAMES
 from search_spaces.layout import LAYOUT_FIELDS, Layout
@@ -93,7 +93,7 @@ def evidence_of(samples: Iterable[TimeSample], campaign: str) -> TimeEvidence:
 
 def _group_evidence(samples: Sequence[TimeSample], campaign: str) -> TimeEvidence:
     first = samples[0]
-    columns = columns_of([sample.layout for sample in samples])
+    columns = LayoutColumns.of_each(sample.layout for sample in samples)
     origin = Origin(
         cluster=first.cluster.name,
         software=first.software,
@@ -146,15 +146,5 @@ def nothing() -> TimeEvidence:
             names=TERM_NAMES, seconds=np.zeros((0, len(TERM_NAMES))), backward_share=empty
         ),
         log_s=empty,
-        columns=columns_of([]),
-    )
-
-
-def columns_of(layouts: Sequence[Layout]) -> LayoutColumns:
-    """Layouts as columns."""
-    return LayoutColumns(
-        **{
-            name: codes_of(name, (getattr(layout, name) for layout in layouts))
-            for name in LAYOUT_FIELDS
-        }
+        columns=LayoutColumns.of_each([]),
     )

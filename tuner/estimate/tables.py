@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.columns import LayoutColumns, codes_of
-from search_spaces.layout import LAYOUT_FIELDS
+from search_spaces.columns import LayoutColumns
 from search_spaces.tables import MeasurementTable, TableCell
 from tuner.estimate.estimator import Calibration, Estimator
 
@@ -49,13 +48,7 @@ def table_warnings(table: MeasurementTable, calibration: Calibration) -> list[st
 
 
 def _columns(cell: TableCell) -> LayoutColumns:
-    layouts = [row.layout for row in cell.rows]
-    return LayoutColumns(
-        **{
-            name: codes_of(name, (getattr(each, name) for each in layouts))
-            for name in LAYOUT_FIELDS
-        }
-    )
+    return LayoutColumns.of_each(row.layout for row in cell.rows)
 
 
 def _predicted(cell: TableCell, calibration: Calibration) -> TableCell:

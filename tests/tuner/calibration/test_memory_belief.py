@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns, codes_of
+from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import memory_terms, peak_memory_bytes, stage_memory
 from search_spaces.estimates.storage import MEGATRON_LIKE
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.layout import Layout
 from search_spaces.presets.models import model_preset
 from tuner.calibration.memory import MemoryBelief, StagePeak
 from tuner.knowledge import Sample
@@ -42,9 +42,7 @@ LAYOUTS = [
 """72 layouts; some of them take several times what a device has."""
 
 NEW = MemoryBelief.prior(CLUSTER, software=OTHERS)
-COLUMNS = LayoutColumns(
-    **{name: codes_of(name, [getattr(each, name) for each in LAYOUTS]) for name in LAYOUT_FIELDS}
-)
+COLUMNS = LayoutColumns.of_each(LAYOUTS)
 ESTIMATES = peak_memory_bytes(COLUMNS, MODEL, MEGATRON_LIKE)
 
 
