@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -73,6 +73,9 @@ bench-trainer: $(INSTALLED)
 # TABLES: a folder of measurement tables (docs/measurement-tables.md).
 bench-search: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) --record
+
+bench-stopping: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_stopping $(if $(TABLES),--tables $(TABLES)) --record
 
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:
