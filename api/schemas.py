@@ -178,7 +178,8 @@ class RankedTrial(TrialRead):
     rank: int
     """1 is the best of those that are listed."""
     objectives: dict[str, float | None]
-    """The campaign's objectives as measured, and the one that ranks here; null: not measured."""
+    """The campaign's objectives, and the one that ranks here, at the median step time of all runs of its
+    layout; null: not measured."""
     on_front: bool
     """Whether no other ranked trial is at least as good in all of the campaign's objectives, and better
     in one."""
@@ -188,6 +189,8 @@ class RankedTrial(TrialRead):
     """Where the 95 % interval of the value begins; null where a single iteration was timed."""
     value_high: float | None
     """Where it ends."""
+    step_time_s: float
+    """Median of the step times of all runs of its layout."""
     num_runs: int
     """How often the layout was measured; all runs count."""
     shortened: bool

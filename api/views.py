@@ -10,6 +10,7 @@ from api.schemas import CampaignDetail, CampaignRead, RankedTrial, TrialDetailRe
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.standing import Standing
 from results_db.store import Store
+from search_spaces.objectives import OBJECTIVES
 
 
 def campaign_read(store: Store, campaign: CampaignRecord) -> CampaignRead:
@@ -62,6 +63,12 @@ def ranked_trial(
     memory = campaign.spec["cluster"].get("device_memory_bytes")
     names = dict.fromkeys((*campaign.objectives, ranked_by))
     values = {name: trial.objective(name, device_memory_bytes=memory) for name in names}
+    measured = trial.measurement
+    assert measured is not None  # it is ranked
+    for name, value in values.items():
+        # Every objective that ranks is a rate.
+        if name in OBJECTIVES and value is not None:
+            values[name] = value * (measured.step_time_s / standing.step_time_s)
     values[ranked_by] = standing.value
     return RankedTrial(
         **_trial_fields(trial),
@@ -71,6 +78,7 @@ def ranked_trial(
         value=standing.value,
         value_low=standing.low,
         value_high=standing.high,
+        step_time_s=standing.step_time_s,
         num_runs=standing.num_runs,
         shortened=standing.shortened,
         tied_with_first=standing.is_tied,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,13 @@ def read_campaign_file(file: Path) -> dict[str, Any]:
         raise click.UsageError(f"{file}: {error}") from error
     if not isinstance(document, dict):
         raise click.UsageError(f"{file}: the campaign is not a mapping of fields to values")
+    try:
+        json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(
+            f"{file}: cannot be sent ({error}): YAML reads .nan, .inf and dates where a number or a "
+            "text is meant; write a number, or put the text in quotes"
+        ) from error
     return document
 
 

@@ -115,6 +115,7 @@ def _notes(page: LeaderboardPage) -> list[str]:
 def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
     layout, measured = trial.layout, trial.measurement
     assert measured is not None  # it is ranked
+    speedup = measured.step_time_s / trial.step_time_s
     return (
         str(trial.rank),
         str(trial.number),
@@ -130,9 +131,9 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
         objective_figure(objectives[0], trial.value),
         *(objective_figure(name, trial.objectives[name]) for name in objectives[1:]),
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
-        f"{measured.step_time_s:.4g} s",
+        f"{trial.step_time_s:.4g} s",
         _half_interval(trial),
         str(trial.num_runs),
-        "-" if measured.mfu is None else f"{measured.mfu:.1%}",
+        "-" if measured.mfu is None else f"{measured.mfu * speedup:.1%}",
         memory(measured.peak_memory_bytes),
     )

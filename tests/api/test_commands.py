@@ -98,6 +98,37 @@ def test_submit_refuses_a_malformed_file_as_bad_usage_with_its_line(run, tmp_pat
     assert run("campaign", "submit", str(tmp_path / "nowhere.yaml")).exit_code == 2
 
 
+@pytest.mark.parametrize("value", [".nan", ".inf", "2026-01-01"])
+def test_submit_refuses_yaml_that_json_has_no_word_for(run, tmp_path: Path, value: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"name: odd\nseed: {value}\n")
+    refused = run("campaign", "submit", str(file))
+    assert refused.exit_code == 2
+    assert "c.yaml: cannot be sent" in refused.output
+
+
+def test_the_leaderboard_shows_a_layouts_figures_at_the_median_of_its_runs(
+    run, service, store, name: str
+) -> None:
+    campaign = submit(service, store, name, trials=1)
+    worker = make_worker(store, "w1", devices_per_node=4)
+    (first,) = store.trials(campaign)
+    assert first.measurement is not None
+    again = store.repeat_trial(first.id)
+    lease = lease_one(store, worker.id)
+    store.post_outcome(
+        again.id,
+        lease.attempt,
+        completed(again.layout, tokens_per_s=first.measurement.tokens_per_s / 3),
+    )
+    (shown,) = json.loads(run("leaderboard", name, "--json").stdout)["trials"]
+    slower = first.measurement.step_time_s / shown["step_time_s"]
+    assert slower == pytest.approx(0.5)
+    (row,) = [line for line in run("leaderboard", name).output.splitlines() if " s " in line]
+    assert f"{shown['step_time_s']:.4g} s" in row
+    assert f"{first.measurement.mfu * slower:.1%}" in row
+
+
 def test_submit_shows_why_the_service_refuses_as_one_line(run, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "refused", "model": "gpt-22b"}))

@@ -189,6 +189,10 @@ def test_the_leaderboard_pools_repeats_and_says_how_sure_it_is(api: Api, http: T
     assert (best["number"], best["num_runs"], second["num_runs"]) == (1, 2, 1)
     pooled = 2 / (1 / 100.0 + 1 / 130.0)
     assert best["value"] == best["objectives"]["tokens_per_s"] == pytest.approx(pooled)
+    slower = best["measurement"]["step_time_s"] / best["step_time_s"]
+    assert best["measurement"]["tokens_per_s"] * slower == pytest.approx(pooled)
+    other = api.get("/campaigns/first/leaderboard", objective="tokens_per_node_hour")["trials"][0]
+    assert other["objectives"]["tokens_per_s"] == pytest.approx(pooled)
     assert best["value_low"] < pooled < best["value_high"]
     assert best["tied_with_first"]
     assert second["tied_with_first"], "the two runs of the first are further apart than that"
