@@ -211,15 +211,12 @@ def test_what_is_left_to_gain_shrinks_as_the_best_are_measured() -> None:
 
 def test_model_only_asks_in_the_order_of_the_estimates() -> None:
     problem = make_search(memory_gib=80.0)
-    prospect = Prospect(problem)
     asked = run(problem, "model-only", 0, 10)
-    rows = np.arange(len(problem.layouts))
     expected = time_terms(problem.layouts.columns(), problem.model, problem.cluster).step_time_s()
     best = np.argsort(expected / problem.layouts.columns().global_batch_size)
     assert asked[0] in best[:3]
-    assert prospect.fitting is not None
+    assert set(asked) <= set(best[:30].tolist()), "but for what may not fit, in their order"
     assert len(set(asked)) == 10
-    assert len(rows) >= 10
 
 
 def test_cbo_picks_the_most_valuable_candidate() -> None:
