@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,7 +56,28 @@ def trial_read(trial: TrialRecord) -> TrialRead:
     return TrialRead(**_trial_fields(trial))
 
 
-def ranked_trial(
+def ranked_trials(
+    campaign: CampaignRecord,
+    standings: Sequence[Standing],
+    *,
+    after: int,
+    ranked_by: str,
+    front: Collection[int],
+) -> list[RankedTrial]:
+    """A page of the leaderboard, which begins after so many layouts."""
+    return [
+        _ranked_trial(
+            campaign,
+            standing,
+            rank=rank,
+            ranked_by=ranked_by,
+            on_front=standing.trial.id in front,
+        )
+        for rank, standing in enumerate(standings, after + 1)
+    ]
+
+
+def _ranked_trial(
     campaign: CampaignRecord, standing: Standing, *, rank: int, ranked_by: str, on_front: bool
 ) -> RankedTrial:
     """A layout on the leaderboard, by its first trial."""

@@ -109,33 +109,45 @@ class Leaderboard(StorePart):
     def front(self, campaign: CampaignRecord) -> frozenset[int]:
         """Ids of the ranked trials that no other beats, over all objectives of the campaign.
 
-        A layout that was measured several times stands with the median of each figure, by the id of the
-        first of its runs that count: as in `standings`, none that was stopped early does, while any was
-        measured in full.
+        A layout that was measured several times stands with its rates at the median step time, as in
+        `standings`, and the median of its memory, by the id of the first of its runs that count: none that
+        was stopped early does, while any was measured in full.
         """
         with self._db.read() as session:
             rows = session.execute(_figures(campaign.id)).all()
         in_full = [row for row in rows if not row.shortened]
         device_memory_bytes = campaign.spec["cluster"].get("device_memory_bytes")
-        values: defaultdict[str, list[list[float | None]]] = defaultdict(list)
+        runs: defaultdict[str, list[tuple[float, list[float | None]]]] = defaultdict(list)
         first_id: dict[str, int] = {}
         for row in in_full or rows:
             first_id.setdefault(row.layout_key, row.id)
-            values[row.layout_key].append(
-                [
-                    measured_objective(
-                        name, row, num_nodes=row.num_nodes, device_memory_bytes=device_memory_bytes
-                    )
-                    for name in campaign.objectives
-                ]
-            )
-        pooled = [
-            runs[0] if len(runs) == 1 else np.median(np.array(runs, dtype=np.float64), axis=0)
-            for runs in values.values()
-        ]
+            values = [
+                measured_objective(
+                    name, row, num_nodes=row.num_nodes, device_memory_bytes=device_memory_bytes
+                )
+                for name in campaign.objectives
+            ]
+            runs[row.layout_key].append((row.step_time_s, values))
+        is_rate = [name in OBJECTIVES for name in campaign.objectives]
+        pooled = [_pooled(of_layout, is_rate) for of_layout in runs.values()]
         is_front = pareto_front(np.array(pooled, dtype=np.float64))
         ids = first_id.values()
         return frozenset(id_ for id_, stands in zip(ids, is_front, strict=True) if stands)
+
+
+def _pooled(
+    runs: Sequence[tuple[float, Sequence[float | None]]], is_rate: Sequence[bool]
+) -> Sequence[float | None]:
+    """A layout's objectives from the step time and the objectives of each of its runs."""
+    (first_s, first), *others = runs
+    if not others:
+        return first
+    times_longer = np.median([step_time_s for step_time_s, _ in runs]) / first_s
+    values = np.array([values for _, values in runs], dtype=np.float64)
+    pooled: list[float | None] = np.where(
+        is_rate, values[0] / times_longer, np.median(values, axis=0)
+    ).tolist()
+    return pooled
 
 
 def _figures(campaign_id: int) -> Select[*tuple[Any, ...]]:
@@ -146,6 +158,7 @@ def _figures(campaign_id: int) -> Select[*tuple[Any, ...]]:
             Trial.layout_key,
             Trial.num_nodes,
             MeasurementRow.shortened,
+            MeasurementRow.step_time_s,
             MeasurementRow.tokens_per_s,
             MeasurementRow.tokens_per_s_per_device,
             MeasurementRow.model_tflops_per_device,

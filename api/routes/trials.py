@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from api.dependencies import CampaignDep, StoreDep, read_cursor, write_cursor
 from api.measurement_table import measurement_table
 from api.schemas import MAX_ID, LeaderboardPage, TrialDetailRead, TrialId, TrialPage
-from api.views import ranked_trial, trial_detail_read, trial_read
+from api.views import ranked_trials, trial_detail_read, trial_read
 from results_db.records import TrialState
 from search_spaces.campaign import Objective
 
@@ -87,15 +87,6 @@ def read_leaderboard(
         source=source,
         total=total,
         constrained=store.count_constrained(campaign.id),
-        trials=[
-            ranked_trial(
-                campaign,
-                standing,
-                rank=rank,
-                ranked_by=ranked_by,
-                on_front=standing.trial.id in on_front,
-            )
-            for rank, standing in enumerate(found, offset + 1)
-        ],
+        trials=ranked_trials(campaign, found, after=offset, ranked_by=ranked_by, front=on_front),
         next_offset=end if found and end < total else None,
     )

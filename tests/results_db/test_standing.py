@@ -155,6 +155,17 @@ def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
     assert [each.trial.id for each in standings(store, among=store.front(campaign))] == [full]
 
 
+def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_rates_differ(
+    store: Store, measure: Measure
+) -> None:
+    measure(A, step_time_s=1.0)
+    measure(A, step_time_s=1.2)
+    best = measure(Layout(micro_batch_size=2), step_time_s=1.095)
+    # A's rates have the larger mean, its step time of 1.1 s is the longer one.
+    assert standings(store)[0].trial.id == best
+    assert store.front(store.campaign_by_name("first")) == {best}
+
+
 def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
     store: Store, measure: Measure
 ) -> None:
