@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from results_db.records import Analysis, CampaignRecord, StepState, TrialRecord
 from results_db.standing import Standing
 from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from tuner.calibration.time import TimeCalibration
 from tuner.importance import METHOD, importances
-from tuner.sensitivity import Tried, knob_steps
+from tuner.knowledge import Sample
+from tuner.sensitivity import StepTime, Tried, knob_steps
 
 _STATES: Final[dict[str, StepState]] = {
     "COMPLETED": "completed",
@@ -45,9 +49,35 @@ def analyse(
         method=METHOD if found else "",
         importances=found,
         steps=knob_steps(
-            spec, layouts, winner.trial.layout, winner.value, _tried(campaign, standings, trials)
+            spec,
+            layouts,
+            winner.trial.layout,
+            winner.value,
+            _tried(campaign, standings, trials),
+            calibrated_step_time(spec, standings),
         ),
     )
+
+
+def calibrated_step_time(spec: CampaignSpec, standings: Sequence[Standing]) -> StepTime:
+    """The closed form, put right by what the campaign itself measured."""
+    samples = [
+        Sample(
+            model=spec.model,
+            cluster=spec.cluster,
+            layout=standing.trial.layout,
+            state="completed",
+            step_time_s=standing.step_time_s,
+        )
+        for standing in standings
+    ]
+    calibration = TimeCalibration.fit().told(samples, campaign=spec.name)
+
+    def step_time_s(layout: Layout) -> float:
+        (log_s,), _ = calibration.predict(layout, spec.model, spec.cluster, campaign=spec.name)
+        return math.exp(log_s)
+
+    return step_time_s
 
 
 def _tried(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,13 @@ from results_db.records import KnobStep, StepDirection, StepState
 from search_spaces.campaign import CampaignSpec
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import step_time_s
 from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.objectives import objective_factors
 from tuner.importance import FOLLOWERS, knobs_of
 from tuner.strategies.base import LayoutSet
+
+StepTime = Callable[[Layout], float]
+"""Predicts the seconds of a layout's step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +39,14 @@ def knob_steps(
     winner: Layout,
     value: float,
     tried: Mapping[str, Tried],
+    step_time_s: StepTime,
 ) -> tuple[KnobStep, ...]:
     """One step down and one up in each knob that varies of itself, by knob.
 
     The next layout is the legal one with the knob's next value that differs in as few other knobs as
     possible; knobs that follow from others (replicas, micro-batches a step) do not count. Of several
-    such, one that was tried. What was not tried is predicted by the closed form, relative to what that
-    says of the winner.
+    such, one that was tried. What was not tried is predicted, relative to what is predicted of the
+    winner.
 
     Args:
         spec: the campaign's description.
@@ -51,6 +54,7 @@ def knob_steps(
         winner: the layout around which the steps are taken; one of the set.
         value: its objective.
         tried: what is known of layouts, by their keys.
+        step_time_s: predicts a layout's step time, in seconds.
     """
     place = layouts.index_of(winner)
     assert place is not None, f"the winner {winner.key} is not legal"
@@ -66,7 +70,9 @@ def knob_steps(
             if len(there):
                 near = there[num_others[there] == num_others[there].min()]
                 chosen = _nearest(layouts, near, winner, tried)
-                steps.append(_step(spec, knob, direction, winner, value, chosen, tried))
+                steps.append(
+                    _step(spec, knob, direction, winner, value, chosen, tried, step_time_s)
+                )
     return tuple(steps)
 
 
@@ -89,10 +95,11 @@ def _step(
     value: float,
     layout: Layout,
     tried: Mapping[str, Tried],
+    step_time_s: StepTime,
 ) -> KnobStep:
     known = tried.get(layout.key)
     if known is None:
-        state, effect = _predicted(spec, winner, layout)
+        state, effect = _predicted(spec, winner, layout, step_time_s)
     else:
         state, effect = known.state, None if known.value is None else known.value / value - 1.0
     return KnobStep(
@@ -111,18 +118,18 @@ def _step(
 
 
 def _predicted(
-    spec: CampaignSpec, winner: Layout, layout: Layout
+    spec: CampaignSpec, winner: Layout, layout: Layout, step_time_s: StepTime
 ) -> tuple[StepState, float | None]:
     columns = LayoutColumns.of(layout)
     allowed = spec.constraints.allowed_memory_bytes(spec.cluster.device_memory_bytes)
     if float(peak_memory_bytes(columns, spec.model)) > allowed:
         return "out_of_memory", None
-    return "completed", _estimate(spec, layout) / _estimate(spec, winner) - 1.0
-
-
-def _estimate(spec: CampaignSpec, layout: Layout) -> float:
-    factor = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model, spec.cluster)
-    return float(factor) / float(step_time_s(layout, spec.model, spec.cluster)[0])
+    there, here = (
+        float(objective_factors(spec.objective, LayoutColumns.of(of), spec.model, spec.cluster))
+        / step_time_s(of)
+        for of in (layout, winner)
+    )
+    return "completed", there / here - 1.0
 
 
 def _written(value: object) -> str:

@@ -14,11 +14,13 @@ import pytest
 from results_db.data_dir import DataDir
 from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
+from search_spaces.estimates.time import step_time_s as estimated_step_time_s
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome
 from tests.results_db.factories import TurnableClock, completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner import driver as driver_module
+from tuner.analysis import calibrated_step_time
 from tuner.driver import Driver
 from tuner.importance import importances, knobs_of
 
@@ -102,6 +104,25 @@ def test_a_step_that_nobody_tried_is_predicted_and_marked_so(store: Store) -> No
     assert all(step.effect is not None for step in predicted if step.state == "completed")
     assert analysis.importances == {}, "three layouts say nothing about four knobs"
     assert analysis.method == ""
+
+
+def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
+    def tensor_parallelism_is_dear(layout: Layout) -> Outcome:
+        slower = 5.0 if layout.tp > 1 else 1.0
+        return completed(layout, tokens_per_s=speed(layout) * layout.num_devices / slower)
+
+    spec = make_spec(strategy="exhaustive", budget={})
+    campaign = submit(store, spec)
+    worker = FakeWorker(store, tensor_parallelism_is_dear)
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    step_time_s = calibrated_step_time(spec, store.standings(campaign.id, spec.objective))
+    plain, dear = Layout(dp=2, num_microbatches=8), Layout(tp=2, num_microbatches=16)
+
+    def by_priors(layout: Layout) -> float:
+        return float(estimated_step_time_s(layout, spec.model, spec.cluster)[0])
+
+    believed = by_priors(dear) / by_priors(plain)
+    assert step_time_s(dear) / step_time_s(plain) > 1.5 * believed
 
 
 def test_a_campaign_without_a_measurement_has_no_analysis(store: Store) -> None:
