@@ -8,14 +8,13 @@ under a second.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.results_file import describe_machine
+from benchmarks.timing import median_s
 from search_spaces.campaign import Budget, CampaignSpec
 from search_spaces.cluster import GIB
 from search_spaces.errors import ModelTooLargeError
@@ -26,6 +25,7 @@ from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
 from tuner.strategies.encoding import KnobRanks
 
 REPEATS = 7
+_median_s = partial(median_s, repeats=REPEATS)
 PROMISED_S = 1.0
 """Most seconds for 10^6 combinations."""
 FRONTIER = CLUSTER_PRESETS["frontier"]
@@ -153,15 +153,6 @@ def _judge_memory(legal: LegalSet, *, device_memory_bytes: int) -> None:
     )
     with contextlib.suppress(ModelTooLargeError):
         spec.refuse_if_too_large(legal)
-
-
-def _median_s(act: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        act()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,6 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks import results_file
+from benchmarks.timing import median_s
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, step_time_s, time_terms
@@ -30,6 +31,7 @@ from tuner.calibration.time import TimeCalibration
 from tuner.knowledge import Sample
 
 REPEATS = 5
+_median_s = partial(median_s, repeats=REPEATS)
 LAYOUTS = 1_000_000
 SAMPLES = 500
 PROMISED_LAYOUTS_PER_S = 1e6
@@ -131,15 +133,6 @@ def _layout(columns: LayoutColumns, row: int) -> Layout:
         zero_stage=int(columns.zero_stage[row]),
         precision="bf16",
     )
-
-
-def _median_s(act: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        act()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,18 @@ class LayoutColumns:
             }
         )
 
+    def flattened(self) -> Self:
+        """The same layouts as columns with one axis, of equal length."""
+        arrays = np.broadcast_arrays(
+            *(np.atleast_1d(getattr(self, name)) for name in LAYOUT_FIELDS)
+        )
+        flat = (array.reshape(-1) for array in arrays)
+        return type(self)(**dict(zip(LAYOUT_FIELDS, flat, strict=True)))
+
+    def rows(self, rows: slice | Ints | Bools) -> Self:
+        """Some of the layouts, of columns that have one axis."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in LAYOUT_FIELDS})
+
     @property
     def num_devices(self) -> Ints:
         """Ranks of the job: tp * pp * dp."""

@@ -18,8 +18,7 @@ import numpy as np
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory_parts import Floats, StageParts, stage_parts
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
-from search_spaces.estimates.time import flattened
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 
 __all__ = [
@@ -130,11 +129,11 @@ def memory_terms(
 
     Columns are taken as broadcast against each other, and flattened.
     """
-    columns = flattened(LayoutColumns.of(layouts))
+    columns = LayoutColumns.of(layouts).flattened()
     terms = _no_terms(2, columns.tp.size)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
-        part = LayoutColumns(**{name: getattr(columns, name)[rows] for name in LAYOUT_FIELDS})
+        part = columns.rows(rows)
         for end, stage in enumerate((np.zeros_like(part.pp), part.pp - 1)):
             _fill(terms, end, rows, stage_parts(part, model, stage, storage))
     return terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, get_args
 
 import numpy as np
@@ -91,7 +91,7 @@ def time_terms(layouts: Layout | LayoutColumns, model: ModelShape, cluster: Clus
 
     Columns are taken as broadcast against each other, and flattened.
     """
-    columns = flattened(LayoutColumns.of(layouts))
+    columns = LayoutColumns.of(layouts).flattened()
     seconds = np.empty((len(TERM_NAMES), columns.tp.size))
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
@@ -115,7 +115,7 @@ def step_time_s(
         cluster: where they would run.
         factors: each term's factor, in the order of `TERM_NAMES`.
     """
-    columns = flattened(LayoutColumns.of(layouts))
+    columns = LayoutColumns.of(layouts).flattened()
     total = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
         sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
@@ -147,22 +147,12 @@ def step_time_parts(
     ]
 
 
-def flattened(columns: LayoutColumns) -> LayoutColumns:
-    """The same layouts as columns with one axis, of equal length."""
-    names = [field.name for field in fields(LayoutColumns)]
-    arrays = np.broadcast_arrays(*(np.atleast_1d(getattr(columns, name)) for name in names))
-    flat = {name: array.reshape(-1) for name, array in zip(names, arrays, strict=True)}
-    return LayoutColumns(**flat)
-
-
 def _steps(
     columns: LayoutColumns, model: ModelShape, cluster: Cluster
 ) -> Iterator[tuple[slice, StepShape]]:
-    names = [field.name for field in fields(LayoutColumns)]
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
-        part = LayoutColumns(**{name: getattr(columns, name)[rows] for name in names})
-        yield rows, StepShape.of(part, model, cluster)
+        yield rows, StepShape.of(columns.rows(rows), model, cluster)
 
 
 def _terms(step: StepShape) -> Iterator[tuple[str, Floats]]:

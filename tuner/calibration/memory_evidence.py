@@ -15,6 +15,7 @@ from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, sta
 from search_spaces.estimates.storage import TrainerStorage, storage_of
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
+from tuner.calibration.samples import LayoutSample
 from tuner.strategies.base import ObservationState
 
 Floats = NDArray[np.float64]
@@ -25,23 +26,8 @@ OUT_OF_MEMORY: Final = 2
 FAILED: Final = 3
 
 
-class PeakSample(Protocol):
-    """What the belief learns from; `tuner.knowledge.Sample` is one."""
-
-    @property
-    def model(self) -> ModelShape:
-        """What was trained."""
-        ...
-
-    @property
-    def cluster(self) -> Cluster:
-        """Where it ran."""
-        ...
-
-    @property
-    def layout(self) -> Layout:
-        """How it was laid out."""
-        ...
+class PeakSample(LayoutSample, Protocol):
+    """What the belief learns from."""
 
     @property
     def state(self) -> ObservationState:
@@ -51,11 +37,6 @@ class PeakSample(Protocol):
     @property
     def peak_memory_bytes(self) -> int | None:
         """Peak of the fullest rank, where that was measured."""
-        ...
-
-    @property
-    def software(self) -> str:
-        """What ran it."""
         ...
 
 

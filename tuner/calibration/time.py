@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.time import PRIOR, TimeTerms, flattened, time_terms
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.estimates.time import PRIOR, TimeTerms, time_terms
+from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from tuner.calibration.time_evidence import (
     Origin,
@@ -86,12 +86,12 @@ class TimeCalibration:
             software: what runs them: a table's source; empty for this project's own trainer.
             campaign: the campaign that asks, if its own samples were told.
         """
-        columns = flattened(LayoutColumns.of(layouts))
+        columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices
         mean, deviation = np.empty(devices.size), np.empty(devices.size)
         for count in np.unique(devices):
             rows = np.flatnonzero(devices == count)
-            here = LayoutColumns(**{n: getattr(columns, n)[rows] for n in LAYOUT_FIELDS})
+            here = columns.rows(rows)
             belief = self.deviations(
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )

@@ -9,38 +9,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.estimates.time_factors import TERM_NAMES
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.layout import LAYOUT_FIELDS
 from search_spaces.model_shape import ModelShape
+from tuner.calibration.samples import LayoutSample
 
 Floats = NDArray[np.float64]
 
 
-class TimeSample(Protocol):
-    """One layout that ran, or failed to: a `tuner.knowledge.Sample`, for one."""
-
-    @property
-    def model(self) -> ModelShape:
-        """What was trained."""
-
-    @property
-    def cluster(self) -> Cluster:
-        """Where."""
-
-    @property
-    def layout(self) -> Layout:
-        """How it was laid out."""
+class TimeSample(LayoutSample, Protocol):
+    """One layout that ran, or failed to."""
 
     @property
     def step_time_s(self) -> float | None:
         """Seconds a step; None: there is nothing to learn from it here."""
-
-    @property
-    def software(self) -> str:
-        """What ran it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

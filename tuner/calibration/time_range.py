@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from search_spaces.cluster import Cluster
 from search_spaces.columns import LayoutColumns
-from search_spaces.layout import LAYOUT_FIELDS, PRECISIONS, RECOMPUTE_MODES
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES
 from search_spaces.model_shape import ModelShape
 from tuner.calibration.time_evidence import TimeEvidence
 
@@ -44,9 +44,7 @@ def warning_outside(
             "data sheets and on what other clusters and software have in common with it"
         )
     rows = np.isin(evidence.origin_of, there)
-    measured = LayoutColumns(
-        **{name: getattr(evidence.columns, name)[rows] for name in LAYOUT_FIELDS}
-    )
+    measured = evidence.columns.rows(rows)
     models = [evidence.origins[place].model for place in there]
     beyond = [*_knobs_beyond(measured, layouts), *_shape_beyond(models, model)]
     if not beyond:
