@@ -25,6 +25,23 @@ from results_db.session import breaks_unique
 _DRIVER: Final = "driver"
 
 
+def add_campaign(session: Session, row: Campaign) -> None:
+    """Writes a campaign, which has its id from then on.
+
+    Raises:
+        CampaignDuplicateError: the name is taken.
+    """
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        if not breaks_unique(error, "campaigns", "name"):
+            raise
+        raise CampaignDuplicateError(
+            f"a campaign named {row.name!r} exists already; choose another name"
+        ) from error
+
+
 class Campaigns(StorePart):
     """The campaigns' part of the store."""
 
@@ -52,17 +69,9 @@ class Campaigns(StorePart):
             created_at=now,
             clock_at=now,
         )
-        try:
-            with self._db.write() as session:
-                session.add(row)
-                session.flush()
-                return campaign_record(row, now)
-        except IntegrityError as error:
-            if not breaks_unique(error, "campaigns", "name"):
-                raise
-            raise CampaignDuplicateError(
-                f"a campaign named {spec['name']!r} exists already; choose another name"
-            ) from error
+        with self._db.write() as session:
+            add_campaign(session, row)
+            return campaign_record(row, now)
 
     def campaign(self, campaign_id: int) -> CampaignRecord:
         """One campaign.

@@ -9,16 +9,15 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Insert, bindparam, insert, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
+from results_db.campaigns import add_campaign
+from results_db.errors import CampaignNotFoundError
 from results_db.import_tables import Import, ImportedRow
 from results_db.models import Campaign, MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialState
 from results_db.rows import campaign_record, layout_columns, trial_layout
-from results_db.session import breaks_unique
 from search_spaces.cluster import Cluster
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
@@ -122,15 +121,7 @@ def _import(session: Session, new: NewImport, now: datetime) -> CampaignRecord:
         created_at=now,
         ended_at=now,
     )
-    session.add(campaign)
-    try:
-        session.flush()
-    except IntegrityError as error:
-        if not breaks_unique(error, "campaigns", "name"):
-            raise
-        raise CampaignDuplicateError(
-            f"a campaign named {spec['name']!r} exists already; choose another name"
-        ) from error
+    add_campaign(session, campaign)
     session.add(
         Import(
             campaign_id=campaign.id,
