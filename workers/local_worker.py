@@ -15,6 +15,7 @@ from workers.drain import Drain
 from workers.launchers.base import Launcher
 from workers.lease_client import LeaseClient, WorkerIdentity
 from workers.outbox import Outbox
+from workers.rank_task import RANK_ENTRY
 from workers.revision import software_versions
 from workers.spool import Spool
 from workers.worker import Worker
@@ -30,6 +31,7 @@ def work(
     name: str | None,
     spool_dir: Path | None,
     patience_s: float,
+    rank_entry: str = RANK_ENTRY,
 ) -> None:
     """Works until SIGTERM or SIGINT.
 
@@ -40,6 +42,7 @@ def work(
         name: of the worker; None: the host's.
         spool_dir: where outcomes wait; None: a place that follows from the service and the name.
         patience_s: how long the service may be away at the start.
+        rank_entry: "module:function" that a rank runs.
 
     Raises:
         WorkerError: the worker can't start, or can't go on.
@@ -62,7 +65,7 @@ def work(
     def start_launcher() -> Launcher:
         from workers.launchers.ray import ray_launcher
 
-        return ray_launcher(cluster)
+        return ray_launcher(cluster, rank_entry=rank_entry)
 
     drain = Drain()
     drain.listen()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
+
+RANK_ENTRY: Final = "workers.rank:main"
+"""What a forked rank runs, as "module:function"; tests and benchmarks have others."""
 
 Device = Literal["cpu", "cuda"]
 """What ranks compute on; cuda is ROCm too, as in torch."""

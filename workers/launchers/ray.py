@@ -13,7 +13,7 @@ from workers.launchers.base import Node, NodeEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.node_agent import NodeAgent
 from workers.node_ranks import START_WITHIN_S
-from workers.rank_task import RankTask
+from workers.rank_task import RANK_ENTRY, RankTask
 from workers.ray_cluster import LocalRay, prepare_environment
 
 prepare_environment()
@@ -37,7 +37,7 @@ class RayNodes:
         rank_entry: "module:function" that a rank runs.
     """
 
-    def __init__(self, *, num_devices: int, rank_entry: str = "workers.rank:main") -> None:
+    def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
         self._num_devices = num_devices
         self._rank_entry = rank_entry
         self._ray = LocalRay()
@@ -163,9 +163,14 @@ class RayNodes:
         return f"node {self._nodes[node].name} was lost: {_first_line(error)}"
 
 
-def ray_launcher(cluster: Cluster) -> GroupLauncher:
-    """Starts a local Ray cluster with a node agent on each node."""
-    nodes = RayNodes(num_devices=cluster.devices_per_node)
+def ray_launcher(cluster: Cluster, *, rank_entry: str = RANK_ENTRY) -> GroupLauncher:
+    """Starts a local Ray cluster with a node agent on each node.
+
+    Args:
+        cluster: what this machine is a node of.
+        rank_entry: "module:function" that a rank runs.
+    """
+    nodes = RayNodes(num_devices=cluster.devices_per_node, rank_entry=rank_entry)
     return GroupLauncher(nodes, cluster, allow_sharing=False)
 
 
