@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -49,10 +49,33 @@ layers: $(INSTALLED)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest -m "not slow and not gpu and not slurm"
 
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -m "slow and not gpu"
+	$(BIN)/pytest -m "slow and not gpu and not slurm"
+
+# Slurm's daemons from Debian's packages, on loopback; where they can't be installed the tests are
+# skipped and say why. Installing must not start the system's own daemons: policy-rc.d says no meanwhile.
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+
+slurm-packages:
+	@missing=; for program in munged slurmctld slurmd sbatch; do \
+	  PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
+	done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "Slurm is not installed and only root can install it, on Debian with apt-get install $(SLURM_PACKAGES): its tests will be skipped"; \
+	  exit 0; \
+	fi; \
+	echo "installing Debian's Slurm: $(SLURM_PACKAGES)"; \
+	policy=/usr/sbin/policy-rc.d; mine=; \
+	if [ ! -e $$policy ]; then mine=1; printf '#!/bin/sh\nexit 101\n' > $$policy; chmod 755 $$policy; fi; \
+	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; } \
+	  || echo "Debian's Slurm could not be installed: its tests will be skipped"; \
+	if [ -n "$$mine" ]; then rm -f $$policy; fi
+
+test-slurm: $(INSTALLED) slurm-packages
+	$(BIN)/pytest -m slurm
 
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m gpu

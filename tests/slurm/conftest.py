@@ -1,0 +1,21 @@
+"""Real Slurm for the tests that are marked `slurm`: skipped, with the reason, where it can't be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.site import SlurmSite, why_not
+
+
+@pytest.fixture
+def slurm() -> Iterator[SlurmSite]:
+    """A site of its own for the test: four nodes of 8 CPUs and 8 pretended GPUs."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with SlurmSite(num_nodes=4) as site:
+        yield site
+        left = site.processes()
+    assert not left, f"processes of jobs are left: {left}"

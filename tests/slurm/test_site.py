@@ -1,0 +1,46 @@
+"""The pretended site itself: jobs run on it, nodes come and go, and nothing of it is left."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.slurm.site import SlurmSite, wait_until, why_not
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+def test_a_step_runs_on_every_node_and_sees_its_devices_as_on_frontier(slurm: SlurmSite) -> None:
+    script = "echo $SLURMD_NODENAME $ROCR_VISIBLE_DEVICES"
+    step = slurm.run("srun", "-N4", "--ntasks-per-node=1", "--gpus-per-node=8", "sh", "-c", script)
+    assert sorted(step.stdout.split("\n")[:-1]) == [
+        f"{name} 0,1,2,3,4,5,6,7" for name in slurm.node_names
+    ]
+
+
+def test_a_lost_node_takes_its_processes_along_and_can_come_back(slurm: SlurmSite) -> None:
+    job = slurm.submit("-N1", "-w", "n3", "--no-requeue", "--wrap", "sleep 1000")
+    wait_until("the job runs", lambda: slurm.processes(job), 60)
+    slurm.lose_node("n3")
+    assert slurm.processes(job) == []
+    assert slurm.wait_for_end(job)["JobState"] == "NODE_FAIL"
+    slurm.return_node("n3")
+    wait_until("it is idle", lambda: "idle" in slurm.run("sinfo", "-hn", "n3").stdout, 60)
+    assert slurm.run("srun", "-w", "n3", "echo", "back").stdout == "back\n"
+
+
+def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with SlurmSite(num_nodes=1) as site:
+        job = site.submit("--wrap", "setsid sleep 1000 & sleep 1000")
+        wait_until("both sleep", lambda: _sleeping(site, job) == 2, 60)
+        everything = site.processes()
+    assert not any(process.is_running() for process in everything)
+    assert not site.directory.exists()
+    with pytest.raises(psutil.NoSuchProcess):
+        psutil.Process(everything[0].pid).cmdline()
+
+
+def _sleeping(site: SlurmSite, job: int) -> int:
+    return sum(process.name() == "sleep" for process in site.processes(job))
