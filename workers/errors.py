@@ -17,6 +17,10 @@ class PlacementImpossibleError(WorkerError):
     """A layout needs more devices than the launcher's nodes have."""
 
 
+class DeviceHiddenError(WorkerError):
+    """A rank's device is not among those that the node's environment shows."""
+
+
 class RayClusterFailedError(WorkerError):
     """The worker's Ray cluster could not be started or joined."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from workers.json_lines import JsonLines
 from workers.processes import die_with_parent
 from workers.rank_task import RankTask
+from workers.visible_devices import rank_variables
 
 RankEntry = Callable[[RankTask, JsonLines], None]
 """What runs in a rank: its task, and the line to its agent."""
@@ -24,7 +25,6 @@ LOG_TAIL_LINES: Final = 50
 _LOG_TAIL_BYTES: Final = 32 << 10
 _LOG_CHUNK: Final = 1 << 16
 _OOM_SCORE: Final = 500
-_VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 class LogTail:
@@ -129,17 +129,12 @@ def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
         os.sched_setaffinity(0, {allowed[position] for position in task.cores})
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
-        os.environ.update(visible_device(task.device_index, os.environ))
+        _apply(rank_variables(task.device_index, os.environ))
 
 
-def visible_device(device_index: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that let a rank see its own device alone, as number 0.
-
-    The zygote may see a subset of the node's already, given by a batch system; then the index
-    counts in it. ROCR_VISIBLE_DEVICES, which filters below HIP_VISIBLE_DEVICES, is left as it is.
-    """
-    shown = {}
-    for name in _VISIBLE_DEVICES:
-        seen = [part for part in environment.get(name, "").split(",") if part]
-        shown[name] = seen[device_index] if seen else str(device_index)
-    return shown
+def _apply(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
