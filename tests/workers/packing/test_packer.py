@@ -1,0 +1,311 @@
+"""Probes of different sizes share an allocation: all or nothing, in order, none starved."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.packing.packer import MAX_LOANS, Packer
+from workers.packing.request import PackRequest, Room
+from workers.packing.shares import Placement, Share
+
+FOREVER = None
+
+
+def make_packer(num_nodes: int = 4, num_devices: int = 8, *, share_nodes: bool = True) -> Packer:
+    names = [f"n{node}" for node in range(num_nodes)]
+    return Packer([num_devices] * num_nodes, share_nodes=share_nodes, names=names)
+
+
+def make_request(
+    key: int,
+    *,
+    nodes: int = 1,
+    devices: int | None = None,
+    at_most_s: float = 100.0,
+    expected_s: float | None = None,
+    avoid: frozenset[int] = frozenset(),
+) -> PackRequest:
+    return PackRequest(
+        key=key,
+        num_nodes=nodes,
+        num_devices=8 * nodes if devices is None else devices,
+        at_most_s=at_most_s,
+        expected_s=expected_s,
+        avoid=avoid,
+    )
+
+
+def start(
+    packer: Packer, *requests: PackRequest, now_s: float = 0.0, ends_at_s: float | None = None
+) -> dict[object, Placement]:
+    for request in requests:
+        packer.submit(request)
+    return dict(packer.place(now_s, ends_at_s))
+
+
+def nodes_of(placement: Placement) -> list[int]:
+    return [share.node for share in placement]
+
+
+def test_a_small_probe_gets_contiguous_devices_of_one_node() -> None:
+    assert start(make_packer(), make_request(1, devices=2)) == {1: (Share.of_first(0, 2),)}
+
+
+def test_small_probes_fill_a_node_before_the_next_is_begun() -> None:
+    placed = start(make_packer(), *(make_request(key, devices=2) for key in range(5)))
+    assert [nodes_of(placed[key]) for key in range(5)] == [[0], [0], [0], [0], [1]]
+
+
+def test_pairs_are_the_devices_of_a_package() -> None:
+    packer = make_packer(1)
+    placed = start(packer, make_request(1, devices=1), make_request(2, devices=2))
+    assert placed[2][0].devices == (2, 3)
+
+
+def test_an_aligned_run_on_another_node_is_better_than_one_that_is_not() -> None:
+    packer = make_packer(2)
+    start(packer, make_request(1, devices=3), make_request(2, devices=4))
+    packer.release(1)
+    start(packer, make_request(3, devices=1), make_request(4, devices=1))  # 0: 0 and 1; free: 2, 3
+    assert start(packer, make_request(5, devices=4))[5] == (Share.of_first(1, 4),)
+
+
+def test_a_probe_takes_the_smallest_gap_that_fits() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1, devices=4), make_request(2, devices=2))
+    start(packer, make_request(3, devices=2))
+    packer.release(1)
+    packer.release(3)  # free: 0-3 and 6-7
+    assert start(packer, make_request(4, devices=2))[4][0].devices == (6, 7)
+
+
+def test_a_probe_larger_than_a_node_gets_whole_nodes() -> None:
+    placed = start(make_packer(), make_request(1, devices=2), make_request(2, nodes=3))
+    assert placed[2] == tuple(Share.of_first(node, 8) for node in (1, 2, 3))
+
+
+def test_whole_nodes_are_neighbours_where_enough_are_free() -> None:
+    packer = make_packer(6)
+    start(packer, make_request(1), make_request(2), make_request(3))
+    packer.release(1)  # free: 0, and 3 to 5
+    assert nodes_of(start(packer, make_request(4, nodes=2))[4]) == [3, 4]
+    assert nodes_of(start(packer, make_request(5, nodes=2))[5]) == [0, 5]
+
+
+def test_a_whole_node_is_taken_from_the_smallest_run() -> None:
+    packer = make_packer(5)
+    start(packer, make_request(1), make_request(2))
+    packer.release(1)
+    assert nodes_of(start(packer, make_request(3))[3]) == [0]
+
+
+def test_a_probe_that_does_not_fit_gets_nothing() -> None:
+    packer = make_packer(2)
+    assert start(packer, make_request(1, devices=1), make_request(2, nodes=2)).keys() == {1}
+    assert packer.num_free(1) == 8
+
+
+def test_the_last_node_holds_the_ranks_that_are_left() -> None:
+    placed = start(make_packer(), make_request(1, nodes=2, devices=13))
+    assert [len(share.devices) for share in placed[1]] == [7, 6]
+
+
+def test_nobody_else_runs_on_the_nodes_of_a_larger_probe() -> None:
+    packer = make_packer(2)
+    placed = start(packer, make_request(1, nodes=2, devices=13), make_request(2, devices=1))
+    assert placed.keys() == {1}
+
+
+def test_nodes_that_are_not_shared_hold_one_probe() -> None:
+    packer = make_packer(2, share_nodes=False)
+    placed = start(packer, *(make_request(key, devices=2) for key in range(3)))
+    assert {key: nodes_of(placement) for key, placement in placed.items()} == {0: [0], 1: [1]}
+    assert placed[0][0].devices == (0, 1)
+
+
+def test_what_has_ended_makes_room() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1), make_request(2))
+    packer.release(1)
+    assert start(packer).keys() == {2}
+
+
+def test_a_probe_that_is_withdrawn_never_starts() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1), make_request(2))
+    packer.withdraw(2)
+    packer.release(1)
+    assert start(packer) == {}
+
+
+def test_a_key_is_used_once() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1))
+    with pytest.raises(ValueError, match="1 waits or runs already"):
+        packer.submit(make_request(1))
+
+
+def test_unusable_nodes_are_not_used_and_what_runs_there_keeps_its_devices() -> None:
+    packer = make_packer(2)
+    start(packer, make_request(1, devices=2))
+    packer.set_usable(0, usable=False)
+    assert nodes_of(start(packer, make_request(2, devices=2))[2]) == [1]
+    packer.set_usable(0, usable=True)
+    assert start(packer, make_request(3, devices=2))[3] == (Share(node=0, devices=(2, 3)),)
+    assert packer.holders(0) == [1, 3]
+
+
+def test_a_node_may_join_later() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1), make_request(2, nodes=2))
+    packer.release(1)
+    assert packer.add_node(8) == 1
+    assert nodes_of(start(packer)[2]) == [0, 1]
+
+
+def test_nodes_may_be_of_different_sizes() -> None:
+    packer = Packer([4, 8, 8], share_nodes=True)
+    assert nodes_of(start(packer, make_request(1, nodes=2))[1]) == [1, 2]
+    assert start(packer, make_request(2, devices=6)) == {}
+    assert "needs 3 whole nodes" in packer_says(packer, make_request(3, nodes=3))
+
+
+def test_a_probe_avoids_the_nodes_where_it_failed() -> None:
+    packer = make_packer(3)
+    placed = start(packer, make_request(1, devices=2, avoid=frozenset({0})))
+    assert nodes_of(placed[1]) == [1]
+    assert nodes_of(start(packer, make_request(2, avoid=frozenset({0})))[2]) == [2]
+
+
+def test_what_cannot_end_before_the_allocation_does_is_not_started() -> None:
+    packer = make_packer()
+    long, short = make_request(1, at_most_s=60.1), make_request(2, at_most_s=60.0)
+    assert start(packer, long, short, now_s=40.0, ends_at_s=100.0).keys() == {2}
+
+
+def test_younger_probes_start_on_what_the_oldest_does_not_need() -> None:
+    packer = make_packer(4)
+    start(packer, make_request(1, nodes=2))
+    placed = start(packer, make_request(2, nodes=3), make_request(3, at_most_s=1e6))
+    assert placed.keys() == {3}
+
+
+def test_younger_probes_do_not_delay_the_oldest() -> None:
+    packer = make_packer(4)
+    start(packer, make_request(1, nodes=2, at_most_s=100))
+    oldest = make_request(2, nodes=4)
+    # The oldest needs all nodes in 100 s, so only what is gone by then may start before it.
+    placed = start(packer, oldest, make_request(3, at_most_s=101), make_request(4, at_most_s=100))
+    assert placed.keys() == {4}
+
+
+def test_a_small_oldest_probe_has_a_reservation_too() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1, devices=5, at_most_s=10), make_request(2, devices=2))
+    placed = start(packer, make_request(3, devices=4), make_request(4, devices=1))
+    assert placed.keys() == {4}
+    packer.release(1)
+    assert start(packer, now_s=10.0)[3] == (Share.of_first(0, 4),)
+
+
+def test_reserved_devices_are_lent_a_limited_number_of_times() -> None:
+    packer = make_packer(2)
+    start(packer, make_request(-1, at_most_s=1e6))
+    start(packer, make_request(-2, nodes=2))
+    for key in range(MAX_LOANS):
+        assert start(packer, make_request(key, at_most_s=1.0)).keys() == {key}
+        packer.release(key)
+    assert start(packer, make_request(MAX_LOANS, at_most_s=1.0)) == {}
+    packer.release(-1)
+    assert start(packer).keys() == {-2}
+
+
+def test_a_probe_that_can_never_start_keeps_nobody_waiting() -> None:
+    packer = make_packer(2)
+    assert start(packer, make_request(1, nodes=3), make_request(2, nodes=2)).keys() == {2}
+
+
+def test_a_reservation_that_comes_too_late_keeps_nobody_waiting() -> None:
+    packer = make_packer(2)
+    start(packer, make_request(1, at_most_s=90))
+    late = make_request(2, nodes=2, at_most_s=50)
+    assert start(packer, late, make_request(3, at_most_s=100), ends_at_s=100.0).keys() == {3}
+
+
+def test_a_reservation_that_is_expected_in_time_stands() -> None:
+    packer = make_packer(2)
+    start(packer, make_request(1, at_most_s=90, expected_s=10))
+    wide = make_request(2, nodes=2, at_most_s=50)
+    assert start(packer, wide, make_request(3, at_most_s=100), ends_at_s=100.0) == {}
+
+
+def packer_says(packer: Packer, request: PackRequest, *, ends_at_s: float | None = None) -> str:
+    start(packer, request, ends_at_s=ends_at_s)
+    return packer.why_waiting(0.0, ends_at_s)[request.key]
+
+
+def test_a_probe_says_what_it_waits_for() -> None:
+    packer = make_packer(4)
+    start(packer, make_request(1, nodes=2, at_most_s=340))
+    assert packer_says(packer, make_request(2, nodes=4)) == (
+        "waits for 4 whole nodes: 2 are free, the others of them by 340 s from now at the latest"
+    )
+    assert packer_says(packer, make_request(3, nodes=2, at_most_s=1000)) == (
+        "waits for 2 whole nodes: 2 are free, kept for 2, which has waited longer"
+    )
+
+
+def test_a_small_probe_says_what_it_waits_for() -> None:
+    packer = make_packer(1)
+    start(packer, make_request(1, devices=7, at_most_s=30))
+    assert packer_says(packer, make_request(2, devices=2)) == (
+        "waits for 2 contiguous devices of a node: 1 is free, "
+        "the others of them by 30 s from now at the latest"
+    )
+
+
+def test_a_probe_says_that_it_does_not_fit_before_the_end() -> None:
+    assert packer_says(make_packer(), make_request(1, at_most_s=600), ends_at_s=95) == (
+        "does not fit before the allocation ends in 95 s: it may take 600 s"
+    )
+
+
+def test_a_probe_says_which_nodes_are_not_usable() -> None:
+    packer = make_packer(4)
+    packer.set_usable(2, usable=False, reason="quarantined")
+    assert packer_says(packer, make_request(1, nodes=4)) == (
+        "needs more nodes than are usable: 3 of 4; n2 is quarantined"
+    )
+
+
+def test_a_probe_says_that_the_allocation_is_too_small() -> None:
+    assert packer_says(make_packer(4), make_request(1, nodes=5)) == (
+        "needs 5 whole nodes, and the allocation has 4 nodes of 8 devices or more"
+    )
+
+
+def test_room_is_what_another_probe_could_use_at_once() -> None:
+    packer = make_packer(4)
+    assert packer.room(0.0, FOREVER) == Room(nodes=4, devices=8, longest_s=None)
+    start(packer, make_request(1, nodes=2), make_request(2, devices=4))
+    assert packer.room(40.0, 100.0) == Room(nodes=1, devices=8, longest_s=60.0)
+
+
+def test_room_leaves_out_what_is_reserved() -> None:
+    packer = make_packer(4)
+    start(packer, make_request(1, nodes=2), make_request(2, nodes=3))
+    assert packer.room(0.0, FOREVER) == Room(nodes=1, devices=8, longest_s=None)
+
+
+def test_reserved_devices_are_room_for_a_while_when_there_are_no_others() -> None:
+    packer = make_packer(4)
+    start(packer, make_request(1, nodes=2, at_most_s=30), make_request(2, nodes=4))
+    assert packer.room(10.0, FOREVER) == Room(nodes=2, devices=8, longest_s=20.0)
+
+
+def test_nodes_that_are_not_shared_have_room_only_when_they_are_empty() -> None:
+    packer = make_packer(2, num_devices=2, share_nodes=False)
+    start(packer, make_request(1, devices=1))
+    assert packer.room(0.0, FOREVER) == Room(nodes=1, devices=2, longest_s=None)
+    start(packer, make_request(2, devices=1))
+    assert packer.room(0.0, FOREVER) == Room(nodes=0, devices=0, longest_s=None)
