@@ -259,9 +259,10 @@ def _train_here(job: TrainJob, machine: Cluster, progress: Progress) -> Any:
 def described_machine(cluster: str) -> Cluster:
     """The described cluster; warns where its numbers are guesses."""
     from search_spaces.presets.clusters import resolve_cluster
+    from workers.slurm.site import cluster_part
 
     try:
-        machine, warning = resolve_cluster(described(cluster))
+        machine, warning = resolve_cluster(cluster_part(described(cluster)))
     except SearchSpaceError as error:
         refuse(str(error))
     if warning is not None:

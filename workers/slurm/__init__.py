@@ -1,0 +1,1 @@
+"""Allocations of a Slurm site: what the site needs, the batch script, and the jobs that run it."""
