@@ -17,6 +17,7 @@ from workers.errors import CalibrationFailedError
 from workers.json_lines import Document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import local_launcher
+from workers.packing.shares import Share
 from workers.revision import software_versions
 
 NOISY: Final = 0.25
@@ -56,9 +57,10 @@ def _timings(
 ) -> Timings:
     end = launcher.run_job(
         {"kind": "calibrate", "seconds": seconds},
-        num_ranks=ranks,
+        shares=(Share.of_first(0, ranks),),
         deadline_s=3 * seconds + _GRACE_S,
-        on_event=on_event,
+        on_event=lambda event: None if event["event"] == "listening" else on_event(event),
+        cancelled=lambda: False,
     )
     if end.failure is not None:
         tail = f"\n{end.log_tail}" if end.log_tail else ""

@@ -6,11 +6,29 @@ class WorkerError(Exception):
 
 
 class NodeLostError(WorkerError):
-    """A node's agent, warden or zygote is gone; its ranks are ended by whichever is left."""
+    """A node's agent, warden or zygote is gone; its ranks are ended by whichever is left.
+
+    Args:
+        message: how that showed.
+        node: position of the node in its set; None: it is none of several.
+    """
+
+    def __init__(self, message: str, node: int | None = None) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class RanksLeftError(WorkerError):
-    """Processes of a probe could not be ended; the node must not be used again."""
+    """Processes of a probe could not be ended; the node must not be used again.
+
+    Args:
+        message: which.
+        node: position of the node in its set; None: it is none of several.
+    """
+
+    def __init__(self, message: str, node: int | None = None) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class PlacementImpossibleError(WorkerError):

@@ -125,8 +125,8 @@ def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
     # If memory gets short, a rank shall go before the worker, the service or the user's session.
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     if task.cores:
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {allowed[position] for position in task.cores})
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, allowed.intersection(task.cores) or allowed)
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
         _apply(rank_variables(task.device_index, os.environ))

@@ -36,6 +36,7 @@ class NodeAgent:
         return {
             "name": socket.gethostname(),
             "num_cores": usable_cores(),
+            "core_ids": sorted(os.sched_getaffinity(0)),
             "pids": {"agent": os.getpid(), **self._ranks.pids},
         }
 

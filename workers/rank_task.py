@@ -30,7 +30,7 @@ class RankTask:
     device_index: int
     """The node's device that it owns (shares, when oversubscribed)."""
     cores: tuple[int, ...]
-    """Cores that it may run on, as positions among those that the node gives us; empty: all."""
+    """CPU numbers that it may run on, of those that the node gives us; empty: all of them."""
     address: str
     """Address of its node, where rank 0 listens."""
     rendezvous: bool

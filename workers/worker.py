@@ -223,6 +223,8 @@ class Worker:
             if event["event"] == "iteration":
                 trial.iterations_done = event["index"] + 1
 
+        for node in tuple(launcher.lost()):
+            launcher.recover(node)
         return launcher.run(
             request,
             on_event=on_event,

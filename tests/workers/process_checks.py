@@ -13,6 +13,7 @@ import pytest
 from workers.launchers.base import NodeSet
 from workers.launchers.group import Group, GroupEnd
 from workers.launchers.placement import place
+from workers.packing.shares import Placement
 
 RANK_PROGRAMS = "tests.workers.rank_programs:run"
 """The entry of a zygote whose ranks do what `rank_programs` holds."""
@@ -67,6 +68,7 @@ def run_group(
     nodes: NodeSet,
     kind: str,
     *,
+    shares: Placement | None = None,
     by_rank: dict[str, str] | None = None,
     num_ranks: int = 2,
     num_nodes: int = 1,
@@ -78,6 +80,7 @@ def run_group(
     """Runs a group of test ranks: all do `kind`, but those in `by_rank` something else."""
     tasks = place(
         nodes.nodes,
+        shares,
         num_ranks=num_ranks,
         num_nodes=num_nodes,
         device="cpu",

@@ -84,8 +84,8 @@ class OneDeath:
     """A node whose only news is that rank 0 was killed."""
 
     def __init__(self, oom_kills: int | None) -> None:
-        cores = {"num_devices": 2, "num_cores": 2}
-        self.nodes = (Node(name="n", address="127.0.0.1", **cores),)
+        two = {"num_devices": 2, "num_cores": 2}
+        self.nodes = (Node(name="n", address="127.0.0.1", core_ids=(0, 1), **two),)
         self.died = {"event": "exit", "rank": 0, "code": -signal.SIGKILL, "oom_kills": oom_kills}
 
     def wait_until_ready(self) -> None:
@@ -98,13 +98,16 @@ class OneDeath:
     def tell(self, nodes: Sequence[int], group: str, document: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def poll(self, nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
+    def poll(self, nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
         return [NodeEvent(node=0, document=self.died)]
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         return {}
 
-    def recover(self) -> None:
+    def lost(self) -> Mapping[int, str]:
+        return {}
+
+    def recover(self, node: int) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -74,6 +74,7 @@ def test_a_probe_reports_each_iteration_and_ends_with_a_measurement(
     assert outcome.state == "completed", outcome
     measurement = outcome.measurement
     assert measurement is not None
+    assert told.pop(0)["event"] == "listening"
     assert [event["index"] for event in told] == list(range(len(measurement.iterations)))
     assert sum(iteration.kind == "timed" for iteration in measurement.iterations) == 2
     assert [iteration.loss for iteration in measurement.iterations] == [e["loss"] for e in told]
@@ -241,6 +242,9 @@ def test_a_lost_zygote_is_a_lost_node_and_the_next_probe_gets_another(
         on_event=lambda _: os.kill(zygote, signal.SIGKILL) if is_alive(zygote) else None,
     )
     assert (outcome.state, outcome.reason) == ("failed", "node_lost")
+    assert outcome.node == nodes.nodes[0].name
+    assert list(launcher.lost()) == [0]
+    launcher.recover(0)
     assert run(launcher, make_request()).state == "completed"
     assert nodes.ranks.pids["zygote"] != zygote
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.workers.process_checks import (
     wait_until_gone,
 )
 from workers.errors import NodeLostError
+from workers.launchers.base import NodeEvent
 from workers.launchers.local import LocalNodes
 
 
@@ -60,18 +61,21 @@ def test_a_result_of_many_chunks_is_never_overtaken_by_the_exit(nodes: LocalNode
         assert [len(end.results[rank]["pad"]) for rank in (0, 1)] == [150_000] * 2
 
 
-def test_iterations_come_in_order_and_in_lots(nodes: LocalNodes) -> None:
+def test_iterations_come_in_order_and_in_lots(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lots: list[list[int]] = []
-    poll = nodes.ranks.poll
+    poll = nodes.poll
 
-    def poll_and_count(timeout_s: float) -> list[dict[str, Any]]:
-        events = poll(timeout_s)
-        reports = [event["document"] for event in events if event["event"] == "report"]
+    def poll_and_count(on: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
+        events = poll(on, group, timeout_s)
+        told = [event.document for event in events]
+        reports = [event["document"] for event in told if event["event"] == "report"]
         if lot := [report["index"] for report in reports if report["event"] == "iteration"]:
             lots.append(lot)
         return events
 
-    nodes.ranks.poll = poll_and_count  # type: ignore[method-assign]
+    monkeypatch.setattr(nodes, "poll", poll_and_count)
     end = run_group(nodes, "iterate", num_ranks=1)
     assert end.failure is None
     assert lots[0] == [0]  # the first is news at once
@@ -146,7 +150,7 @@ def test_sigkill_of_zygote_or_warden_leaves_no_rank_and_the_node_recovers(
     code = {"zygote": 128 + signal.SIGKILL, "warden": -signal.SIGKILL}[victim]
     assert end.failure.message == f"the zygote is gone: its warden ended with exit code {code}"
     wait_until_gone([*hanging, *pids.values()])
-    nodes.recover()
+    nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
 
 

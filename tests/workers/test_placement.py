@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
 from workers.launchers.placement import core_share, place
+from workers.packing.shares import Placement, Share
 from workers.rank_task import RankTask
 
 
@@ -19,6 +21,7 @@ def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[
             address=f"10.0.0.{index}",
             num_devices=num_devices,
             num_cores=num_cores,
+            core_ids=tuple(range(10, 10 + num_cores)),
         )
         for index in range(count)
     ]
@@ -31,9 +34,11 @@ def place_probe(
     *,
     allow_sharing: bool = False,
     deadline_s: float = 10.0,
+    shares: Placement | None = None,
 ) -> dict[int, list[RankTask]]:
     return place(
         nodes,
+        shares,
         num_ranks=num_ranks,
         num_nodes=num_nodes,
         device="cpu",
@@ -56,8 +61,42 @@ def test_node_k_holds_the_ranks_from_k_times_its_devices() -> None:
 
 def test_each_device_gets_an_equal_contiguous_share_of_the_cores() -> None:
     placed = place_probe(make_nodes(1), num_ranks=2, num_nodes=1)
-    assert [task.cores for task in placed[0]] == [(0, 1), (2, 3)]
-    assert core_share(7, 8, 4) == ()
+    assert [task.cores for task in placed[0]] == [(10, 11), (12, 13)]
+    (poor,) = make_nodes(1, num_devices=8, num_cores=4)
+    assert core_share(poor, 7) == ()
+
+
+def test_the_cores_that_a_site_names_for_a_device_go_before_equal_shares() -> None:
+    (node,) = make_nodes(1, num_devices=2, num_cores=4)
+    near = replace(node, device_cores=((12, 13), (10, 99)))
+    assert [core_share(near, device) for device in (0, 1)] == [(12, 13), (10,)]
+
+
+def test_a_quota_leaves_cores_unused_rather_than_giving_a_device_more_than_its_part() -> None:
+    (node,) = make_nodes(1, num_devices=2, num_cores=8)
+    halved = replace(node, num_cores=4)
+    assert [core_share(halved, device) for device in (0, 1)] == [(10, 11), (12, 13)]
+
+
+def test_ranks_go_to_the_devices_of_their_shares_and_nowhere_else() -> None:
+    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
+    placed = place_probe(make_nodes(3), num_ranks=4, num_nodes=2, shares=shares)
+    assert {node: [task.device_index for task in tasks] for node, tasks in placed.items()} == {
+        2: [2, 3],
+        1: [0, 1],
+    }
+    assert [task.rank for task in placed[2]] == [0, 1]
+    assert [task.local_rank for task in placed[1]] == [0, 1]
+    assert placed[2][0].cores == (14, 15)
+    assert {task.address for task in placed[2]} == {"10.0.0.2"}
+
+
+def test_a_share_that_is_too_small_is_said_with_the_numbers() -> None:
+    share = Share(node=0, devices=(1,))
+    with pytest.raises(PlacementImpossibleError, match=r"of which devices \(1,\) were given"):
+        place_probe(make_nodes(1), num_ranks=2, num_nodes=1, shares=(share,))
+    with pytest.raises(PlacementImpossibleError, match="num_nodes=2, and it was given 1"):
+        place_probe(make_nodes(2), num_ranks=2, num_nodes=2, shares=(share,))
 
 
 def test_too_few_devices_is_said_with_the_numbers() -> None:

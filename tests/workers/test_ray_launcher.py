@@ -123,7 +123,7 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     assert end.failure.reason == "node_lost"
     wait_until_gone([*hanging, pids["warden"], pids["zygote"]], 2)
     handler = signal.getsignal(signal.SIGTERM)
-    nodes.recover()
+    nodes.recover(0)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert run_group(nodes, "succeed").failure is None
 

@@ -45,11 +45,11 @@ class TwoNodes:
         for node in nodes:
             self.parts[node].tell([0], group, document)
 
-    def poll(self, nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
+    def poll(self, nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
         return [
             NodeEvent(node=node, document=event.document)
             for node in nodes
-            for event in self.parts[node].poll([0], min(timeout_s, 0.005))
+            for event in self.parts[node].poll([0], group, min(timeout_s, 0.005))
         ]
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
@@ -58,9 +58,11 @@ class TwoNodes:
             tails.update(self.parts[node].end([0], group))
         return tails
 
-    def recover(self) -> None:
-        for part in self.parts:
-            part.recover()
+    def lost(self) -> Mapping[int, str]:
+        return {node: why for node, part in enumerate(self.parts) for why in part.lost().values()}
+
+    def recover(self, node: int) -> None:
+        self.parts[node].recover(0)
 
     def close(self) -> None:
         for part in self.parts:
@@ -114,7 +116,9 @@ def test_the_loss_of_one_node_ends_the_ranks_of_the_other(nodes: TwoNodes) -> No
     assert end.failure is not None
     assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
     wait_until_gone(hanging, 2)
-    nodes.recover()
+    assert list(nodes.lost()) == [1]
+    nodes.recover(1)
+    assert not nodes.lost()
     assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
 
 

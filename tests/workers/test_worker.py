@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from workers.errors import (
     TokenRefusedError,
     WorkerSupersededError,
 )
-from workers.launchers.base import Cancelled, OnEvent, TrainingEnd
+from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
 from workers.lease_client import LeaseClient, OutcomeReport
 from workers.outbox import Outbox
+from workers.packing.shares import Placement
 from workers.spool import Spool
 from workers.worker import Worker
 
@@ -48,13 +49,30 @@ class FakeLauncher:
         self.requests: list[ProbeRequest] = []
         self.closed = False
 
-    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+    @property
+    def nodes(self) -> Sequence[Node]:
+        raise NotImplementedError
+
+    def run(
+        self,
+        request: ProbeRequest,
+        *,
+        shares: Placement | None = None,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> Outcome:
         self.requests.append(request)
         return self._program(on_event, cancelled)
 
     def train(
         self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
     ) -> TrainingEnd:
+        raise NotImplementedError
+
+    def lost(self) -> Mapping[int, str]:
+        return {}
+
+    def recover(self, node: int) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from search_spaces.outcome import Outcome, ProbeRequest
 from workers.json_lines import Document
+from workers.packing.shares import Placement
 from workers.rank_task import Device, RankTask
 
 OnEvent = Callable[[Document], None]
@@ -18,16 +19,55 @@ Cancelled = Callable[[], bool]
 
 
 class Launcher(Protocol):
-    """Runs one group of ranks at a time; no failure of a probe is an exception."""
+    """Runs groups of ranks; no failure of a probe is an exception.
 
-    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
-        """Runs a probe to its end; no process of it is left when this returns."""
+    Any thread may call it. Groups that run at the same time hold disjoint shares: whoever calls
+    sees to that.
+    """
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
+        ...
+
+    def run(
+        self,
+        request: ProbeRequest,
+        *,
+        shares: Placement | None = None,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> Outcome:
+        """Runs a probe to its end; no process of it is left when this returns.
+
+        Args:
+            request: the probe.
+            shares: devices that it holds meanwhile; None: as many as it needs, from the front.
+            on_event: is told {"event": "listening"} when the first rank is there, and the
+                iterations, each with its "index" and "step_time_s".
+            cancelled: whether it shall end.
+
+        Raises:
+            RanksLeftError: a process of it can't be ended; its nodes must not be used again.
+        """
         ...
 
     def train(
         self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
     ) -> TrainingEnd:
         """Runs a training job (the document of an export) to its end."""
+        ...
+
+    def lost(self) -> Mapping[int, str]:
+        """Nodes that can't be used now, by position, and why."""
+        ...
+
+    def recover(self, node: int, /) -> None:
+        """Makes a lost node usable again, while groups run on others.
+
+        Raises:
+            WorkerError: it is not possible, for now.
+        """
         ...
 
     def close(self) -> None:
@@ -58,7 +98,11 @@ class Node:
     num_devices: int
     """Devices that it is described with."""
     num_cores: int
-    """Cores, which are dealt out to the devices in equal contiguous shares."""
+    """Cores' worth of time that it gives us: fewer than the ids where a container has a quota."""
+    core_ids: tuple[int, ...]
+    """CPU numbers that it gives us."""
+    device_cores: tuple[tuple[int, ...], ...] = ()
+    """CPU numbers by device, where the site knows which are near; empty: equal contiguous shares."""
 
     def capacity(self, device: Device) -> int:
         """Ranks that it holds without sharing: a device of the CPU is no more than a core."""
@@ -76,11 +120,11 @@ class NodeEvent:
 
 
 class NodeSet(Protocol):
-    """Nodes with a zygote each. Nodes are named by their position."""
+    """Nodes with a zygote each, named by their position. Any thread may call it."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in order."""
+        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
         ...
 
     def wait_until_ready(self) -> None:
@@ -92,7 +136,7 @@ class NodeSet(Protocol):
         ...
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks on some nodes.
+        """Forks the ranks of one group on some nodes.
 
         Raises:
             NodeLostError: on one of them it did not work; the others may have started.
@@ -107,23 +151,32 @@ class NodeSet(Protocol):
         """
         ...
 
-    def poll(self, nodes: Sequence[int], timeout_s: float, /) -> list[NodeEvent]:
-        """What happened on the nodes since the last call; waits for something up to the timeout."""
+    def poll(self, nodes: Sequence[int], group: str, timeout_s: float, /) -> list[NodeEvent]:
+        """What happened to a group, and to its nodes, since the last call.
+
+        Waits for something up to the timeout. The loss of a node is told once to each group.
+        """
         ...
 
     def end(self, nodes: Sequence[int], group: str, /) -> dict[int, str]:
         """Ends what is left of a group; returns the log tails by rank, of nodes that still live.
+
+        Other groups on these nodes are left alone.
 
         Raises:
             RanksLeftError: something can't be ended.
         """
         ...
 
-    def recover(self) -> None:
-        """Replaces the nodes' agents and zygotes after one was lost.
+    def lost(self) -> Mapping[int, str]:
+        """Nodes that can't be used now, and why."""
+        ...
+
+    def recover(self, node: int, /) -> None:
+        """Replaces the agent and the zygote of a lost node; the others work on.
 
         Raises:
-            WorkerError: it is not possible.
+            WorkerError: it is not possible, for now.
         """
         ...
 

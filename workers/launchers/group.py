@@ -136,7 +136,8 @@ class Group:
             self._nodes.start(self._tasks)
             self._follow(started + self._deadline_s)
         except NodeLostError as error:
-            self._progress.note(GroupFailure(reason="node_lost", message=str(error)))
+            lost = GroupFailure(reason="node_lost", message=str(error), node=error.node)
+            self._progress.note(lost)
         finally:
             tails = self._nodes.end(self._used, self._group)
         failure = self._progress.failure
@@ -161,7 +162,8 @@ class Group:
                 )
                 progress.note(GroupFailure(reason="timeout", message=message))
             else:
-                for event in self._nodes.poll(self._used, min(left_s, progress.wait_s())):
+                timeout_s = min(left_s, progress.wait_s())
+                for event in self._nodes.poll(self._used, self._group, timeout_s):
                     self._take(event)
 
     def _take(self, event: NodeEvent) -> None:
@@ -170,8 +172,6 @@ class Group:
             message = document.get("message", "the node's agent or zygote ended")
             failure = GroupFailure(reason="node_lost", message=message, node=event.node)
             return self._progress.note(failure)
-        if document["group"] != self._group:
-            return None
         if document["event"] == "exit":
             return self._take_exit(event.node, document)
         return self._take_report(event.node, document["rank"], document["document"])
@@ -182,6 +182,7 @@ class Group:
                 self._progress.met = True
                 where = {"address": self._master_address, "port": report["port"]}
                 self._nodes.tell(self._used, self._group, where)
+                self._on_event(report)
             case "result":
                 self._progress.results[rank] = report
             case "error":

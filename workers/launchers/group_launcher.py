@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Final, Self
@@ -18,9 +19,17 @@ from search_spaces.outcome import (
     ProbeRequest,
 )
 from workers.errors import PlacementImpossibleError, WorkerError
-from workers.launchers.base import Cancelled, Launcher, NodeSet, OnEvent, TrainingEnd
+from workers.launchers.base import (
+    Cancelled,
+    Launcher,
+    Node,
+    NodeSet,
+    OnEvent,
+    TrainingEnd,
+)
 from workers.launchers.group import Group, GroupEnd, GroupFailure
 from workers.launchers.placement import place
+from workers.packing.shares import Placement, Share
 from workers.rank_task import Device
 
 _PEAK_WITHIN_S: Final = 60.0
@@ -33,7 +42,7 @@ def device_of(cluster: Cluster) -> Device:
 
 
 class GroupLauncher(Launcher):
-    """Runs probes and training jobs on a set of nodes, one at a time.
+    """Runs probes and training jobs on a set of nodes, any number at a time.
 
     Args:
         nodes: where; the launcher closes them.
@@ -47,7 +56,7 @@ class GroupLauncher(Launcher):
         self._device = device_of(cluster)
         self._allow_sharing = allow_sharing
         self._peaks: dict[Precision, tuple[float, str]] = {}
-        self._lost = False
+        self._measuring = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -56,20 +65,30 @@ class GroupLauncher(Launcher):
         self.close()
 
     @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, in order."""
+        return self._nodes.nodes
+
+    @property
     def devices_per_node(self) -> int:
         """Ranks that a node holds without sharing."""
         return self._nodes.nodes[0].capacity(self._device)
 
-    def run(self, request: ProbeRequest, *, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+    def run(
+        self,
+        request: ProbeRequest,
+        *,
+        shares: Placement | None = None,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> Outcome:
         """Runs a probe to its end.
 
         Raises:
-            RanksLeftError: a process of it can't be ended; the nodes must not be used again.
-            WorkerError: nodes were lost before, and can't be replaced.
+            RanksLeftError: a process of it can't be ended; its nodes must not be used again.
         """
-        self._replace_lost_nodes()
         try:
-            tflops, source = self.peak(request.layout.precision, cancelled)
+            tflops, source = self.peak(request.layout.precision, cancelled, shares=shares)
             end = self._run_group(
                 request.layout,
                 {
@@ -78,6 +97,7 @@ class GroupLauncher(Launcher):
                     "peak_tflops_per_device": tflops,
                     "peak_source": source,
                 },
+                shares=shares,
                 deadline_s=request.deadline_s,
                 memory_limit_bytes=request.memory_limit_bytes,
                 on_event=on_event,
@@ -110,7 +130,7 @@ class GroupLauncher(Launcher):
                     "peak_source": source,
                 },
                 deadline_s=_NO_DEADLINE_S,
-                on_event=on_event,
+                on_event=lambda event: None if event["event"] == "listening" else on_event(event),
                 cancelled=cancelled,
             )
         except _PeakFailedError as error:
@@ -120,70 +140,92 @@ class GroupLauncher(Launcher):
         return TrainingEnd(result=end.results[0]["training"])
 
     def run_job(
-        self, job: Mapping[str, Any], *, num_ranks: int, deadline_s: float, on_event: OnEvent
+        self,
+        job: Mapping[str, Any],
+        *,
+        shares: Placement,
+        deadline_s: float,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+        rendezvous: bool = True,
     ) -> GroupEnd:
-        """Runs ranks that meet and do a job which is neither a probe nor a training, on one node.
+        """Runs a job which is neither a probe nor a training: a rank on each device of the shares.
 
         Raises:
-            PlacementImpossibleError: they are more than it has devices.
+            PlacementImpossibleError: a share has devices that are none of its own.
             RanksLeftError: a process of it can't be ended.
         """
         tasks = place(
             self._nodes.nodes,
-            num_ranks=num_ranks,
-            num_nodes=1,
+            shares,
+            num_ranks=sum(len(share.devices) for share in shares),
+            num_nodes=len(shares),
             device=self._device,
             job=job,
             deadline_s=deadline_s,
+            rendezvous=rendezvous,
         )
         return Group(
-            self._nodes,
-            tasks,
-            deadline_s=deadline_s,
-            on_event=on_event,
-            cancelled=lambda: False,
+            self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
         ).run()
 
-    def peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
+    def peak(
+        self, precision: Precision, cancelled: Cancelled, *, shares: Placement | None = None
+    ) -> tuple[float, str]:
         """The peak of one device in TFLOP/s and where it comes from.
 
         The cluster's own figure where it has one; else measured, once, on as many devices at once
         as a node has to itself, since they share its clock and its memory.
+
+        Args:
+            precision: of the matmul.
+            cancelled: whether to end.
+            shares: of whose devices it may be measured; None: on those of the first node.
         """
-        if precision not in self._peaks:
-            described = self._cluster.peak_flops_per_s.get(precision)
-            if described is not None:
-                source = f"cluster description ({self._cluster.name}, {precision})"
-                self._peaks[precision] = (described / 1e12, source)
-            else:
-                self._peaks[precision] = self._measured_peak(precision, cancelled)
-        return self._peaks[precision]
+        described = self._cluster.peak_flops_per_s.get(precision)
+        if described is not None:
+            return described / 1e12, f"cluster description ({self._cluster.name}, {precision})"
+        with self._measuring:
+            if precision not in self._peaks:
+                self._peaks[precision] = self._measured_peak(precision, cancelled, shares)
+            return self._peaks[precision]
+
+    def lost(self) -> Mapping[int, str]:
+        """Nodes that can't be used now, and why."""
+        return self._nodes.lost()
+
+    def recover(self, node: int) -> None:
+        """Makes a lost node usable again."""
+        self._nodes.recover(node)
 
     def close(self) -> None:
         """Ends every process on every node."""
         self._nodes.close()
 
-    def _measured_peak(self, precision: Precision, cancelled: Cancelled) -> tuple[float, str]:
-        tasks = place(
-            self._nodes.nodes,
-            num_ranks=self.devices_per_node,
-            num_nodes=1,
-            device=self._device,
-            job={"kind": "peak", "precision": precision},
+    def _measured_peak(
+        self, precision: Precision, cancelled: Cancelled, shares: Placement | None
+    ) -> tuple[float, str]:
+        end = self.run_job(
+            {"kind": "peak", "precision": precision},
+            shares=(self._share_for_the_peak(shares),),
             deadline_s=_PEAK_WITHIN_S,
             rendezvous=False,
-        )
-        end = Group(
-            self._nodes,
-            tasks,
-            deadline_s=_PEAK_WITHIN_S,
             on_event=lambda _: None,
             cancelled=cancelled,
-        ).run()
+        )
         if end.failure is not None:
             raise _PeakFailedError(_of_the_peak(end, end.failure))
         results = end.results.values()
         return median(result["tflops"] for result in results), end.results[0]["source"]
+
+    def _share_for_the_peak(self, shares: Placement | None) -> Share:
+        """A whole node's cores, which no two probes share; else no device but the probe's own."""
+        if shares is None:
+            return Share.of_first(0, self.devices_per_node)
+        if self._device == "cpu":
+            node = shares[0].node
+            return Share.of_first(node, self._nodes.nodes[node].capacity("cpu"))
+        return shares[0]
 
     def _run_group(
         self,
@@ -193,10 +235,12 @@ class GroupLauncher(Launcher):
         deadline_s: float,
         on_event: OnEvent,
         cancelled: Cancelled,
+        shares: Placement | None = None,
         memory_limit_bytes: int | None = None,
     ) -> GroupEnd:
         tasks = place(
             self._nodes.nodes,
+            shares,
             num_ranks=layout.num_devices,
             num_nodes=layout.num_nodes,
             device=self._device,
@@ -224,7 +268,6 @@ class GroupLauncher(Launcher):
                 measurement=Measurement.from_mapping(result["measurement"]),
                 environment=Environment.from_mapping(result["environment"]),
             )
-        self._lost = self._lost or failure.reason == "node_lost"
         node = "" if failure.node is None else self._nodes.nodes[failure.node].name
         return Outcome(
             state=_STATES.get(failure.reason, "failed"),
@@ -234,11 +277,6 @@ class GroupLauncher(Launcher):
             log_tail=end.log_tail,
             duration_s=end.duration_s,
         )
-
-    def _replace_lost_nodes(self) -> None:
-        if self._lost:
-            self._nodes.recover()
-            self._lost = False
 
 
 class _PeakFailedError(WorkerError):

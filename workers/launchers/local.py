@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,11 +13,13 @@ from search_spaces.machine import usable_cores
 from workers.errors import NodeLostError
 from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
+from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
 from workers.node_ranks import NodeRanks
-from workers.rank_task import RankTask
+from workers.rank_task import RANK_ENTRY, RankTask
 
 _LOOPBACK: Final = "127.0.0.1"
+_POLL_S: Final = 60.0
 
 
 class LocalNodes:
@@ -26,16 +30,18 @@ class LocalNodes:
         rank_entry: "module:function" that a rank runs.
     """
 
-    def __init__(self, *, num_devices: int, rank_entry: str = "workers.rank:main") -> None:
+    def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
         node = Node(
             name=socket.gethostname(),
             address=_LOOPBACK,
             num_devices=num_devices,
             num_cores=usable_cores(),
+            core_ids=tuple(sorted(os.sched_getaffinity(0))),
         )
         self._nodes = (node,)
         self._rank_entry = rank_entry
-        self.ranks = NodeRanks(rank_entry=rank_entry)
+        self._router = EventRouter()
+        self._start_zygote()
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -48,32 +54,57 @@ class LocalNodes:
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks ranks."""
+        self._router.open(tasks[0][0].group, [0])
         self.ranks.start(tasks[0])
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:
         """Sends a document to every rank of a group."""
         self.ranks.tell(group, document)
 
-    def poll(self, _nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
-        """What happened since the last call."""
-        return [NodeEvent(node=0, document=event) for event in self.ranks.poll(timeout_s)]
+    def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
+        """What happened to a group since the last call."""
+        return self._router.poll(group, timeout_s)
 
     def end(self, _nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends what is left of a group."""
         try:
             return self.ranks.end(group)
-        except NodeLostError:
+        except NodeLostError as error:
+            self._router.lose(0, str(error))
             self.ranks.close()  # returns when the warden has ended the ranks
             return {}
+        finally:
+            self._router.close(group)
 
-    def recover(self) -> None:
+    def lost(self) -> Mapping[int, str]:
+        """Whether the zygote is gone, and why."""
+        return self._router.lost()
+
+    def recover(self, _node: int) -> None:
         """Starts another zygote."""
-        self.ranks.close()
-        self.ranks = NodeRanks(rank_entry=self._rank_entry)
+        self.close()
+        self._router.find(0)
+        self._start_zygote()
 
     def close(self) -> None:
         """Ends the zygote and everything below it."""
         self.ranks.close()
+        self._reader.join()
+
+    def _start_zygote(self) -> None:
+        self.ranks = NodeRanks(rank_entry=self._rank_entry)
+        self._reader = threading.Thread(
+            target=self._read, args=[self.ranks], name="node-reader", daemon=True
+        )
+        self._reader.start()
+
+    def _read(self, ranks: NodeRanks) -> None:
+        while True:
+            events = ranks.poll(_POLL_S)
+            lost = [event for event in events if event["event"] == "lost"]
+            self._router.deliver(0, [event for event in events if event["event"] != "lost"])
+            if lost:
+                return self._router.lose(0, lost[0]["message"])
 
 
 def local_launcher(cluster: Cluster) -> GroupLauncher:

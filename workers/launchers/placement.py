@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
+from workers.packing.shares import Placement, Share
 from workers.rank_task import Device, RankTask
 
 _LONGEST_ALARM_S: Final = 10 * 365 * 86400.0
@@ -19,6 +20,7 @@ _RANK_ALARM_GRACE_S: Final = 5.0
 
 def place(
     nodes: Sequence[Node],
+    shares: Placement | None = None,
     *,
     num_ranks: int,
     num_nodes: int,
@@ -34,7 +36,8 @@ def place(
     tp, stays inside a node.
 
     Args:
-        nodes: where to; those at the front are taken.
+        nodes: the allocation's.
+        shares: devices that the group holds; None: whole nodes, from the front.
         num_ranks: size of the group.
         num_nodes: nodes that it shall occupy.
         device: what ranks compute on.
@@ -46,45 +49,71 @@ def place(
     Raises:
         PlacementImpossibleError: there are too few nodes or devices.
     """
-    if num_nodes > len(nodes):
+    shares = _from_the_front(nodes, num_nodes) if shares is None else shares
+    if num_nodes != len(shares):
         raise PlacementImpossibleError(
-            f"the layout needs num_nodes={num_nodes}, and this allocation has {len(nodes)}"
+            f"the layout needs num_nodes={num_nodes}, and it was given {len(shares)}"
         )
     per_node = -(-num_ranks // num_nodes)
-    smallest = min(nodes[:num_nodes], key=lambda node: node.capacity(device))
-    shared = per_node > smallest.capacity(device)
+    shared = any(per_node > _capacity(nodes[share.node], share, device) for share in shares)
     if shared and not allow_sharing:
+        smallest = min(shares, key=lambda share: _capacity(nodes[share.node], share, device))
         raise PlacementImpossibleError(
-            f"{num_ranks} ranks on num_nodes={num_nodes} are {per_node} a node, and a node of this "
-            f"allocation has {smallest.num_devices} devices and {smallest.num_cores} cores"
+            f"{num_ranks} ranks on num_nodes={num_nodes} are {per_node} a node, and "
+            f"{_described(nodes[smallest.node], smallest)}"
         )
     group = secrets.token_hex(6)
     placed: dict[int, list[RankTask]] = {}
     for rank in range(num_ranks):
         index, local_rank = divmod(rank, per_node)
-        node = nodes[index]
+        share = shares[index]
+        node = nodes[share.node]
+        device_index = share.devices[local_rank % len(share.devices)]
         task = RankTask(
             group=group,
             rank=rank,
             world_size=num_ranks,
             local_rank=local_rank,
             device=device,
-            device_index=local_rank % node.num_devices,
-            cores=() if shared else core_share(local_rank, node.num_devices, node.num_cores),
+            device_index=device_index,
+            cores=() if shared else core_share(node, device_index),
             address=node.address,
             rendezvous=rendezvous,
             oversubscribed=shared,
             deadline_s=min(deadline_s + _RANK_ALARM_GRACE_S, _LONGEST_ALARM_S),
             job=job,
         )
-        placed.setdefault(index, []).append(task)
+        placed.setdefault(share.node, []).append(task)
     return placed
 
 
-def core_share(device_index: int, num_devices: int, num_cores: int) -> tuple[int, ...]:
-    """Positions of the cores that belong to a device: equal contiguous shares.
+def core_share(node: Node, device_index: int) -> tuple[int, ...]:
+    """CPU numbers that belong to a device: those that the site names, or an equal contiguous share.
 
-    Empty, so all cores, where there are fewer cores than devices.
+    Empty, so all cores, where there are fewer cores than devices, or none of those named is ours.
     """
-    share = num_cores // num_devices
-    return tuple(range(device_index * share, (device_index + 1) * share))
+    if node.device_cores:
+        ours = set(node.core_ids)
+        return tuple(core for core in node.device_cores[device_index] if core in ours)
+    share = node.num_cores // node.num_devices
+    return node.core_ids[device_index * share : (device_index + 1) * share]
+
+
+def _from_the_front(nodes: Sequence[Node], num_nodes: int) -> Placement:
+    if num_nodes > len(nodes):
+        raise PlacementImpossibleError(
+            f"the layout needs num_nodes={num_nodes}, and this allocation has {len(nodes)}"
+        )
+    return tuple(Share.of_first(index, nodes[index].num_devices) for index in range(num_nodes))
+
+
+def _capacity(node: Node, share: Share, device: Device) -> int:
+    """Ranks that a share holds, each with a device of its own."""
+    return min(len(share.devices), node.capacity(device))
+
+
+def _described(node: Node, share: Share) -> str:
+    whole = f"a node of this allocation has {node.num_devices} devices and {node.num_cores} cores"
+    if len(share.devices) == node.num_devices:
+        return whole
+    return f"{whole}, of which devices {share.devices} were given"

@@ -40,6 +40,8 @@ class RayNodes:
     def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
         self._num_devices = num_devices
         self._rank_entry = rank_entry
+        self._nodes: list[Node] = []
+        self._lost: dict[int, str] = {}
         self._ray = LocalRay()
         try:
             self._start_agents()
@@ -72,10 +74,12 @@ class RayNodes:
         """Sends a document to every rank of a group."""
         self._await({node: self._agents[node].tell.remote(group, document) for node in nodes})
 
-    def poll(self, nodes: Sequence[int], timeout_s: float) -> list[NodeEvent]:
+    def poll(self, nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
         """What happened; every node has one call outstanding, which returns with its next events."""
         if self._ray.has_ended():
-            lost = {"event": "lost", "message": "the Ray cluster ended by itself"}
+            why = "the Ray cluster ended by itself"
+            self._lost = dict.fromkeys(range(len(self._nodes)), why)
+            lost = {"event": "lost", "message": why}
             return [NodeEvent(node=node, document=lost) for node in nodes]
         for node in nodes:
             if node not in self._polls:
@@ -90,7 +94,11 @@ class RayNodes:
                 documents = ray.get(call)
             except ray.exceptions.RayError as error:
                 documents = [{"event": "lost", "message": self._loss(node, error)}]
-            events += [NodeEvent(node=node, document=document) for document in documents]
+            for document in documents:
+                if document["event"] == "lost":
+                    self._lost[node] = document["message"]
+                if document["event"] == "lost" or document["group"] == group:
+                    events.append(NodeEvent(node=node, document=document))
         return events
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
@@ -109,8 +117,14 @@ class RayNodes:
                 continue
         return tails
 
-    def recover(self) -> None:
+    def lost(self) -> Mapping[int, str]:
+        """Nodes that are lost now, and why."""
+        return self._lost
+
+    def recover(self, node: int) -> None:
         """Starts the cluster and its agents anew: the simplest state that is known to be clean."""
+        if node not in self._lost:
+            return
         self.close()
         self._ray = LocalRay()
         self._start_agents()
@@ -124,6 +138,7 @@ class RayNodes:
 
     def _start_agents(self) -> None:
         self._polls: dict[int, Any] = {}
+        self._lost = {}
         self._agents: list[Any] = []
         known = ray.nodes()  # type: ignore[no-untyped-call]
         alive = [node for node in known if node["Alive"]]
@@ -148,6 +163,7 @@ class RayNodes:
                 address=node["NodeManagerAddress"],
                 num_devices=self._num_devices,
                 num_cores=description["num_cores"],
+                core_ids=tuple(description["core_ids"]),
             )
             for node, description in zip(alive, described, strict=True)
         ]
@@ -157,7 +173,8 @@ class RayNodes:
             try:
                 ray.get(call, timeout=_CALL_WITHIN_S)
             except ray.exceptions.RayError as error:
-                raise NodeLostError(self._loss(node, error)) from error
+                self._lost[node] = self._loss(node, error)
+                raise NodeLostError(self._lost[node], node=node) from error
 
     def _loss(self, node: int, error: Exception) -> str:
         return f"node {self._nodes[node].name} was lost: {_first_line(error)}"

@@ -1,0 +1,100 @@
+"""Brings what happens on nodes to the groups that it concerns, each in a queue of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from workers.errors import NodeLostError
+from workers.json_lines import Document
+from workers.launchers.base import NodeEvent
+
+
+class EventRouter:
+    """Queues by group, filled by whoever hears the nodes and emptied by a thread a group.
+
+    An event costs the same however many nodes and groups there are, and wakes one thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[str, _Queue] = {}
+        self._groups_by_node: defaultdict[int, set[str]] = defaultdict(set)
+        self._lost: dict[int, str] = {}
+
+    def open(self, group: str, nodes: Sequence[int]) -> None:
+        """Keeps what happens to a group from here on; to be called before it can start.
+
+        Raises:
+            NodeLostError: one of its nodes is lost.
+        """
+        with self._lock:
+            for node in nodes:
+                if node in self._lost:
+                    raise NodeLostError(self._lost[node], node=node)
+            self._queues[group] = _Queue(self._lock, nodes)
+            for node in nodes:
+                self._groups_by_node[node].add(group)
+
+    def close(self, group: str) -> None:
+        """Forgets a group; what is still heard of it is dropped."""
+        with self._lock:
+            queue = self._queues.pop(group, None)
+            for node in () if queue is None else queue.nodes:
+                self._groups_by_node[node].discard(group)
+
+    def deliver(self, node: int, documents: Iterable[Document]) -> None:
+        """Takes what a node has told."""
+        with self._lock:
+            for document in documents:
+                queue = self._queues.get(document["group"])
+                if queue is not None:
+                    queue.put(NodeEvent(node=node, document=document))
+
+    def lose(self, node: int, why: str) -> None:
+        """Tells every group of a node that it is lost; the first reason is kept."""
+        lost = NodeEvent(node=node, document={"event": "lost", "message": why})
+        with self._lock:
+            if node in self._lost:
+                return
+            self._lost[node] = why
+            for group in self._groups_by_node[node]:
+                self._queues[group].put(lost)
+
+    def find(self, node: int) -> None:
+        """Takes a node for usable again."""
+        with self._lock:
+            self._lost.pop(node, None)
+
+    def lost(self) -> dict[int, str]:
+        """The nodes that are lost now, and why."""
+        with self._lock:
+            return dict(self._lost)
+
+    def is_lost(self, node: int) -> bool:
+        """Whether a node is lost now."""
+        return node in self._lost
+
+    def poll(self, group: str, timeout_s: float) -> list[NodeEvent]:
+        """What happened to a group since the last call; waits for something up to the timeout."""
+        with self._lock:
+            return self._queues[group].take(timeout_s)
+
+
+class _Queue:
+    """What a group has not been told yet."""
+
+    def __init__(self, lock: threading.Lock, nodes: Sequence[int]) -> None:
+        self.nodes = tuple(nodes)
+        self._changed = threading.Condition(lock)
+        self._events: list[NodeEvent] = []
+
+    def put(self, event: NodeEvent) -> None:
+        self._events.append(event)
+        self._changed.notify()
+
+    def take(self, timeout_s: float) -> list[NodeEvent]:
+        self._changed.wait_for(lambda: self._events, timeout_s)
+        events, self._events = self._events, []
+        return events
