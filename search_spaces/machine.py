@@ -27,6 +27,15 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(int(min([len(os.sched_getaffinity(0)), *quotas])), 1)
 
 
+def available_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that new processes can have here, a container's limit included."""
+    usable_bytes = usable_memory_bytes(root)
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) * 1024, usable_bytes)
+    return usable_bytes
+
+
 def usable_memory_bytes(root: Path = ROOT) -> int:
     """Memory that this process may fill: what is installed, or a container's limit below it.
 

@@ -31,6 +31,14 @@ class RanksLeftError(WorkerError):
         self.node = node
 
 
+class MemoryNotBackError(WorkerError):
+    """A group has ended and left no process, but a device has less memory free than before it."""
+
+
+class CoresForbiddenError(WorkerError):
+    """A rank shall run on cores none of which this process may use."""
+
+
 class PlacementImpossibleError(WorkerError):
     """A layout needs more devices than the launcher's nodes have."""
 

@@ -1,4 +1,4 @@
-"""One rank as its zygote holds it: forked, placed on its device and cores, heard and logged."""
+"""One rank as its keeper holds it: forked, placed on its device and cores, heard and logged."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from workers.json_lines import JsonLines
-from workers.processes import die_with_parent
+from workers.errors import CoresForbiddenError, WorkerError
+from workers.json_lines import Document, JsonLines
+from workers.processes import die_with_parent, fork
 from workers.rank_task import RankTask
 from workers.visible_devices import rank_variables
 
@@ -83,41 +83,53 @@ def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int])
     Args:
         task: what it is.
         entry: what it runs.
-        close_in_rank: the zygote's own descriptors. A daemon that inherited the agent's socket
-            would keep the agent reading for ever.
+        close_in_rank: the keeper's own descriptors. A daemon that inherited the line to the zygote
+            would keep it open, and a rank of another group could be read.
+
+    Raises:
+        OSError: the machine takes no further process.
     """
     ours, theirs = socket.socketpair()
     log_r, log_w = os.pipe()
-    zygote_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
+    keeper_pid = os.getpid()
+
+    def be_rank() -> None:
+        for fd in (*close_in_rank, ours.fileno(), log_r):
+            os.close(fd)
+        line = JsonLines(theirs)
         try:
-            for fd in (*close_in_rank, ours.fileno(), log_r):
-                os.close(fd)
-            _become(task, zygote_pid, log_w)
-            entry(task, JsonLines(theirs))
-            code = 0
-        except BaseException:  # whatever a rank does, it must not fall back into the zygote's loop
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    theirs.close()
-    os.close(log_w)
+            _become(task, keeper_pid, log_w)
+        except (OSError, WorkerError) as error:
+            line.send(_complaint(f"it could not be given what is its own: {error}"))
+            raise
+        entry(task, line)
+
+    try:
+        pid = fork(be_rank)
+    except OSError:
+        ours.close()
+        os.close(log_r)
+        raise
+    finally:
+        theirs.close()
+        os.close(log_w)
     return ForkedRank(
         task=task, pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours), log=LogTail(log_r)
     )
 
 
-def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
+def _complaint(message: str) -> Document:
+    return {"event": "error", "reason": "crashed", "transport": False, "message": message}
+
+
+def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:
     """Makes the forked process a rank: its output, life, cores and device."""
     os.dup2(log_w, 1)
     os.dup2(log_w, 2)
     os.close(log_w)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.setsid()
-    die_with_parent(zygote_pid)
+    die_with_parent(keeper_pid)
     faulthandler.enable()
     # Ends it even where Python doesn't run any more, and if nobody is left to end it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -125,8 +137,7 @@ def _become(task: RankTask, zygote_pid: int, log_w: int) -> None:
     # If memory gets short, a rank shall go before the worker, the service or the user's session.
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     if task.cores:
-        allowed = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, allowed.intersection(task.cores) or allowed)
+        os.sched_setaffinity(0, allowed_cores(task.cores, os.sched_getaffinity(0)))
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
         _apply(rank_variables(task.device_index, os.environ))
@@ -138,3 +149,18 @@ def _apply(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def allowed_cores(cores: Collection[int], allowed: Collection[int]) -> set[int]:
+    """Those of a rank's cores that this process may give it.
+
+    Raises:
+        CoresForbiddenError: there is none.
+    """
+    given = set(cores) & set(allowed)
+    if not given:
+        raise CoresForbiddenError(
+            f"cores {sorted(cores)} are none of those that the node gives us, {sorted(allowed)}; "
+            "correct device_cores of the site, or the step's CPU binding"
+        )
+    return given

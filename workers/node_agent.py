@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from search_spaces.machine import usable_cores
+from search_spaces.machine import available_memory_bytes, usable_cores
 from workers.json_lines import Document
 from workers.node_ranks import NodeRanks
 from workers.processes import die_with_parent
@@ -17,8 +17,8 @@ from workers.rank_task import RankTask
 class NodeAgent:
     """Starts and ends the ranks of its node, by calls over Ray.
 
-    Its methods take and return plain JSON values. Several run at once (a poll waits while the end
-    of a group is asked for), each in a thread of its own.
+    Its methods take and return plain JSON values. Several run at once (a poll waits while the ends
+    of groups are asked for), each in a thread of its own.
 
     Args:
         rank_entry: "module:function" that a rank runs.
@@ -31,12 +31,13 @@ class NodeAgent:
         self._ranks = NodeRanks(other_guardians=[raylet_pid], rank_entry=rank_entry)
 
     def describe(self) -> Document:
-        """The node's name, cores and processes, once its zygote is ready."""
+        """The node's name, cores, free memory and processes, once its zygote is ready."""
         self._ranks.wait_until_ready()
         return {
             "name": socket.gethostname(),
             "num_cores": usable_cores(),
             "core_ids": sorted(os.sched_getaffinity(0)),
+            "memory_available_bytes": available_memory_bytes(),
             "pids": {"agent": os.getpid(), **self._ranks.pids},
         }
 

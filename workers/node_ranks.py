@@ -16,7 +16,8 @@ from workers.rank_task import RankTask
 from workers.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
-_END_WITHIN_S: Final = 20.0
+_END_WITHIN_S: Final = 30.0
+"""Longer than the zygote gives a keeper that hangs, and then those that the keeper leaves."""
 _CLOSE_WITHIN_S: Final = 10.0
 _LOSS_WITHIN_S: Final = 3.0
 _LAST_WORDS: Final = 5

@@ -92,7 +92,7 @@ def watch(guardians: Sequence[int], command: Sequence[str], pass_fds: Sequence[i
         poll.register(fd, select.POLLIN)
     poll.poll()
     statuses: dict[int, int] = {}
-    end_descendants(on_reaped=statuses.__setitem__)
+    end_descendants(on_reaped=lambda pid, status, _: statuses.update({pid: status}))
     code = os.waitstatus_to_exitcode(statuses[child.pid])
     child.returncode = code  # reaped here: Popen must not wait for it again
     return code if code >= 0 else 128 - code

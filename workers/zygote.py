@@ -1,9 +1,9 @@
-"""The zygote: imports torch and the trainer once, and forks ranks that live for one task each.
+"""The zygote: imports torch and the trainer once, and forks a keeper for each group of ranks.
 
 It is single-threaded and never touches a device, so that forking it is safe. It runs under a
-warden, takes orders from its node's agent over one socket, and relays what the ranks report:
+warden, takes orders from its node's agent over one socket, and relays what the keepers report:
 
-    {"order": "start", "tasks": [RankTask, ...]}
+    {"order": "start", "tasks": [RankTask, ...]}             one group's ranks on this node
     {"order": "tell", "group": ..., "document": {...}}       to every rank of the group
     {"order": "end", "group": ...}
 
@@ -11,10 +11,12 @@ warden, takes orders from its node's agent over one socket, and relays what the 
     {"event": "report", "group": ..., "rank": ..., "document": {...}}
     {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...,
      "memory_available_bytes": ...}                          of the node, when the group started
+    {"event": "lost", "group": ..., "message": ...}          this group alone can't go on here
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
 
-One group runs at a time. It is ended in every case by "end": then every process below the zygote
-is killed and reaped, daemons that a rank may have left included.
+Any number of groups run side by side. Each is ended in every case by "end": then every process
+below its keeper is killed and reaped, daemons that a rank may have left included. A keeper that
+dies, or doesn't end its group in time, loses its group: what it leaves is adopted here, and ended.
 """
 
 from __future__ import annotations
@@ -23,27 +25,44 @@ import argparse
 import gc
 import importlib
 import os
-import select
+import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from search_spaces.machine import usable_memory_bytes
-from workers.errors import RanksLeftError
-from workers.forked_rank import ForkedRank, RankEntry, fork_rank
+from workers.forked_rank import RankEntry
+from workers.group_keeper import END_WITHIN_S, GroupKeeper
 from workers.json_lines import Document, JsonLines
-from workers.paced_line import PacedLine
-from workers.processes import become_subreaper, end_descendants, reap
+from workers.orphans import Orphans
+from workers.processes import become_subreaper, end_descendants, fork, reap
 from workers.rank_task import RankTask
+from workers.readers import Readers
 
-_END_WITHIN_S: Final = 10.0
+_KEEPER_GRACE_S: Final = 3.0
+"""A keeper that hasn't answered so long after its own deadline is hung, and killed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Keeper:
+    """A keeper that has not been reaped."""
+
+    group: str
+    pid: int
+    pidfd: int
+    line: JsonLines
+    kill_at: float | None = None
+    """When it should have ended its group, on the monotonic clock; None: nobody has asked."""
+    has_ended_group: bool = False
+    """Whether it said its last word."""
+    left_some: bool = True
+    """Whether something may be left below it."""
 
 
 class Zygote:
-    """The loop that forks ranks and relays their reports.
+    """The loop that forks keepers and relays what they report.
 
     Args:
         agent: connection to the node's agent.
@@ -52,30 +71,33 @@ class Zygote:
 
     def __init__(self, agent: JsonLines, entry: RankEntry) -> None:
         self._agent = agent
-        self._events = PacedLine(agent)
         self._entry = entry
-        self._group: str | None = None
-        self._ranks: list[ForkedRank] = []
-        self._oom_kills_before: int | None = None
-        self._memory_available_bytes = 0
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._keepers: dict[str, _Keeper] = {}
+        self._orphans = Orphans(give_up_after_s=END_WITHIN_S)
+        self._ends_asked: set[str] = set()
+        """Groups whose keepers died, and whose end waits for the orphans'."""
+        self._readers = Readers()
         self._open = True
 
     def run(self) -> None:
         """Serves the agent until it, or the warden above, is gone; then ends everything below."""
-        self._on_readable(self._agent.socket.fileno(), self._take_orders)
-        self._on_readable(os.pidfd_open(os.getppid()), self._stop)
+        self._readers.add(self._agent.socket.fileno(), self._take_orders)
+        self._readers.add(os.pidfd_open(os.getppid()), self._stop)
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
-            for fd, _ in self._poll.poll(self._events.due_in_ms()):
-                if fd in self._handlers:  # an earlier handler of this turn may have closed it
-                    self._handlers[fd]()
-            self._send_held()
+            self._readers.handle(self._due_in_ms())
+            self._kill_hung_keepers()
+            self._tend_orphans()
         end_descendants()
 
     def _stop(self) -> None:
         self._open = False
+
+    def _due_in_ms(self) -> int | None:
+        due = [keeper.kill_at for keeper in self._keepers.values() if keeper.kill_at is not None]
+        if self._orphans.next_look_at is not None:
+            due.append(self._orphans.next_look_at)
+        return max(0, int(1e3 * (min(due) - time.monotonic())) + 1) if due else None
 
     def _take_orders(self) -> None:
         orders = self._agent.read(block=False)
@@ -86,127 +108,123 @@ class Zygote:
                 case "start":
                     self._start([RankTask.from_mapping(task) for task in order["tasks"]])
                 case "tell":
-                    self._tell(order["group"], order["document"])
+                    self._tell(order["group"], order)
                 case "end":
                     self._end(order["group"])
         return None
 
     def _start(self, tasks: list[RankTask]) -> None:
-        assert self._group is None, f"group {self._group} has not been ended"
-        end_descendants(deadline_s=_END_WITHIN_S)
-        self._group = tasks[0].group
-        self._oom_kills_before = _oom_kills()
-        self._memory_available_bytes = _memory_available_bytes()
-        for task in tasks:
-            rank = fork_rank(task, self._entry, close_in_rank=self._handlers)
-            self._ranks.append(rank)
-            self._on_readable(rank.line.socket.fileno(), partial(self._relay, rank))
-            self._on_readable(rank.log.fileno(), partial(self._keep_log, rank))
-            self._on_readable(rank.pidfd, self._reap)
+        group = tasks[0].group
+        assert group not in self._keepers, f"group {group} has been started before"
+        try:
+            keeper = self._fork_keeper(group, tasks)
+        except OSError as error:
+            message = f"no process could be forked for the group: {error}"
+            return self._send({"event": "lost", "group": group, "message": message})
+        self._keepers[group] = keeper
+        self._readers.add(keeper.line.socket.fileno(), partial(self._relay, keeper))
+        return self._readers.add(keeper.pidfd, self._reap)
 
-    def _tell(self, group: str, document: Document) -> None:
-        if group != self._group:
+    def _fork_keeper(self, group: str, tasks: list[RankTask]) -> _Keeper:
+        ours, theirs = socket.socketpair()
+        zygote_pid = os.getpid()
+
+        def be_keeper() -> None:
+            for fd in (*self._readers, ours.fileno()):
+                os.close(fd)
+            line = JsonLines(theirs)
+            GroupKeeper(line, zygote_pid=zygote_pid, tasks=tasks, entry=self._entry).run()
+
+        try:
+            pid = fork(be_keeper)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return _Keeper(group=group, pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours))
+
+    def _tell(self, group: str, order: Document) -> None:
+        keeper = self._keepers.get(group)
+        if keeper is None:
             return
-        for rank in self._ranks:
-            try:
-                rank.line.send(document)
-            except OSError:  # it has died; its exit is reported on its own
-                continue
+        try:
+            keeper.line.send(order)
+        except OSError:  # it has died; that is reported on its own
+            return
 
     def _end(self, group: str) -> None:
-        left = None
-        try:
-            end_descendants(deadline_s=_END_WITHIN_S, on_reaped=self._note_exit)
-        except RanksLeftError as error:
-            left = str(error)
-        tails = {}
-        for rank in self._ranks:
-            while rank.log.keep_more():
-                pass
-            tails[str(rank.task.rank)] = rank.log.tail()
-            self._forget(rank)
-        self._ranks, self._group = [], None
-        self._send({"event": "ended", "group": group, "log_tails": tails, "left": left})
+        keeper = self._keepers.get(group)
+        if keeper is not None:
+            keeper.kill_at = time.monotonic() + END_WITHIN_S + _KEEPER_GRACE_S
+            self._tell(group, {"order": "end"})
+        elif self._orphans.looked_for:
+            self._ends_asked.add(group)
+        else:
+            self._send_ended(group, left=None)
 
-    def _relay(self, rank: ForkedRank) -> None:
-        """Passes on what a rank has reported."""
-        documents = rank.line.read(block=False)
+    def _send_ended(self, group: str, *, left: str | None) -> None:
+        self._send({"event": "ended", "group": group, "log_tails": {}, "left": left})
+
+    def _relay(self, keeper: _Keeper) -> None:
+        """Passes on what a keeper says of its ranks."""
+        documents = keeper.line.read(block=False)
         if documents is None:
-            self._off(rank.line.socket.fileno())
-        self._report(rank, documents or [])
+            self._readers.remove(keeper.line.socket.fileno())
+        self._pass_on(keeper, documents or [])
 
-    def _report(self, rank: ForkedRank, documents: list[Document]) -> None:
-        for document in documents:
-            self._send({**rank.name(), "event": "report", "document": document})
-
-    def _keep_log(self, rank: ForkedRank) -> None:
-        if not rank.log.keep_more():
-            self._off(rank.log.fileno())
+    def _pass_on(self, keeper: _Keeper, documents: list[Document]) -> None:
+        if documents and documents[-1]["event"] == "ended":
+            keeper.has_ended_group, keeper.kill_at = True, None
+            keeper.left_some = documents[-1]["left"] is not None
+        if documents:
+            self._send(*documents)
 
     def _reap(self) -> None:
         reap(self._note_exit)
 
-    def _note_exit(self, pid: int, status: int) -> None:
-        """Reports a rank's end, after everything that it said before."""
-        for rank in self._ranks:
-            if rank.pid == pid:
-                self._report(rank, rank.line.read_rest())
-                self._off(rank.pidfd)
-                exited = {
-                    "event": "exit",
-                    "code": os.waitstatus_to_exitcode(status),
-                    "oom_kills": self._oom_kills(),
-                    "memory_available_bytes": self._memory_available_bytes,
-                }
-                self._send({**rank.name(), **exited})
+    def _note_exit(self, pid: int, status: int, _peak_rss_bytes: int) -> None:
+        """Forgets a keeper; one that had not ended its group has lost it."""
+        keeper = next((one for one in self._keepers.values() if one.pid == pid), None)
+        if keeper is None:
+            return
+        self._pass_on(keeper, keeper.line.read_rest())
+        del self._keepers[keeper.group]
+        for fd in (keeper.line.socket.fileno(), keeper.pidfd):
+            self._readers.remove(fd)
+        keeper.line.close()
+        os.close(keeper.pidfd)
+        if keeper.left_some:
+            self._orphans.look()
+        if keeper.has_ended_group:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        message = f"the keeper of the group's ranks ended with exit code {code}"
+        self._send({"event": "lost", "group": keeper.group, "message": message})
+        if keeper.kill_at is not None:
+            self._ends_asked.add(keeper.group)
 
-    def _oom_kills(self) -> int | None:
-        before, now = self._oom_kills_before, _oom_kills()
-        return None if before is None or now is None else now - before
+    def _kill_hung_keepers(self) -> None:
+        for keeper in self._keepers.values():
+            if keeper.kill_at is not None and time.monotonic() >= keeper.kill_at:
+                os.kill(keeper.pid, signal.SIGKILL)  # not reaped, so it is it
 
-    def _forget(self, rank: ForkedRank) -> None:
-        for fd in rank.fds():
-            self._off(fd)
-        rank.close()
+    def _tend_orphans(self) -> None:
+        """Ends what dead keepers left, and then tells so those who wait for it."""
+        self._orphans.tend(
+            keepers=[keeper.pid for keeper in self._keepers.values()], on_reaped=self._note_exit
+        )
+        if self._orphans.looked_for and self._orphans.problem is None:
+            return
+        for group in self._ends_asked:
+            self._send_ended(group, left=self._orphans.problem)
+        self._ends_asked.clear()
 
-    def _send(self, event: Document) -> None:
+    def _send(self, *events: Document) -> None:
         try:
-            self._events.send(event)
+            self._agent.send(*events)
         except OSError:
             self._stop()
-
-    def _send_held(self) -> None:
-        try:
-            self._events.flush_if_due()
-        except OSError:
-            self._stop()
-
-    def _on_readable(self, fd: int, handler: Callable[[], Any]) -> None:
-        self._handlers[fd] = handler
-        self._poll.register(fd, select.POLLIN)
-
-    def _off(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
-
-def _oom_kills() -> int | None:
-    """How often the kernel's out-of-memory killer has struck on this machine, in any cgroup.
-
-    None: kernels before 4.13 don't count.
-    """
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return None
-
-
-def _memory_available_bytes() -> int:
-    """Memory that new processes can have here, a container's limit included."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(int(line.split()[1]) * 1024, usable_memory_bytes())
-    return usable_memory_bytes()
 
 
 def load_entry(name: str) -> RankEntry:

@@ -9,7 +9,11 @@ import pytest
 
 from search_spaces.cluster import GIB, detect_local_cpu
 from search_spaces.errors import ClusterInvalidError
-from search_spaces.machine import usable_cores, usable_memory_bytes
+from search_spaces.machine import (
+    available_memory_bytes,
+    usable_cores,
+    usable_memory_bytes,
+)
 
 CORES = len(os.sched_getaffinity(0))
 V2 = "0::/user.slice/job\n"
@@ -105,3 +109,11 @@ def test_a_machine_that_does_not_say_its_memory_is_an_error(tmp_path: Path) -> N
     (root / "proc/meminfo").write_text("MemFree: 1 kB\n")
     with pytest.raises(ClusterInvalidError, match="MemTotal"):
         usable_memory_bytes(root)
+
+
+def test_memory_that_new_processes_can_have_ends_at_the_containers_limit(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, cgroup=V2, **in_group("user.slice__job__", memory_max=f"{GIB}\n"))
+    (root / "proc/meminfo").write_text("MemTotal: 16777216 kB\nMemAvailable: 2097152 kB\n")
+    assert available_memory_bytes(root) == GIB
+    (root / "sys/fs/cgroup/user.slice/job/memory.max").write_text("max\n")
+    assert available_memory_bytes(root) == 2 * GIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -125,6 +126,37 @@ def _daemonise(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "result", "daemon": int(os.read(told_r, 32))})
 
 
+def _daemonise_then_hang(task: RankTask, line: JsonLines) -> None:
+    _daemonise(task, line)
+    _hang(task, line)
+
+
+def _fork_a_child(task: RankTask, line: JsonLines) -> None:
+    """Leaves a child that nobody waits for, and that is deaf to signals."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        while True:
+            time.sleep(3600)
+    line.send({"event": "result", "daemon": pid})
+
+
+def _allocate_too_much(task: RankTask, line: JsonLines) -> None:
+    """Memory that the kernel refuses for real."""
+    resource.setrlimit(resource.RLIMIT_DATA, (64 << 20, 64 << 20))
+    try:
+        bytearray(1 << 30)
+    except MemoryError:
+        _run_out_of_memory(task, line)
+
+
+def _talk_for_ever(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "talking", "pid": os.getpid()})
+    words = "a rank that says too much\n" * 1000
+    while True:
+        sys.stdout.write(words)
+
+
 def _talk(task: RankTask, line: JsonLines) -> None:
     for number in range(20_000):
         sys.stdout.write(f"line {number} of a rank that says too much\n")
@@ -156,5 +188,9 @@ _PROGRAMS = {
     "leave-dead-peer": _leave_dead_peer,
     "out-of-memory-late": _run_out_of_memory_late,
     "talk": _talk,
+    "talk-for-ever": _talk_for_ever,
+    "daemonise-then-hang": _daemonise_then_hang,
+    "fork-a-child": _fork_a_child,
+    "allocate-too-much": _allocate_too_much,
     "meet": _meet,
 }

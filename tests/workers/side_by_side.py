@@ -1,0 +1,71 @@
+"""Several groups of test ranks on one node at once, and what each of them says."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.workers.process_checks import RANK_PROGRAMS
+from workers.json_lines import Document
+from workers.node_ranks import NodeRanks
+from workers.rank_task import RankTask
+
+_PATIENCE_S = 20.0
+
+
+class SideBySide:
+    """One node whose events are sorted by group."""
+
+    def __init__(self) -> None:
+        self.ranks = NodeRanks(rank_entry=RANK_PROGRAMS)
+        self.ranks.wait_until_ready()
+        self._events: list[Document] = []
+
+    def start(self, kind: str, *, num_ranks: int = 1, cores: tuple[int, ...] = ()) -> str:
+        """Starts a group and returns its name."""
+        group = secrets.token_hex(4)
+        tasks = [
+            RankTask(
+                group=group,
+                rank=rank,
+                world_size=num_ranks,
+                local_rank=rank,
+                device="cpu",
+                device_index=rank,
+                cores=cores,
+                address="127.0.0.1",
+                rendezvous=False,
+                oversubscribed=False,
+                deadline_s=100.0,
+                job={"kind": kind},
+            )
+            for rank in range(num_ranks)
+        ]
+        self.ranks.start(tasks)
+        return group
+
+    def report(self, group: str, event: str) -> Document:
+        """Waits for a report of the group's; returns what the rank said."""
+
+        def is_it(document: Document) -> bool:
+            return document["event"] == "report" and document["document"]["event"] == event
+
+        return self.wait(group, is_it)["document"]
+
+    def event(self, group: str, event: str) -> Document:
+        """Waits for an event of the group's that no rank sent."""
+        return self.wait(group, lambda document: document["event"] == event)
+
+    def wait(self, group: str, wanted: Callable[[Document], Any]) -> Document:
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while True:
+            for document in self._events:
+                if document.get("group") == group and wanted(document):
+                    return document
+            if time.monotonic() > give_up_at:
+                pytest.fail(f"waited in vain; what happened: {self._events[-20:]}")
+            self._events += self.ranks.poll(0.1)

@@ -1,0 +1,238 @@
+"""Two groups on one node: whatever becomes of one, the other runs on to its result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.workers.process_checks import MARK, is_alive, marked, wait_until, wait_until_gone
+from tests.workers.side_by_side import SideBySide
+
+ROOT = Path(__file__).parents[2]
+
+AGENT = """
+import sys
+from tests.workers.side_by_side import SideBySide
+node = SideBySide()
+for group in [node.start("daemonise-then-hang", num_ranks=2) for _ in range(2)]:
+    node.report(group, "hanging")
+print(node.ranks.pids["warden"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
+    """A node of which nothing may be left."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    node = SideBySide()
+    yield node
+    node.ranks.close()
+    wait_until("no process is left", lambda: not marked(mark))
+
+
+def keeper_of(pid: int) -> int:
+    """The keeper of a rank."""
+    return psutil.Process(pid).ppid()
+
+
+def descendants_of_zygote(node: SideBySide) -> set[int]:
+    zygote = psutil.Process(node.ranks.pids["zygote"])
+    return {
+        child.pid
+        for child in zygote.children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    }
+
+
+def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide) -> None:
+    other = node.start("meet", num_ranks=2)
+    node.report(other, "listening")
+    of_the_other = descendants_of_zygote(node)
+    group = node.start("daemonise-then-hang", num_ranks=2)
+    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+    tails = node.ranks.end(group)
+    assert set(tails) == {0, 1}
+    assert not is_alive(daemon)
+    assert not is_alive(rank)
+    wait_until("the keeper is gone", lambda: descendants_of_zygote(node) == of_the_other)
+    node.ranks.tell(other, {"go": "on"})
+    assert node.report(other, "result")["told"] == {"go": "on"}
+    node.ranks.end(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"),
+    [
+        ("fail", "error"),
+        ("allocate-too-much", "error"),
+        ("hang", "hanging"),
+        ("hang-past-alarm", "hanging"),
+        ("kill-itself", ""),
+        ("leave", ""),
+        ("daemonise", "result"),
+        ("fork-a-child", "result"),
+        ("talk-for-ever", "talking"),
+    ],
+)
+def test_whatever_a_rank_does_the_other_group_gets_its_result(
+    node: SideBySide, kind: str, event: str
+) -> None:
+    other = node.start("meet")
+    node.report(other, "listening")
+    of_the_other = descendants_of_zygote(node)
+    group = node.start(kind)
+    said = node.report(group, event) if event else node.event(group, "exit")
+    node.ranks.tell(other, {"go": "on"})
+    assert node.report(other, "result")["told"] == {"go": "on"}
+    node.ranks.end(group)
+    wait_until("only the other is left", lambda: descendants_of_zygote(node) <= of_the_other)
+    if "daemon" in said:
+        assert not is_alive(said["daemon"])
+    node.ranks.end(other)
+
+
+def test_a_flood_of_words_in_one_group_keeps_no_other_from_iterating(node: SideBySide) -> None:
+    flood = node.start("talk-for-ever", num_ranks=2)
+    node.report(flood, "talking")
+    other = node.start("iterate")
+    assert node.event(other, "exit")["code"] == 0
+    assert all("a rank that says too much" in tail for tail in node.ranks.end(flood).values())
+    node.ranks.end(other)
+
+
+def test_a_keeper_that_is_killed_loses_its_own_group_and_no_other(node: SideBySide) -> None:
+    other = node.start("meet")
+    node.report(other, "listening")
+    group = node.start("daemonise-then-hang", num_ranks=2)
+    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+    os.kill(keeper_of(rank), signal.SIGKILL)
+    lost = node.event(group, "lost")
+    assert lost["message"] == "the keeper of the group's ranks ended with exit code -9"
+    wait_until_gone([daemon, rank])  # although nobody has asked for its end yet
+    assert node.ranks.end(group) == {}
+    node.ranks.tell(other, {"go": "on"})
+    assert node.report(other, "result")["told"] == {"go": "on"}
+    node.ranks.end(other)
+
+
+def test_a_keeper_that_is_killed_while_its_group_is_ended_leaves_nothing(node: SideBySide) -> None:
+    for _ in range(5):
+        group = node.start("daemonise-then-hang")
+        daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+        keeper = keeper_of(rank)
+        os.kill(keeper, signal.SIGSTOP)  # it won't hear that it shall end its group
+        ended: list[dict[int, str]] = []
+        ending = threading.Thread(target=lambda: ended.append(node.ranks.end(group)))  # noqa: B023
+        ending.start()
+        os.kill(keeper, signal.SIGKILL)
+        ending.join(20)
+        assert ended == [{}]
+        assert not is_alive(daemon)
+        assert not is_alive(rank)
+
+
+@pytest.mark.slow  # the patience with a keeper is longer than that with a driver
+def test_a_keeper_that_hangs_is_killed_when_its_groups_end_is_overdue(
+    node: SideBySide,
+) -> None:
+    group = node.start("daemonise-then-hang")
+    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+    os.kill(keeper_of(rank), signal.SIGSTOP)
+    assert node.ranks.end(group) == {}
+    assert not is_alive(daemon)
+    assert not is_alive(rank)
+
+
+def test_many_groups_start_and_end_from_threads_of_their_own(node: SideBySide) -> None:
+    groups = [node.start("daemonise-then-hang") for _ in range(6)]
+    daemons = [node.report(group, "result")["daemon"] for group in groups]
+    ended: dict[str, dict[int, str]] = {}
+
+    def end(group: str) -> None:
+        ended[group] = node.ranks.end(group)
+
+    threads = [threading.Thread(target=end, args=[group]) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {group: list(tails) for group, tails in ended.items()} == {g: [0] for g in groups}
+    assert not any(map(is_alive, daemons))
+
+
+@pytest.mark.parametrize("victims", [["zygote"], ["warden"], ["warden", "zygote"]])
+def test_sigkill_of_the_zygote_or_the_warden_or_both_leaves_nothing_of_any_group(
+    node: SideBySide, victims: list[str]
+) -> None:
+    pids = []
+    for _ in range(2):
+        group = node.start("daemonise-then-hang")
+        pids += [node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]]
+    for victim in victims:
+        os.kill(node.ranks.pids[victim], signal.SIGKILL)
+    wait_until_gone([*pids, *node.ranks.pids.values()])
+    wait_until("the loss is known", lambda: node.ranks.poll(0.1)[-1:])
+
+
+@pytest.mark.parametrize("warden_too", [False, True])
+def test_sigkill_of_the_agent_leaves_nothing_of_any_group(
+    monkeypatch: pytest.MonkeyPatch, warden_too: bool
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as agent:
+        assert agent.stdout is not None
+        warden = int(agent.stdout.readline())
+        # The agent, the warden and the zygote; and twice a keeper, two ranks, and a daemon each.
+        wait_until("all of them run", lambda: len(marked(mark)) == 3 + 2 * (1 + 2 * 2))
+        if warden_too:
+            os.kill(warden, signal.SIGKILL)
+        agent.kill()
+    wait_until("no process is left", lambda: not marked(mark), 20)
+
+
+def test_cores_that_the_node_does_not_give_fail_the_rank_and_say_so(node: SideBySide) -> None:
+    group = node.start("succeed", cores=(100_000,))
+    error = node.report(group, "error")
+    assert error["reason"] == "crashed"
+    assert "cores [100000] are none of those that the node gives us" in error["message"]
+    node.ranks.end(group)
+
+
+def test_a_rank_runs_on_the_very_cores_that_it_is_given(node: SideBySide) -> None:
+    last = max(os.sched_getaffinity(0))
+    group = node.start("succeed", cores=(last, 100_000))
+    assert node.report(group, "result")["cores"] == [last]
+    node.ranks.end(group)
+
+
+def test_a_machine_that_takes_no_more_processes_loses_the_group_and_not_the_node(
+    node: SideBySide,
+) -> None:
+    zygote = psutil.Process(node.ranks.pids["zygote"])
+    before = zygote.rlimit(psutil.RLIMIT_NOFILE)
+    zygote.rlimit(psutil.RLIMIT_NOFILE, (zygote.num_fds(), before[1]))
+    group = node.start("succeed")
+    assert "could be forked for the group: " in node.event(group, "lost")["message"]
+    assert node.ranks.end(group) == {}
+    zygote.rlimit(psutil.RLIMIT_NOFILE, before)
+    group = node.start("succeed")
+    assert node.report(group, "result")
+    node.ranks.end(group)
