@@ -1,0 +1,183 @@
+"""What lies between probes, and what probes leave behind: service, worker, Ray and ranks, for real.
+
+Run as `make bench-workers`, or `python -m benchmarks.bench_workers --record`: about ten minutes on two
+cores with nothing else on them. `--only` chooses a part, for work on it. `--record` writes the section
+"Workers" of `benchmarks/RESULTS.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from benchmarks.arguments import count, refuse
+from benchmarks.fault_storm import Storm, spread, storm
+from benchmarks.live_service import WaitedInVainError
+from benchmarks.results_file import describe_machine, record, table
+from benchmarks.trainer_table import Figure
+from benchmarks.turn_around import (
+    PROBE_S,
+    RANK_ENTRY,
+    MissingMomentsError,
+    measure_devices_back,
+    measure_share,
+    measure_turn_around,
+    recorded_service,
+)
+
+GAP_S: Final = 0.6
+TORCHRUN_TIMES: Final = 5.0
+SHARE: Final = 0.8
+BACK_S: Final = 1.0
+MIB: Final = 1 << 20
+MEMORY_GONE_BYTES: Final = 512 * MIB
+"""Of the whole machine: what the page cache and others do in the same minutes."""
+DESCRIPTORS_MORE: Final = 8
+"""A connection or two that Ray has opened anew."""
+
+Part = Callable[[Path, int], list[Figure]]
+
+
+def turn_around(folder: Path, scale: int) -> list[Figure]:
+    """From probe to probe, torchrun in turns; the share of iterations; and a killed rank."""
+    with recorded_service(folder) as service:
+        turn = measure_turn_around(service, rounds=scale)
+        back_s = measure_devices_back(service, repeats=max(2, 5 * scale // 4))
+        share = measure_share(service, num_probes=max(2, scale))
+    return [
+        Figure(
+            name="from a probe's outcome to the end of the next one's first iteration, 2 ranks, median",
+            asked=f"under {GAP_S} s",
+            measured=f"{turn.gap_s:.3f} s (p90 {turn.gap_p90_s:.3f} s, {len(turn.gaps_s)} gaps)",
+            reached=turn.gap_s < GAP_S,
+        ),
+        Figure(
+            name="torchrun from its launch to the end of the same probe's first iteration, over that",
+            asked=f"{TORCHRUN_TIMES:g} times",
+            measured=f"{turn.times:.1f} times: {median(turn.torchrun_s):.2f} s, in turns",
+            reached=turn.times >= TORCHRUN_TIMES,
+        ),
+        Figure(
+            name=f"share of the devices' time in iterations, {PROBE_S:g}-second probes",
+            asked=f"{SHARE:.0%}",
+            measured=f"{share.share:.1%}: {share.iterations_s:.1f} of {share.wall_s:.1f} s, "
+            f"{share.num_probes} probes of {share.num_devices} devices",
+            reached=share.share >= SHARE,
+        ),
+        Figure(
+            name="a rank is SIGKILLed in mid-iteration: the next probe's ranks run on its devices, slowest",
+            asked=f"under {BACK_S:g} s",
+            measured=f"{max(back_s):.3f} s (median {median(back_s):.3f} s of {len(back_s)})",
+            reached=max(back_s) < BACK_S,
+        ),
+    ]
+
+
+def faults(folder: Path, scale: int) -> list[Figure]:
+    """Probes of which three in ten fail, in every way that one machine has."""
+    with recorded_service(folder, num_workers=0) as service:
+        found = storm(
+            service, num_probes=25 * scale, faults=spread(15 * scale // 2), rank_entry=RANK_ENTRY
+        )
+    return storm_figures(found)
+
+
+def storm_figures(found: Storm) -> list[Figure]:
+    """What is asked of a storm of faults."""
+    for wrong in found.wrong:
+        print(f"not as its fault explains: {wrong}", file=sys.stderr)
+    left = [*found.left, *found.left_running]
+    before, after = found.descriptors
+    what = f"after {found.num_probes} probes of which {found.num_faults} fail in every way"
+    return [
+        Figure(
+            name=f"processes left {what}",
+            asked="0",
+            measured="; ".join(left) or f"0 ({found.wall_s:.0f} s in all)",
+            reached=not left,
+        ),
+        Figure(
+            name=f"trials that ended otherwise than their fault explains {what}",
+            asked="0",
+            measured=str(len(found.wrong)),
+            reached=not found.wrong,
+        ),
+        Figure(
+            name=f"files and shared memory left {what}",
+            asked="0",
+            measured=", ".join(found.files_left) or "0",
+            reached=not found.files_left,
+        ),
+        Figure(
+            name=f"descriptors of the worker {what}",
+            asked="no more",
+            measured=f"{after}, {before} before",
+            reached=after <= before + DESCRIPTORS_MORE,
+        ),
+        Figure(
+            name=f"memory of the machine gone {what}",
+            asked="none",
+            measured=f"{found.memory_gone_bytes / MIB:.0f} MiB, of all that runs on it",
+            reached=found.memory_gone_bytes < MEMORY_GONE_BYTES,
+        ),
+    ]
+
+
+PARTS: Final[dict[str, Part]] = {"turn-around": turn_around, "faults": faults}
+SCALE: Final = 8
+
+
+def main() -> None:
+    """Prints, and records, what was asked for."""
+    arguments = _arguments()
+    if arguments.record and (arguments.only or arguments.scale != SCALE):
+        refuse("bench-workers", "--record is for all of it; leave --only and --scale away")
+    machine = describe_machine("torch", "ray")
+    print(machine, end="\n\n", flush=True)
+    try:
+        figures = measure(arguments.only or list(PARTS), arguments.scale)
+    except (MissingMomentsError, WaitedInVainError) as error:
+        sys.exit(str(error))
+    if arguments.record:
+        text = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
+        record("Workers", f"`make bench-workers`; {machine}.\n\n{text}\n\n{_NOTES}")
+
+
+def measure(parts: Sequence[str], scale: int) -> list[Figure]:
+    """Measures one part after the other, and prints each as soon as it is known."""
+    figures = []
+    for part in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            for figure in PARTS[part](Path(folder), scale):
+                print(" | ".join(figure.cells()), flush=True)
+                figures.append(figure)
+    return figures
+
+
+_NOTES: Final = """\
+- The service and the worker are the product's own commands on this machine, with Ray and probes of `tiny`; ranks write down \
+when they began, ended an iteration, and were heard last, on one clock
+- From outcome to iteration: the end of a group, its outcome on disk, the next trial's fork, meeting, weights, memory iteration and \
+first iteration. torchrun runs the same probe by the same code, four probes and one torchrun in turns
+- Faults: a rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its \
+deadline, runs out of memory, leaves children, daemons, sessions, threads or shared memory, floods its log; a killed zygote, warden, node \
+agent, raylet and worker: each as often, once an attempt"""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench-workers", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="repeatable")
+    parser.add_argument(
+        "--scale", type=count, default=SCALE, help=f"how much of it; {SCALE} is all [{SCALE}]"
+    )
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

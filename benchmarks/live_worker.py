@@ -1,0 +1,40 @@
+"""A worker whose ranks run another program than the product's: what benchmarks and tests start."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from workers.errors import WorkerError
+from workers.local_worker import work
+
+
+def main() -> None:
+    """Works until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="benchmarks.live_worker")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--spool-dir", type=Path, required=True)
+    parser.add_argument("--rank-entry", required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        work(
+            url=arguments.url,
+            token=arguments.token_file.read_text().strip(),
+            described_cluster="local-cpu",
+            name=arguments.name,
+            spool_dir=arguments.spool_dir,
+            patience_s=60.0,
+            rank_entry=arguments.rank_entry,
+        )
+    except WorkerError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""A rank that writes down when it did what, and fails as its layout asks; else it is the worker's.
+
+A zygote of the benchmark's worker loads it in the place of `workers.rank`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks import rank_faults
+from benchmarks.rank_records import RECORDS, RecordedLine
+from workers import rank
+from workers.json_lines import JsonLines
+from workers.rank_task import RankTask
+
+
+def main(task: RankTask, line: JsonLines) -> None:
+    """Runs one rank to its end."""
+    if task.job["kind"] != "probe":
+        return rank.main(task, line)
+    recorded = RecordedLine(line, task) if RECORDS in os.environ else line
+    if isinstance(recorded, RecordedLine):
+        recorded.note("entered")
+    fault = rank_faults.fault_of(task)
+    return rank.main(task, recorded if fault is None else fault.armed(task, recorded))
