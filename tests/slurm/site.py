@@ -85,6 +85,10 @@ class SlurmSite:
     def node_names(self) -> list[str]:
         return [f"n{index}" for index in range(1, self.num_nodes + 1)]
 
+    @property
+    def has_controller(self) -> bool:
+        return "slurmctld" in self._daemons
+
     def __enter__(self) -> Self:
         return self
 
@@ -154,6 +158,17 @@ class SlurmSite:
         """A lost node comes back."""
         self._start_node(name)
         self.run("scontrol", "update", f"nodename={name}", "state=resume")
+
+    def lose_controller(self) -> None:
+        """The controller dies; jobs go on."""
+        self._end("slurmctld")
+
+    def cancel_everything(self) -> None:
+        """Cancels every job, and waits until no process of any is left."""
+        self.run("scancel", "--state=PENDING", "-u", "root")
+        self.run("scancel", "-u", "root")
+        wait_until("every job has ended", lambda: not self.run("squeue", "-h").stdout, 90)
+        wait_until("no process of a job is left", lambda: not self.processes(), 30)
 
     def logs(self) -> str:
         """What the daemons said last."""
