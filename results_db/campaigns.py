@@ -19,7 +19,13 @@ from results_db.lifecycle import cancel_trial
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
-from results_db.rows import campaign_record, clock_seconds, max_peak_memory_bytes, objectives_of
+from results_db.rows import (
+    campaign_record,
+    clock_seconds,
+    max_peak_memory_bytes,
+    objectives_of,
+    probe_deadline_s,
+)
 from results_db.session import breaks_unique
 
 _DRIVER: Final = "driver"
@@ -66,6 +72,7 @@ class Campaigns(StorePart):
             strategy=spec["strategy"],
             num_legal_layouts=num_legal_layouts,
             max_peak_memory_bytes=max_peak_memory_bytes(spec),
+            probe_deadline_s=probe_deadline_s(spec),
             created_at=now,
             clock_at=now,
         )

@@ -14,10 +14,11 @@ from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.import_tables import Import
-from results_db.models import Attempt, Campaign, MeasurementRow, Trial, Worker
+from results_db.models import Attempt, Campaign, MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialState
 from results_db.rows import trial_layout
+from results_db.worker_tables import Worker
 from search_spaces.layout import Layout
 from search_spaces.tables.table import software_of_source
 

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
+from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
+from results_db.allocation_status import keep_status
 from results_db.lifecycle import locked_campaign, lose_attempt, running_attempt
-from results_db.models import Attempt, Campaign, Trial, Worker
+from results_db.models import Attempt, Campaign, Trial
+from results_db.node_quarantine import wishes
 from results_db.part import StorePart
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.rows import trial_layout
+from results_db.worker_tables import Worker
 from results_db.workers import fits, live_worker
+from search_spaces.outcome import DEFAULT_DEADLINE_S
 
 LEASE_S: Final = 15.0
 """Seconds that a lease holds unless a heartbeat extends it."""
@@ -27,15 +32,33 @@ class Leases(StorePart):
     """The leases' part of the store."""
 
     def lease(
-        self, worker_id: str, max_trials: int, *, lease_s: float = LEASE_S
+        self,
+        worker_id: str,
+        max_trials: int,
+        *,
+        room: Room | None = None,
+        longest_s: float | None = None,
+        lease_s: float = LEASE_S,
     ) -> list[LeaseRecord]:
         """Hands waiting trials to a worker, the oldest first: PENDING -> RUNNING, attempt + 1.
 
-        Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation.
+        Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation. A look
+        that finds nothing does not queue for the write lock.
+
+        Args:
+            worker_id: the worker's session.
+            max_trials: hand out at most so many.
+            room: only trials that fit there; each by itself, not all together.
+            longest_s: only trials whose probe ends within so many seconds, by its deadline.
+            lease_s: seconds until the leases run out.
 
         Raises:
             WorkerNotFoundError: no live session has this id.
         """
+        with self._db.read() as session:
+            worker = live_worker(session, worker_id, lock=False)
+            if session.scalar(_suitable_trials(worker, room, longest_s).limit(1)) is None:
+                return []
         now = self._clock()
         with self._db.write() as session:
             worker = live_worker(session, worker_id)
@@ -43,49 +66,37 @@ class Leases(StorePart):
             return [
                 _hand_out(session, worker, trial, now, now + timedelta(seconds=lease_s))
                 for trial in session.scalars(
-                    _suitable_trials(worker)
+                    _suitable_trials(worker, room, longest_s)
                     .limit(max_trials)
                     .with_for_update(of=Trial, skip_locked=True)
                 ).all()
             ]
 
-    def has_work(self, worker_id: str) -> bool:
-        """Whether `lease` would find something; a look that does not queue for the write lock.
-
-        Raises:
-            WorkerNotFoundError: no live session has this id.
-        """
-        with self._db.read() as session:
-            worker = live_worker(session, worker_id, lock=False)
-            return session.scalar(_suitable_trials(worker).limit(1)) is not None
-
     def heartbeat(
-        self, worker_id: str, beats: Sequence[TrialBeat], *, lease_s: float = LEASE_S
-    ) -> list[int]:
-        """Extends a worker's leases.
+        self,
+        worker_id: str,
+        beats: Sequence[TrialBeat],
+        *,
+        status: AllocationStatus | None = None,
+        lease_s: float = LEASE_S,
+    ) -> HeartbeatAnswer:
+        """Extends a worker's leases, and keeps what it says of its allocation.
 
         Returns:
-            Ids of the trials that the worker is to stop: cancelled, ended, or no longer leased by it.
+            What the worker is to do: trials to stop, nodes to release and to set aside.
 
         Raises:
             WorkerNotFoundError: no live session has this id.
         """
         now = self._clock()
-        stop: list[int] = []
         with self._db.write() as session:
             worker = live_worker(session, worker_id)
             worker.seen_at = now
-            for beat in beats:
-                trial = session.get(Trial, beat.trial_id, with_for_update=True)
-                if trial is None or not _holds(worker, trial, beat.attempt):
-                    stop.append(beat.trial_id)
-                    continue
-                trial.lease_expires_at = now + timedelta(seconds=lease_s)
-                trial.iterations_done = beat.iterations_done
-                running_attempt(session, trial).seen_at = now
-                if trial.cancel_requested:
-                    stop.append(trial.id)
-        return stop
+            stop = _extend(session, worker, beats, now, now + timedelta(seconds=lease_s))
+            if status is not None:
+                keep_status(session, worker, status, now)
+            release, quarantine = wishes(session, worker, now)
+        return HeartbeatAnswer(stop=tuple(stop), release=release, quarantine=quarantine)
 
     def expire_leases(self) -> list[int]:
         """Takes back the leases that have run out; each is a lost attempt.
@@ -119,8 +130,46 @@ class Leases(StorePart):
             )
 
 
-def _suitable_trials(worker: Worker) -> Select[Any]:
-    return (
+def _extend(
+    session: Session, worker: Worker, beats: Sequence[TrialBeat], now: datetime, until: datetime
+) -> list[int]:
+    """Extends the leases that the worker still holds; returns the trials that it is to stop."""
+    ids = [beat.trial_id for beat in beats]
+    query = select(Trial).where(Trial.id.in_(ids)).order_by(Trial.id).with_for_update()
+    trials = {trial.id: trial for trial in session.scalars(query)}
+    running = select(Attempt).join(
+        Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt)
+    )
+    attempts = {
+        attempt.trial_id: attempt for attempt in session.scalars(running.where(Trial.id.in_(ids)))
+    }
+    stop: list[int] = []
+    for beat in beats:
+        trial = trials.get(beat.trial_id)
+        if trial is None or not _holds(worker, trial, beat.attempt):
+            stop.append(beat.trial_id)
+            continue
+        trial.lease_expires_at = until
+        trial.iterations_done = beat.iterations_done
+        _note(attempts[trial.id], beat, now)
+        if trial.cancel_requested:
+            stop.append(trial.id)
+    return stop
+
+
+def _note(attempt: Attempt, beat: TrialBeat, now: datetime) -> None:
+    """Keeps what a worker says of an attempt; a beat that comes late takes nothing back."""
+    attempt.seen_at = now
+    attempt.phase = beat.phase
+    attempt.waiting_because = beat.waiting_because
+    if beat.held_s is not None:
+        attempt.held_s = max(beat.held_s, attempt.held_s or 0.0)
+    if beat.nodes_held is not None:
+        attempt.nodes_held = beat.nodes_held
+
+
+def _suitable_trials(worker: Worker, room: Room | None, longest_s: float | None) -> Select[Any]:
+    query = (
         select(Trial)
         .join(Campaign, Campaign.id == Trial.campaign_id)
         .where(
@@ -131,6 +180,19 @@ def _suitable_trials(worker: Worker) -> Select[Any]:
         )
         .order_by(Trial.id)
     )
+    if room is not None:
+        query = query.where(_fits_in(room, worker.devices_per_node))
+    if longest_s is not None:
+        deadline_s = func.coalesce(Campaign.probe_deadline_s, DEFAULT_DEADLINE_S)
+        query = query.where(deadline_s <= longest_s)
+    return query
+
+
+def _fits_in(room: Room, devices_per_node: int) -> ColumnElement[bool]:
+    """Whether a trial fits what is free: on a part of a node, or on whole ones."""
+    devices = max(room.devices, devices_per_node if room.nodes else 0)
+    on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
+    return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
 
 
 def _hand_out(

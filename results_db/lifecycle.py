@@ -13,8 +13,10 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from results_db.cost import Cost
 from results_db.models import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, TrialState
+from results_db.rows import COST_COLUMNS, cost_of
 
 MAX_LOST_ATTEMPTS: Final = 3
 """Attempts of a trial that may be lost; the last of them ends the trial."""
@@ -48,12 +50,32 @@ def end_trial(
     _drop_lease(trial)
 
 
-def charge(campaign: Campaign, trial: Trial, attempt: Attempt, node_seconds: float) -> None:
+def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:
     """Sets what an attempt cost; the trial's and the campaign's sums follow."""
-    more = node_seconds - attempt.node_seconds
-    attempt.node_seconds = node_seconds
-    trial.node_seconds = max(trial.node_seconds + more, 0.0)
-    campaign.node_seconds = max(campaign.node_seconds + more, 0.0)
+    sums: tuple[Trial | Campaign, ...] = (trial, campaign)
+    for name, column in COST_COLUMNS.items():
+        more = getattr(cost, name) - getattr(attempt, column)
+        setattr(attempt, column, getattr(cost, name))
+        for row in sums:
+            # What was added in parts is not taken away to the last digit.
+            setattr(row, column, max(getattr(row, column) + more, 0.0))
+    attempt.node_seconds = cost.total
+    for row in sums:
+        row.node_seconds = cost_of(row).total
+
+
+def held_so_far_s(attempt: Attempt) -> float:
+    """Seconds that an attempt held its nodes, as far as its worker was heard of."""
+    if attempt.held_s is not None:
+        return attempt.held_s
+    if attempt.phase == "waiting":
+        return 0.0
+    return max((attempt.seen_at - attempt.started_at).total_seconds(), 0.0)
+
+
+def nodes_of(trial: Trial, attempt: Attempt) -> float:
+    """Nodes that an attempt holds, a part of one included."""
+    return trial.num_nodes if attempt.nodes_held is None else attempt.nodes_held
 
 
 def close_attempt(
@@ -62,8 +84,8 @@ def close_attempt(
     """Ends an attempt that sent no outcome; it is charged up to when its worker was last heard of."""
     attempt.ending = ending
     attempt.ended_at = now
-    held_s = max((attempt.seen_at - attempt.started_at).total_seconds(), 0.0)
-    charge(campaign, trial, attempt, held_s * trial.num_nodes)
+    held_s, nodes = held_so_far_s(attempt), nodes_of(trial, attempt)
+    charge(campaign, trial, attempt, Cost.of_loss(held_s=held_s, nodes=nodes))
 
 
 def lose_attempt(

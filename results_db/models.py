@@ -14,16 +14,14 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    Integer,
     MetaData,
     String,
     Text,
     TypeDecorator,
     UniqueConstraint,
     false,
-    text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column, relationship
 
 from results_db.records import ATTEMPT_ENDINGS, CAMPAIGN_STATES, TRIAL_STATES
 
@@ -55,6 +53,11 @@ class UtcDateTime(TypeDecorator[datetime]):
 def one_of(column: str, values: tuple[str, ...]) -> str:
     """The SQL that holds a column to a list of words."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
+def nothing_yet() -> MappedColumn[float]:
+    """A sum's column, which rows that were there before it begin with 0."""
+    return mapped_column(default=0.0, server_default="0")
 
 
 class Base(DeclarativeBase):
@@ -103,6 +106,8 @@ class Campaign(Base):
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
     max_peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """The largest peak of a device that is ranked; None: every one is."""
+    probe_deadline_s: Mapped[float | None]
+    """Longest that one of its probes may take; None: its description does not say."""
     last_number: Mapped[int] = mapped_column(default=0)
     """Number of the campaign's youngest trial."""
     last_ended_seq: Mapped[int] = mapped_column(default=0)
@@ -111,6 +116,13 @@ class Campaign(Base):
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     node_seconds: Mapped[float] = mapped_column(default=0.0)
+    """What its attempts held; the four below are its parts."""
+    iterations_node_seconds: Mapped[float] = nothing_yet()
+    start_node_seconds: Mapped[float] = nothing_yet()
+    idle_node_seconds: Mapped[float] = nothing_yet()
+    lost_node_seconds: Mapped[float] = nothing_yet()
+    allocation_idle_node_seconds: Mapped[float] = nothing_yet()
+    """Its share of what allocations of its cluster held for nobody; not among node_seconds."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]
@@ -183,6 +195,10 @@ class Trial(Base):
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
     lease_expires_at: Mapped[datetime | None]
     node_seconds: Mapped[float] = mapped_column(default=0.0)
+    iterations_node_seconds: Mapped[float] = nothing_yet()
+    start_node_seconds: Mapped[float] = nothing_yet()
+    idle_node_seconds: Mapped[float] = nothing_yet()
+    lost_node_seconds: Mapped[float] = nothing_yet()
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -210,6 +226,20 @@ class Attempt(Base):
     ended_at: Mapped[datetime | None]
     ending: Mapped[str | None] = mapped_column(String(16))
     node_seconds: Mapped[float] = mapped_column(default=0.0)
+    iterations_node_seconds: Mapped[float] = nothing_yet()
+    start_node_seconds: Mapped[float] = nothing_yet()
+    idle_node_seconds: Mapped[float] = nothing_yet()
+    lost_node_seconds: Mapped[float] = nothing_yet()
+    phase: Mapped[str | None] = mapped_column(String(16))
+    """What its worker said last that it does with the trial; None: it did not say."""
+    held_s: Mapped[float | None]
+    """Seconds that it has held its nodes, as its worker said last; None: it did not say."""
+    nodes_held: Mapped[float | None]
+    """Nodes that it holds, a part of one included; None: those of its layout."""
+    iterations_s: Mapped[float | None]
+    """Seconds of its iterations; None: its worker did not say."""
+    waiting_because: Mapped[str] = mapped_column(Text, server_default="")
+    """Its worker's words while it waits for devices."""
 
 
 class MeasurementRow(Base):
@@ -328,35 +358,6 @@ class TrialLog(Base):
         ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
     )
     tail: Mapped[str] = mapped_column(Text)
-
-
-class Worker(Base):
-    """One session of a worker; a name has at most one that has not ended."""
-
-    __tablename__ = "workers"
-    __table_args__ = (
-        CheckConstraint("num_nodes >= 1 AND devices_per_node >= 1", name="holds_devices"),
-        Index(
-            "uq_workers_name_live",
-            "name",
-            unique=True,
-            sqlite_where=text("ended_at IS NULL"),
-            postgresql_where=text("ended_at IS NULL"),
-        ),
-        Index(None, "cluster", "seen_at"),
-    )
-
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    name: Mapped[str] = mapped_column(String(200))
-    host: Mapped[str] = mapped_column(String(255))
-    cluster: Mapped[str] = mapped_column(String(200))
-    num_nodes: Mapped[int] = mapped_column(Integer)
-    devices_per_node: Mapped[int] = mapped_column(Integer)
-    device: Mapped[str] = mapped_column(String(255))
-    versions: Mapped[dict[str, Any]]
-    registered_at: Mapped[datetime]
-    seen_at: Mapped[datetime]
-    ended_at: Mapped[datetime | None]
 
 
 class DriverBeat(Base):

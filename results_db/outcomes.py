@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from sqlalchemy.orm import Session
 
+from results_db.cost import Cost
 from results_db.divergence import settle
 from results_db.errors import AttemptNotFoundError, MeasurementInvalidError, TrialNotFoundError
 from results_db.lifecycle import (
@@ -17,6 +18,7 @@ from results_db.lifecycle import (
     count_lost_attempt,
     end_trial,
     locked_campaign,
+    nodes_of,
     put_back_or_cancel,
     running_attempt,
 )
@@ -38,6 +40,7 @@ from results_db.rows import (
     measurement_columns,
     stage_rows,
 )
+from results_db.worker_tables import Worker
 from search_spaces.outcome import Measurement, Outcome
 
 _STATES: Final[dict[str, TrialState]] = {
@@ -56,7 +59,15 @@ _RATE_TOLERANCE: Final = 1e-6
 class Outcomes(StorePart):
     """The outcomes' part of the store."""
 
-    def post_outcome(self, trial_id: int, attempt: int, outcome: Outcome) -> OutcomeReceipt:
+    def post_outcome(
+        self,
+        trial_id: int,
+        attempt: int,
+        outcome: Outcome,
+        *,
+        nodes_held: float | None = None,
+        iterations_s: float | None = None,
+    ) -> OutcomeReceipt:
         """Takes the outcome of one attempt. Posting it again changes nothing.
 
         One that arrives after its lease was lost is taken all the same while the trial has not ended: a
@@ -66,6 +77,14 @@ class Outcomes(StorePart):
 
         A measurement whose losses are off those of the campaign's other layouts is kept, and its trial
         is FAILED as diverged; if it shows that others were the odd ones, those are.
+
+        Args:
+            trial_id: whose attempt it is.
+            attempt: which one.
+            outcome: how it ended.
+            nodes_held: nodes that it held, a part of one included; None: as its worker said in its
+                heartbeats, or those of its layout.
+            iterations_s: seconds of its iterations; None: those of its measurement.
 
         Raises:
             TrialNotFoundError: there is no such trial.
@@ -90,6 +109,8 @@ class Outcomes(StorePart):
                 )
             if outcome.measurement is not None:
                 _check(outcome.measurement, trial)
+            row.nodes_held = row.nodes_held if nodes_held is None else nodes_held
+            row.iterations_s = iterations_s
             campaign = locked_campaign(session, trial.campaign_id)
             accepted = _take(session, campaign, trial, row, outcome, now)
             return OutcomeReceipt(accepted=accepted, state=cast("TrialState", trial.state))
@@ -116,7 +137,7 @@ def _take(
     now: datetime,
 ) -> bool:
     # What it really held, in place of what was known before; paid for even when it came too late.
-    charge(campaign, trial, attempt, outcome.duration_s * trial.num_nodes)
+    charge(campaign, trial, attempt, _cost(session, trial, attempt, outcome))
     if trial.state in ENDED_TRIAL_STATES:
         return False
     current = trial.state == "RUNNING" and trial.attempt == attempt.attempt
@@ -148,6 +169,23 @@ def _take(
     if outcome.measurement is not None:
         settle(session, campaign, trial)
     return True
+
+
+def _cost(session: Session, trial: Trial, attempt: Attempt, outcome: Outcome) -> Cost:
+    held_s, nodes = outcome.duration_s, nodes_of(trial, attempt)
+    if trial.state in ENDED_TRIAL_STATES or outcome.reason in _TEACHES_NOTHING:
+        return Cost.of_loss(held_s=held_s, nodes=nodes)
+    iterations_s = attempt.iterations_s
+    if iterations_s is None:
+        iterations = () if outcome.measurement is None else outcome.measurement.iterations
+        iterations_s = sum(iteration.step_time_s for iteration in iterations)
+    worker = session.get_one(Worker, attempt.worker_id)
+    return Cost.of_probe(
+        held_s=held_s,
+        nodes=nodes,
+        used_nodes=trial.num_devices / worker.devices_per_node,
+        iterations_s=iterations_s,
+    )
 
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:

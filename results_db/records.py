@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
+from results_db.allocation_records import AllocationState, AttemptPhase, Scheduler
+from results_db.cost import Cost
 from search_spaces.layout import Layout
 from search_spaces.objectives import measured_objective
 from search_spaces.outcome import Breakdown, Environment, Iteration
@@ -65,6 +67,8 @@ class CampaignRecord:
     ended_at: datetime | None
     node_seconds: float
     """Nodes times seconds that its attempts held, the lost ones included as far as known."""
+    cost: Cost
+    """The same by what they were spent on, with its share of what allocations held for nobody."""
     wall_time_s: float
     """Seconds spent RUNNING while a driver was at work (see `results_db.campaigns`)."""
 
@@ -139,6 +143,8 @@ class TrialRecord:
     repeat_index: int
     """0 for a layout's first trial in the campaign."""
     node_seconds: float
+    cost: Cost
+    """The same by what they were spent on."""
     measurement: MeasurementRecord | None
     """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
     created_at: datetime
@@ -182,6 +188,18 @@ class AttemptRecord:
     ending: AttemptEnding | None
     """None while it runs."""
     node_seconds: float
+    cost: Cost
+    """The same by what they were spent on; nothing while it runs."""
+    phase: AttemptPhase | None = None
+    """What its worker said last that it does; None: it did not say."""
+    held_s: float | None = None
+    """Seconds that it has held its nodes, as its worker said last."""
+    nodes_held: float | None = None
+    """Nodes that it holds, a part of one included; None: those of its layout."""
+    iterations_s: float | None = None
+    """Seconds of its iterations; None: its worker did not say."""
+    waiting_because: str = ""
+    """Its worker's words while it waits for devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +273,20 @@ class WorkerRecord:
     registered_at: datetime
     seen_at: datetime
     ended_at: datetime | None
+    scheduler: Scheduler = "none"
+    job_id: str | None = None
+    """The scheduler's name for the allocation."""
+    launcher: str = ""
+    """What starts its ranks; empty: it did not say."""
+    ends_at: datetime | None = None
+    """When the allocation ends; None: not known, or never."""
+    shares_nodes: bool = False
+    """Whether several probes may run on one node."""
+    state: AllocationState = "working"
+    idle_node_seconds: float = 0.0
+    """What the allocation has held for no probe."""
+    status_at: datetime | None = None
+    """When it last said what its nodes do; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +312,14 @@ class TrialBeat:
     trial_id: int
     attempt: int
     iterations_done: int
+    phase: AttemptPhase | None = None
+    """None: the worker does not say."""
+    held_s: float | None = None
+    """Seconds that it has held its nodes, 0 while it waits; None: the worker does not say."""
+    nodes_held: float | None = None
+    """Nodes that it holds, a part of one included; None: those of its layout."""
+    waiting_because: str = ""
+    """In the worker's words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

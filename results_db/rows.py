@@ -10,6 +10,8 @@ from typing import Any, Final, cast
 from sqlalchemy.orm import joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
+from results_db.allocation_records import AllocationState, AttemptPhase, Scheduler
+from results_db.cost import Cost
 from results_db.models import (
     Attempt,
     BreakdownRow,
@@ -19,7 +21,6 @@ from results_db.models import (
     MeasurementRow,
     StageMemory,
     Trial,
-    Worker,
 )
 from results_db.records import (
     AttemptEnding,
@@ -31,12 +32,16 @@ from results_db.records import (
     TrialState,
     WorkerRecord,
 )
+from results_db.worker_tables import Worker
 from search_spaces.constraints import Constraints
 from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest silence of the driver that still counts as a campaign's wall time."""
+
+COST_COLUMNS: Final = {field.name: f"{field.name}_node_seconds" for field in fields(Cost)}
+"""The columns of attempts, trials and campaigns that hold the parts of their cost."""
 
 MEASUREMENT_PARTS: Final = (
     selectinload(MeasurementRow.stages),
@@ -81,6 +86,12 @@ def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
     return int(constraints.allowed_memory_bytes(spec["cluster"]["device_memory_bytes"]))
 
 
+def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
+    """Longest that a probe of the campaign may take; None where its description does not say."""
+    deadline_s = spec.get("probe", {}).get("deadline_s")
+    return None if deadline_s is None else float(deadline_s)
+
+
 def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
     """The campaign's record, its wall time brought up to now."""
     return CampaignRecord(
@@ -101,6 +112,7 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         started_at=campaign.started_at,
         ended_at=campaign.ended_at,
         node_seconds=campaign.node_seconds,
+        cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )
 
@@ -139,6 +151,7 @@ def trial_record(trial: Trial) -> TrialRecord:
         repeat_of=trial.repeat_of,
         repeat_index=trial.repeat_index,
         node_seconds=trial.node_seconds,
+        cost=cost_of(trial),
         measurement=None if trial.measurement is None else measurement_record(trial.measurement),
         created_at=trial.created_at,
         started_at=trial.started_at,
@@ -216,6 +229,12 @@ def attempt_record(attempt: Attempt, worker: Worker) -> AttemptRecord:
         ended_at=attempt.ended_at,
         ending=cast("AttemptEnding | None", attempt.ending),
         node_seconds=attempt.node_seconds,
+        cost=cost_of(attempt),
+        phase=cast("AttemptPhase | None", attempt.phase),
+        held_s=attempt.held_s,
+        nodes_held=attempt.nodes_held,
+        iterations_s=attempt.iterations_s,
+        waiting_because=attempt.waiting_because,
     )
 
 
@@ -233,4 +252,17 @@ def worker_record(worker: Worker) -> WorkerRecord:
         registered_at=worker.registered_at,
         seen_at=worker.seen_at,
         ended_at=worker.ended_at,
+        scheduler=cast("Scheduler", worker.scheduler),
+        job_id=worker.job_id,
+        launcher=worker.launcher,
+        ends_at=worker.ends_at,
+        shares_nodes=worker.shares_nodes,
+        state=cast("AllocationState", worker.state),
+        idle_node_seconds=worker.idle_node_seconds,
+        status_at=worker.status_at,
     )
+
+
+def cost_of(row: Campaign | Trial | Attempt) -> Cost:
+    """What its attempts cost, or what it did."""
+    return Cost(**{name: getattr(row, column) for name, column in COST_COLUMNS.items()})

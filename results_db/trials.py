@@ -23,7 +23,6 @@ from results_db.models import (
     IterationRow,
     Trial,
     TrialLog,
-    Worker,
 )
 from results_db.part import StorePart
 from results_db.records import (
@@ -43,6 +42,7 @@ from results_db.rows import (
     trial_record,
 )
 from results_db.session import breaks_unique
+from results_db.worker_tables import Worker
 from search_spaces.layout import Layout
 from search_spaces.outcome import Iteration
 

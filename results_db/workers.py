@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
+from results_db.allocation_records import AllocationFacts, NodeFacts, SetAside
+from results_db.allocation_status import add_nodes, later
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
 from results_db.lifecycle import locked_campaign, lose_attempt, return_attempt, running_attempt
-from results_db.models import Campaign, Trial, Worker
+from results_db.models import Campaign, Trial
+from results_db.node_quarantine import active_quarantines
 from results_db.part import StorePart
 from results_db.records import WorkerRecord
 from results_db.rows import worker_record
+from results_db.worker_tables import Worker
 
 WORKER_ALIVE_S: Final = 30.0
 """A worker that was heard of within this many seconds counts as there."""
+
+UNTOLD_ALLOCATION: Final = AllocationFacts()
+"""Of a worker that says nothing of its allocation."""
 
 
 class Workers(StorePart):
@@ -34,11 +41,24 @@ class Workers(StorePart):
         devices_per_node: int,
         device: str,
         versions: Mapping[str, str],
+        allocation: AllocationFacts = UNTOLD_ALLOCATION,
+        nodes: Sequence[NodeFacts] = (),
     ) -> WorkerRecord:
         """Begins a session of a worker.
 
         An earlier session of the same name ends, and its running trials return to PENDING at once:
         an attempt was lost, nothing was learnt.
+
+        Args:
+            name: of the worker.
+            host: where it runs.
+            cluster: name of the cluster that its nodes belong to.
+            num_nodes: nodes of its allocation.
+            devices_per_node: devices of each.
+            device: what one is.
+            versions: of its software, by name.
+            allocation: what else it knows of its allocation.
+            nodes: their names; empty: it does not say.
         """
         now = self._clock()
         with self._db.write() as session:
@@ -59,9 +79,15 @@ class Workers(StorePart):
                 versions=dict(versions),
                 registered_at=now,
                 seen_at=now,
+                scheduler=allocation.scheduler,
+                job_id=allocation.job_id,
+                launcher=allocation.launcher,
+                ends_at=later(now, allocation.ends_in_s),
+                shares_nodes=allocation.shares_nodes,
             )
             session.add(worker)
             session.flush()
+            add_nodes(session, worker, nodes)
             return worker_record(worker)
 
     def drain_worker(self, worker_id: str) -> None:
@@ -80,6 +106,11 @@ class Workers(StorePart):
                 return_attempt(campaign, trial, attempt, now, f"worker {worker.name} drained")
             worker.ended_at = now
             worker.seen_at = now
+
+    def quarantined_nodes(self, cluster: str) -> list[SetAside]:
+        """The cluster's nodes that no probe shall run on, by name."""
+        with self._db.read() as session:
+            return active_quarantines(session, cluster)
 
     def workers(self, *, live: bool = True) -> list[WorkerRecord]:
         """Workers' sessions, the youngest first; by default those heard of lately."""

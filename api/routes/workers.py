@@ -25,9 +25,17 @@ from api.worker_schemas import (
     LeasesRead,
     OutcomePost,
     OutcomeReply,
+    StatusBody,
     WorkerCreate,
     WorkerCreated,
     WorkerPage,
+)
+from results_db.allocation_records import (
+    AllocationFacts,
+    AllocationStatus,
+    NodeFacts,
+    NodeStatus,
+    Room,
 )
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.store import Store
@@ -44,11 +52,22 @@ def register_worker(body: WorkerCreate, store: StoreDep, settings: SettingsDep) 
 
     An earlier session of the same name ends: its running trials go back to PENDING at once.
     """
-    worker = store.register_worker(**body.model_dump())
+    worker = store.register_worker(
+        name=body.name,
+        host=body.host,
+        cluster=body.cluster,
+        num_nodes=body.num_nodes,
+        devices_per_node=body.devices_per_node,
+        device=body.device,
+        versions=body.versions,
+        allocation=AllocationFacts(**body.allocation.model_dump()),
+        nodes=[NodeFacts(**node.model_dump()) for node in body.nodes],
+    )
     return WorkerCreated(
         worker_id=worker.id,
         heartbeat_interval_s=settings.heartbeat_interval_s,
         lease_s=settings.lease_s,
+        quarantined=store.quarantined_nodes(worker.cluster),
     )
 
 
@@ -72,13 +91,13 @@ async def lease_trials(
     settings: SettingsDep,
     request: Request,
 ) -> LeasesRead:
-    """Lease waiting trials that fit the worker; waits for some up to `wait_s`.
+    """Lease waiting trials that fit the worker, the oldest first; waits for some up to `wait_s`.
 
     404 when the session is unknown or has ended: register again. 409 when another worker has
     registered under the same name: end.
     """
     deadline = asyncio.get_running_loop().time() + body.wait_s
-    leases = await _try_lease(store, settings, worker_id, body.max_trials)
+    leases = await _try_lease(store, settings, worker_id, body)
     while (
         not leases
         and asyncio.get_running_loop().time() < deadline
@@ -88,15 +107,21 @@ async def lease_trials(
         # A trial leased to a client that has gone would be lost until its lease expires.
         if await request.is_disconnected():
             break
-        if await run_in_threadpool(store.has_work, worker_id):
-            leases = await _try_lease(store, settings, worker_id, body.max_trials)
+        leases = await _try_lease(store, settings, worker_id, body)
     return LeasesRead(leases=leases)
 
 
 async def _try_lease(
-    store: Store, settings: Settings, worker_id: str, max_trials: int
+    store: Store, settings: Settings, worker_id: str, body: LeaseRequest
 ) -> list[LeaseRead]:
-    leases = await run_in_threadpool(store.lease, worker_id, max_trials, lease_s=settings.lease_s)
+    leases = await run_in_threadpool(
+        store.lease,
+        worker_id,
+        body.max_trials,
+        room=None if body.room is None else Room(**body.room.model_dump()),
+        longest_s=body.longest_s,
+        lease_s=settings.lease_s,
+    )
     return [await run_in_threadpool(_lease_read, store, lease) for lease in leases]
 
 
@@ -118,13 +143,31 @@ def _lease_read(store: Store, lease: LeaseRecord) -> LeaseRead:
 def post_heartbeat(
     worker_id: WorkerId, body: HeartbeatBody, store: StoreDep, settings: SettingsDep
 ) -> HeartbeatReply:
-    """Extend the leases of the trials that the worker runs; answers which ones to stop.
+    """Extend the leases of the trials that the worker runs, and say what its nodes do.
+
+    The answer says which trials to stop, and which nodes users want released or set aside.
 
     404 when the session is unknown or has ended: register again. 409 when another worker has
     registered under the same name: end.
     """
     beats = [TrialBeat(**beat.model_dump()) for beat in body.trials]
-    return HeartbeatReply(stop=store.heartbeat(worker_id, beats, lease_s=settings.lease_s))
+    answer = store.heartbeat(
+        worker_id, beats, status=_status(body.status), lease_s=settings.lease_s
+    )
+    return HeartbeatReply(
+        stop=list(answer.stop), release=list(answer.release), quarantine=list(answer.quarantine)
+    )
+
+
+def _status(body: StatusBody | None) -> AllocationStatus | None:
+    if body is None:
+        return None
+    return AllocationStatus(
+        state=body.state,
+        ends_in_s=body.ends_in_s,
+        idle_node_s=body.idle_node_s,
+        nodes=tuple(NodeStatus(**node.model_dump()) for node in body.nodes),
+    )
 
 
 @router.post("/trials/{trial_id}/outcome")
@@ -136,5 +179,11 @@ def post_outcome(
     A late outcome is taken unless the trial has ended; `accepted` says whether it was. 409 when the
     trial never had this attempt.
     """
-    receipt = store.post_outcome(trial_id, body.attempt, body.outcome)
+    receipt = store.post_outcome(
+        trial_id,
+        body.attempt,
+        body.outcome,
+        nodes_held=body.nodes_held,
+        iterations_s=body.iterations_s,
+    )
     return OutcomeReply(accepted=receipt.accepted, state=receipt.state)

@@ -1,6 +1,7 @@
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from results_db.allocation_records import HeartbeatAnswer
 from results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
@@ -131,7 +132,7 @@ def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(store: Store) -
     trial = store.add_trial(campaign, Layout())
     lease_one(store, worker.id)
     store.pause_campaign(campaign)
-    assert store.heartbeat(worker.id, []) == []
+    assert store.heartbeat(worker.id, []) == HeartbeatAnswer()
     assert store.post_outcome(trial.id, 1, completed()).state == "COMPLETED"
 
 
@@ -181,4 +182,4 @@ def test_the_driver_takes_back_what_nobody_has_started(store: Store) -> None:
     assert store.cancel_pending(campaign, "the budget is spent") == 1
     assert store.count_open_trials(campaign) == 1
     assert store.trial(running.id).state == "RUNNING"
-    assert store.heartbeat(worker.id, []) == []
+    assert store.heartbeat(worker.id, []) == HeartbeatAnswer()

@@ -1,5 +1,6 @@
 import pytest
 
+from results_db.allocation_records import HeartbeatAnswer
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
 from results_db.leases import LEASE_S
 from results_db.records import TrialBeat
@@ -46,10 +47,8 @@ def test_a_worker_gets_only_what_its_cluster_and_its_allocation_can_run(store: S
     few_nodes = make_worker(store, "b", cluster="frontier", num_nodes=1, devices_per_node=16)
     few_devices = make_worker(store, "c", cluster="frontier", num_nodes=4, devices_per_node=4)
     for worker in (elsewhere, few_nodes, few_devices):
-        assert not store.has_work(worker.id)
         assert store.lease(worker.id, 1) == []
     fitting = make_worker(store, "d", cluster="frontier", num_nodes=2, devices_per_node=8)
-    assert store.has_work(fitting.id)
     assert lease_one(store, fitting.id).number == 1
 
 
@@ -60,7 +59,7 @@ def test_heartbeats_extend_a_lease_and_report_progress(store: Store, clock: Turn
     for done in range(1, 6):
         clock.forward(LEASE_S - 1)
         beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=done)
-        assert store.heartbeat(worker.id, [beat]) == []
+        assert store.heartbeat(worker.id, [beat]) == HeartbeatAnswer()
         assert store.expire_leases() == []
     assert store.trial(trial.id).iterations_done == 5
 
@@ -105,13 +104,13 @@ def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
     clock.forward(LEASE_S + 1)
     store.expire_leases()
     beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
     lease_one(store, other.id)
-    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
     current = TrialBeat(trial_id=trial.id, attempt=2, iterations_done=1)
-    assert store.heartbeat(other.id, [current]) == []
+    assert store.heartbeat(other.id, [current]) == HeartbeatAnswer()
     unheard_of = TrialBeat(trial_id=999, attempt=1, iterations_done=0)
-    assert store.heartbeat(other.id, [current, unheard_of]) == [999]
+    assert store.heartbeat(other.id, [current, unheard_of]).stop == (999,)
 
 
 def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
@@ -122,7 +121,7 @@ def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
     lease_one(store, worker.id)
     store.cancel_campaign(campaign)
     beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]) == [trial.id]
+    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
     assert store.trial(trial.id).state == "RUNNING"
     clock.forward(LEASE_S + 1)
     store.expire_leases()
@@ -140,7 +139,7 @@ def test_leases_do_not_run_out_while_the_service_is_down(
     assert store.expire_leases() == []
     clock.forward(LEASE_S - 1)
     beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]) == []
+    assert store.heartbeat(worker.id, [beat]) == HeartbeatAnswer()
 
 
 def test_extending_never_shortens_a_lease(store: Store, clock: TurnableClock) -> None:
@@ -163,7 +162,6 @@ def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) 
     for call in (
         lambda: store.lease(before.id, 1),
         lambda: store.heartbeat(before.id, []),
-        lambda: store.has_work(before.id),
     ):
         with pytest.raises(WorkerSupersededError, match="another worker has registered as 'w1'"):
             call()

@@ -121,7 +121,7 @@ def test_a_late_measurement_stops_the_attempt_that_runs_now(
     assert lease_one(store, other.id).attempt == 2
     assert store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0)).accepted
     beat = TrialBeat(trial_id=trial_id, attempt=2, iterations_done=1)
-    assert store.heartbeat(other.id, [beat]) == [trial_id]
+    assert store.heartbeat(other.id, [beat]).stop == (trial_id,)
     too_late = store.post_outcome(trial_id, 2, completed(tokens_per_s=999.0))
     assert (too_late.accepted, too_late.state) == (False, "COMPLETED")
     detail = store.trial_detail(trial_id)
