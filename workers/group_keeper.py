@@ -90,7 +90,7 @@ class GroupKeeper:
                 self._hold(fork_rank(task, self._entry, close_in_rank=self._readers))
         except OSError as error:
             message = f"{len(self._tasks)} ranks could not be forked: {error}"
-            self._send({"event": "lost", "group": self._group, "message": message})
+            self._send({"event": "group_lost", "group": self._group, "message": message})
 
     def _hold(self, rank: ForkedRank) -> None:
         self._ranks.append(rank)

@@ -11,7 +11,7 @@ warden, takes orders from its node's agent over one socket, and relays what the 
     {"event": "report", "group": ..., "rank": ..., "document": {...}}
     {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...,
      "memory_available_bytes": ...}                          of the node, when the group started
-    {"event": "lost", "group": ..., "message": ...}          this group alone can't go on here
+    {"event": "group_lost", "group": ..., "message": ...}    this group alone can't go on here
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
 
 Any number of groups run side by side. Each is ended in every case by "end": then every process
@@ -120,7 +120,7 @@ class Zygote:
             keeper = self._fork_keeper(group, tasks)
         except OSError as error:
             message = f"no process could be forked for the group: {error}"
-            return self._send({"event": "lost", "group": group, "message": message})
+            return self._send({"event": "group_lost", "group": group, "message": message})
         self._keepers[group] = keeper
         self._readers.add(keeper.line.socket.fileno(), partial(self._relay, keeper))
         return self._readers.add(keeper.pidfd, self._reap)
@@ -200,7 +200,7 @@ class Zygote:
             return
         code = os.waitstatus_to_exitcode(status)
         message = f"the keeper of the group's ranks ended with exit code {code}"
-        self._send({"event": "lost", "group": keeper.group, "message": message})
+        self._send({"event": "group_lost", "group": keeper.group, "message": message})
         if keeper.kill_at is not None:
             self._ends_asked.add(keeper.group)
 

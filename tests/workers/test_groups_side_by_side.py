@@ -14,8 +14,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.workers.process_checks import MARK, is_alive, marked, wait_until, wait_until_gone
+from tests.workers.process_checks import (
+    MARK,
+    RANK_PROGRAMS,
+    is_alive,
+    marked,
+    run_group,
+    wait_until,
+    wait_until_gone,
+)
 from tests.workers.side_by_side import SideBySide
+from workers.launchers.group import GroupEnd
+from workers.launchers.local import LocalNodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,13 +127,36 @@ def test_a_keeper_that_is_killed_loses_its_own_group_and_no_other(node: SideBySi
     group = node.start("daemonise-then-hang", num_ranks=2)
     daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
     os.kill(keeper_of(rank), signal.SIGKILL)
-    lost = node.event(group, "lost")
+    lost = node.event(group, "group_lost")
     assert lost["message"] == "the keeper of the group's ranks ended with exit code -9"
     wait_until_gone([daemon, rank])  # although nobody has asked for its end yet
     assert node.ranks.end(group) == {}
     node.ranks.tell(other, {"go": "on"})
     assert node.report(other, "result")["told"] == {"go": "on"}
     node.ranks.end(other)
+
+
+def test_a_probe_whose_keeper_is_killed_lost_its_node_and_the_probe_beside_it_did_not() -> None:
+    nodes = LocalNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
+    nodes.wait_until_ready()
+    ends: dict[str, GroupEnd] = {}
+    beside = threading.Thread(
+        target=lambda: ends.update(beside=run_group(nodes, "iterate", num_ranks=1))
+    )
+    beside.start()
+    end = run_group(
+        nodes,
+        "hang",
+        num_ranks=1,
+        on_event=lambda event: os.kill(keeper_of(event["pid"]), signal.SIGKILL),
+    )
+    beside.join()
+    assert end.failure is not None
+    assert end.failure.reason == "node_lost"
+    assert end.failure.message == "the keeper of the group's ranks ended with exit code -9"
+    assert ends["beside"].failure is None
+    assert not nodes.lost()
+    nodes.close()
 
 
 def test_a_keeper_that_is_killed_while_its_group_is_ended_leaves_nothing(node: SideBySide) -> None:
@@ -230,7 +263,7 @@ def test_a_machine_that_takes_no_more_processes_loses_the_group_and_not_the_node
     before = zygote.rlimit(psutil.RLIMIT_NOFILE)
     zygote.rlimit(psutil.RLIMIT_NOFILE, (zygote.num_fds(), before[1]))
     group = node.start("succeed")
-    assert "could be forked for the group: " in node.event(group, "lost")["message"]
+    assert "could be forked for the group: " in node.event(group, "group_lost")["message"]
     assert node.ranks.end(group) == {}
     zygote.rlimit(psutil.RLIMIT_NOFILE, before)
     group = node.start("succeed")

@@ -168,7 +168,7 @@ class Group:
 
     def _take(self, event: NodeEvent) -> None:
         document = event.document
-        if document["event"] == "lost":
+        if document["event"] in ("lost", "group_lost"):
             message = document.get("message", "the node's agent or zygote ended")
             failure = GroupFailure(reason="node_lost", message=message, node=event.node)
             return self._progress.note(failure)
