@@ -23,6 +23,11 @@ class JsonLines:
         self._pending = b""
         self._ready: list[Document] = []
 
+    @property
+    def num_pending_bytes(self) -> int:
+        """Bytes of a document that has not arrived whole."""
+        return len(self._pending)
+
     def send(self, *documents: Document) -> None:
         """Writes documents, all at once.
 
@@ -70,6 +75,11 @@ class JsonLines:
     def _complete(self, data: bytes) -> list[Document]:
         *lines, self._pending = (self._pending + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def end_writing(self) -> None:
+        """Tells the other end that nothing more will come; what it says can still be read."""
+        with contextlib.suppress(OSError):  # it may have gone first
+            self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Closes this end; a reader blocked on it in another thread wakes up."""

@@ -138,6 +138,9 @@ class NodeSet(Protocol):
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks the ranks of one group on some nodes.
 
+        Where that takes its time, it happens after this has returned, between the events "starting" and
+        "started" of the group, whose deadline counts from the latter.
+
         Raises:
             NodeLostError: on one of them it did not work; the others may have started.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,7 @@ class Group:
         self._cancelled = cancelled
         self._memory_limit_bytes = memory_limit_bytes
         self._progress = _Progress(met=not first.rendezvous)
+        self._ends_at = math.inf
 
     def run(self) -> GroupEnd:
         """Runs the group to its end; when this returns, no process of it is left.
@@ -133,8 +135,9 @@ class Group:
         try:
             self._nodes.wait_until_ready()
             started = time.monotonic()  # importing torch is none of the ranks' time
+            self._ends_at = started + self._deadline_s
             self._nodes.start(self._tasks)
-            self._follow(started + self._deadline_s)
+            self._follow()
         except NodeLostError as error:
             lost = GroupFailure(reason="node_lost", message=str(error), node=error.node)
             self._progress.note(lost)
@@ -148,10 +151,10 @@ class Group:
             duration_s=time.monotonic() - started,
         )
 
-    def _follow(self, ends_at: float) -> None:
+    def _follow(self) -> None:
         progress = self._progress
         while not progress.is_over(self._num_ranks):
-            left_s = ends_at - time.monotonic()
+            left_s = self._ends_at - time.monotonic()
             if self._cancelled():
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
@@ -172,6 +175,14 @@ class Group:
             message = document.get("message", "the node's agent or zygote ended")
             failure = GroupFailure(reason="node_lost", message=message, node=event.node)
             return self._progress.note(failure)
+        if (
+            document["event"] == "starting"
+        ):  # nodes that take their time, which is none of the ranks'
+            self._ends_at = math.inf
+            return None
+        if document["event"] == "started":
+            self._ends_at = time.monotonic() + self._deadline_s
+            return None
         if document["event"] == "exit":
             return self._take_exit(event.node, document)
         return self._take_report(event.node, document["rank"], document["document"])

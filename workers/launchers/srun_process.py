@@ -1,0 +1,167 @@
+"""One `srun` inside an allocation: started, watched, and ended whatever it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from workers.errors import RanksLeftError
+
+_LOG = logging.getLogger(__name__)
+
+_CANCELLED_WITHIN_S: Final = 5.0
+_GONE_WITHIN_S: Final = 60.0
+"""Slurm sends SIGTERM to what is left of a step, and SIGKILL after its KillWait, 30 s by default."""
+_ASK_WITHIN_S: Final = 20.0
+_LAST_WORDS: Final = 5
+_LOG_TAIL_BYTES: Final = 8 << 10
+
+_OTHERS_WISHES: Final = (
+    "SLURM_CPU_BIND",
+    "SLURM_CPUS_PER_",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXACT",
+    "SLURM_EXPORT_ENV",
+    "SLURM_GPU",
+    "SLURM_LABELIO",
+    "SLURM_LOCALID",
+    "SLURM_MEM_",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_STEP",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_TRES_PER_TASK",
+)
+"""Variables of the batch script, or of a step that we are in, which `srun` would take for options."""
+
+
+class SrunProcess:
+    """A step of a job, as its `srun` and the batch system know it.
+
+    Args:
+        job_id: the allocation's.
+        name: of the step, one of a kind.
+        options: what `srun` is asked for, and the command.
+        environment: of the tasks, whole.
+    """
+
+    def __init__(
+        self, *, job_id: str, name: str, options: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._job_id = job_id
+        self._name = name
+        self._environment = {
+            variable: value
+            for variable, value in environment.items()
+            if not variable.startswith(_OTHERS_WISHES)
+        }
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the step)
+        self._process = subprocess.Popen(
+            ["srun", f"--jobid={job_id}", f"--job-name={name}", "--export=ALL", *options],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # an interrupt of the terminal is ours to handle
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of `srun` itself."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """How `srun` ended; None: it has not."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """What `srun`, and whatever the tasks print, said last; empty: nothing."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        return " / ".join(tail.decode(errors="replace").splitlines()[-_LAST_WORDS:])
+
+    def end(self, *, step_id: str | None, by_itself_within_s: float, is_clean: bool) -> None:
+        """Returns when nothing is left of the step.
+
+        Args:
+            step_id: as JOB.STEP, where a node has told it.
+            by_itself_within_s: how long it may take to end without being told.
+            is_clean: whether every node has said that nothing is left on it.
+
+        Raises:
+            RanksLeftError: the batch system still counts the step among those that run.
+        """
+        try:
+            ended = self._wait(by_itself_within_s)
+            if not ended:
+                self._process.terminate()
+                ended = self._wait(_CANCELLED_WITHIN_S)
+            if not (ended and is_clean and self._process.returncode == 0):
+                self._have_it_cancelled(step_id)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._log.close()
+
+    def _have_it_cancelled(self, step_id: str | None) -> None:
+        give_up_at = time.monotonic() + _GONE_WITHIN_S
+        pause_s = 0.05
+        cancelled = False
+        while (running := self._running_step(step_id)) is not None:
+            if not cancelled:
+                cancelled = self._ask("scancel", running) is not None
+            if time.monotonic() > give_up_at:
+                raise RanksLeftError(
+                    f"step {running} still runs {_GONE_WITHIN_S:g} s after it was cancelled; "
+                    f"see `scontrol show step {running}`"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def _running_step(self, step_id: str | None) -> str | None:
+        """The step's id while the batch system counts it among those that run.
+
+        One that does not answer is taken to: what can't be seen to have ended may be running.
+        """
+        asked = self._ask("squeue", "--steps", "--noheader", "--jobs", self._job_id, "-o", "%i %j")
+        if asked is None:
+            return step_id or f"{self._name} of job {self._job_id}"
+        for line in asked.splitlines():
+            known_id, _, name = line.strip().partition(" ")
+            if known_id == step_id or name == self._name:
+                return known_id
+        return None
+
+    def _ask(self, *command: str) -> str | None:
+        """What a command of Slurm's answers; None: it failed."""
+        try:
+            asked = subprocess.run(
+                command,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                timeout=_ASK_WITHIN_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _LOG.warning("%s: %s", command[0], error)
+            return None
+        if asked.returncode != 0:
+            said = asked.stderr.strip()
+            if "Invalid job id" in said:  # the whole job is gone from the controller's memory
+                return ""
+            _LOG.warning("%s ended with exit code %d: %s", command[0], asked.returncode, said)
+            return None
+        return asked.stdout
+
+    def _wait(self, within_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        return self._process.returncode is not None

@@ -1,0 +1,169 @@
+"""One node of a Slurm step: the node's ranks, at the orders of a launcher on another host.
+
+The task that `srun` starts on each node of a group. It connects out to the launcher, says who it
+is, and serves it as a node agent serves Ray: the same orders in, the same events out, one JSON document
+a line. Where the launcher listens and the step's token come by environment: a command line can be
+read by every user of a node.
+
+    {"order": "start", "tasks": [RankTask, ...]}, "tell" and "end" as the zygote takes them
+
+    {"event": "hello", "token": ..., "name": ..., "step": ..., "num_cores": ...,
+     "core_ids": [...], "memory_available_bytes": ...}
+    {"event": "started", "pids": {...}}       the zygote is ready, the ranks are being forked
+    {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
+    {"event": "lost", "message": ...}         the zygote is gone; with a "group", that group alone
+    and what the ranks report, as the zygote sends it
+
+It ends everything on its node when the line closes, and is ended with its parent, Slurm's manager of the
+step: whichever of them is killed, the warden ends what is below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import threading
+from typing import Final
+
+from search_spaces.machine import available_memory_bytes, usable_cores
+from workers.errors import NodeLostError, WorkerError
+from workers.json_lines import Document, JsonLines
+from workers.node_ranks import NodeRanks
+from workers.processes import die_with_parent
+from workers.rank_task import RANK_ENTRY, RankTask
+
+ADDRESS_VARIABLE: Final = "LAYOUT_TUNER_STEP_ADDRESS"
+"""Where the launcher listens, as HOST:PORT."""
+TOKEN_VARIABLE: Final = "LAYOUT_TUNER_STEP_TOKEN"  # noqa: S105 (a name)
+"""What the step shows to be let in."""
+
+_CONNECT_WITHIN_S: Final = 30.0
+_POLL_S: Final = 60.0
+_SILENT_S: Final = 5
+"""Seconds without a packet after which the other end is asked whether it is there."""
+_ASK_EVERY_S: Final = 3
+_ASK_TIMES: Final = 5
+
+
+def notice_a_dead_peer(connection: socket.socket) -> None:
+    """Has the kernel break a connection whose other host is gone, or cut off, within 20 s."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_EVERY_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASK_TIMES)
+    unheard_ms = 1000 * (_SILENT_S + _ASK_EVERY_S * _ASK_TIMES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unheard_ms)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class StepNode:
+    """Serves one launcher, and one group, to their end.
+
+    Args:
+        line: to the launcher.
+        rank_entry: "module:function" that a rank runs.
+    """
+
+    def __init__(self, line: JsonLines, rank_entry: str) -> None:
+        self._line = line
+        self._rank_entry = rank_entry
+        self._sending = threading.Lock()
+        self._ranks: NodeRanks | None = None
+
+    def run(self) -> None:
+        """Takes orders until the line closes; then nothing is left below."""
+        try:
+            while (order := self._line.receive()) is not None:
+                self._take(order)
+        except OSError:  # the launcher's host is gone or cut off
+            pass
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
+
+    def _take(self, order: Document) -> None:
+        try:
+            match order["order"]:
+                case "start":
+                    self._start([RankTask.from_mapping(task) for task in order["tasks"]])
+                case "tell":
+                    self._running().tell(order["group"], order["document"])
+                case "end":
+                    self._end(order["group"])
+        except NodeLostError as error:
+            self._send({"event": "lost", "message": str(error)})
+
+    def _start(self, tasks: list[RankTask]) -> None:
+        self._ranks = NodeRanks(other_guardians=[os.getppid()], rank_entry=self._rank_entry)
+        self._ranks.start(tasks)  # the zygote finds the order when it is ready
+        threading.Thread(target=self._relay, args=[self._ranks], daemon=True).start()
+
+    def _relay(self, ranks: NodeRanks) -> None:
+        """Passes on what happens below, until nothing can any more."""
+        try:
+            ranks.wait_until_ready()
+            self._send({"event": "started", "pids": {"agent": os.getpid(), **ranks.pids}})
+        except NodeLostError as error:
+            return self._send({"event": "lost", "message": str(error)})
+        while True:
+            events = ranks.poll(_POLL_S)
+            self._send(*events)
+            if any(event["event"] == "lost" and "group" not in event for event in events):
+                return None
+
+    def _end(self, group: str) -> None:
+        ended: Document = {"event": "ended", "group": group, "log_tails": {}, "left": None}
+        try:
+            ended["log_tails"] = {str(r): tail for r, tail in self._running().end(group).items()}
+        except NodeLostError:
+            raise
+        except WorkerError as error:
+            ended["left"] = str(error)
+        self._send(ended)
+
+    def _running(self) -> NodeRanks:
+        if self._ranks is None:
+            raise NodeLostError("the launcher gave an order before it had started any rank")
+        return self._ranks
+
+    def _send(self, *documents: Document) -> None:
+        try:
+            with self._sending:
+                self._line.send(*documents)
+        except OSError:  # `run` sees the line closed
+            return
+
+
+def hello(token: str) -> Document:
+    """Who this node is and what of it the step was given."""
+    job, step = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return {
+        "event": "hello",
+        "token": token,
+        "name": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "step": f"{job}.{step}",
+        "pid": os.getpid(),
+        "num_cores": usable_cores(),
+        "core_ids": sorted(os.sched_getaffinity(0)),
+        "memory_available_bytes": available_memory_bytes(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="workers.step_node", description=__doc__)
+    parser.add_argument("--entry", default=RANK_ENTRY)
+    arguments = parser.parse_args()
+    die_with_parent(os.getppid())
+    host, _, port = os.environ.pop(ADDRESS_VARIABLE).rpartition(":")
+    token = os.environ.pop(TOKEN_VARIABLE)
+    connection = socket.create_connection((host, int(port)), _CONNECT_WITHIN_S)
+    connection.settimeout(None)
+    notice_a_dead_peer(connection)
+    line = JsonLines(connection)
+    line.send(hello(token))
+    StepNode(line, arguments.entry).run()
+
+
+if __name__ == "__main__":
+    main()
