@@ -12,6 +12,8 @@ if the warden is gone too.
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -50,6 +52,7 @@ class GroupKeeper:
         self._entry = entry
         self._group = tasks[0].group
         self._ranks: list[ForkedRank] = []
+        self._peak_rss_bytes: dict[int, int] = {}  # of the ranks that have been reaped
         self._readers = Readers()
         self._alive = True
 
@@ -139,21 +142,44 @@ class GroupKeeper:
             self._readers.remove(rank.log.fileno())
 
     def _reap(self) -> None:
-        reap(self._note_exit)
+        """Reaps all that have ended before it reports any: whose fault it was may show in another."""
+        reaped: list[tuple[int, int, int]] = []
+        reap(lambda *exited: reaped.append(exited))
+        exits = [(rank, status) for pid, status, peak in reaped for rank in self._took(pid, peak)]
+        for rank, status in exits:
+            self._report_exit(rank, status)
 
-    def _note_exit(self, pid: int, status: int, _peak_rss_bytes: int) -> None:
-        """Reports a rank's end, after everything that it said before."""
+    def _note_exit(self, pid: int, status: int, peak_rss_bytes: int) -> None:
+        for rank in self._took(pid, peak_rss_bytes):
+            self._report_exit(rank, status)
+
+    def _took(self, pid: int, peak_rss_bytes: int) -> list[ForkedRank]:
+        """The rank that a reaped process was, if it was one; notes what it took of the memory."""
         for rank in self._ranks:
             if rank.pid == pid and rank.pidfd in self._readers:
-                self._report(rank, rank.line.read_rest())
                 self._readers.remove(rank.pidfd)
-                exited = {
-                    "event": "exit",
-                    "code": os.waitstatus_to_exitcode(status),
-                    "oom_kills": self._oom_kills(),
-                    "memory_available_bytes": self._memory_available_bytes,
-                }
-                self._send({**rank.name(), **exited})
+                self._peak_rss_bytes[rank.task.rank] = peak_rss_bytes
+                return [rank]
+        return []
+
+    def _report_exit(self, rank: ForkedRank, status: int) -> None:
+        """Reports a rank's end, after everything that it said before."""
+        self._report(rank, rank.line.read_rest())
+        code = os.waitstatus_to_exitcode(status)
+        exited = {"event": "exit", "code": code, "oom_kills": self._oom_kills()}
+        if code == -signal.SIGKILL and exited["oom_kills"]:
+            exited["memory_available_bytes"] = self._memory_available_bytes
+            exited["memory_taken_bytes"] = self._memory_taken_bytes()
+        self._send({**rank.name(), **exited})
+
+    def _memory_taken_bytes(self) -> dict[str, int]:
+        """The most that each rank had at once, beyond what it shares with the zygote."""
+        peaks = dict(self._peak_rss_bytes)
+        for rank in self._ranks:
+            if rank.pidfd in self._readers:
+                peaks[rank.task.rank] = memory_of(rank.pid)["VmHWM"]
+        shared = memory_of(self._zygote_pid)["VmRSS"]
+        return {str(rank): max(0, peak - shared) for rank, peak in sorted(peaks.items())}
 
     def _oom_kills(self) -> int | None:
         before, now = self._oom_kills_before, _oom_kills()
@@ -170,6 +196,16 @@ class GroupKeeper:
             self._events.flush_if_due()
         except OSError:
             return
+
+
+def memory_of(pid: int) -> Counter[str]:
+    """What the kernel says of a process's memory, in bytes; nothing of one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return Counter()
+    sizes = [line.split() for line in lines if line.startswith("Vm")]
+    return Counter({name.rstrip(":"): int(kib) * 1024 for name, kib, _ in sizes})
 
 
 def _oom_kills() -> int | None:

@@ -9,8 +9,10 @@ warden, takes orders from its node's agent over one socket, and relays what the 
 
     {"event": "ready", "pid": ..., "loaded": [...]}
     {"event": "report", "group": ..., "rank": ..., "document": {...}}
-    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...,
-     "memory_available_bytes": ...}                          of the node, when the group started
+    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...}
+        of a rank that the out-of-memory killer may have struck also
+        {"memory_available_bytes": ...,                      of the node, when the group started
+         "memory_taken_bytes": {rank: ...}}                  at once, of its own, at the most
     {"event": "group_lost", "group": ..., "message": ...}    this group alone can't go on here
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
 

@@ -150,6 +150,22 @@ def _allocate_too_much(task: RankTask, line: JsonLines) -> None:
         _run_out_of_memory(task, line)
 
 
+def _take_a_little(task: RankTask, line: JsonLines) -> None:
+    """60 MiB, and the first place in the out-of-memory killer's queue."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    taken = b"x" * (60 << 20)
+    line.send({"event": "taken", "num_bytes": len(taken)})
+    _hang(task, line)
+
+
+def _take_more_and_more(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "taking"})
+    taken = []
+    while True:
+        taken.append(b"x" * (8 << 20))
+        time.sleep(0.01)
+
+
 def _talk_for_ever(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "talking", "pid": os.getpid()})
     words = "a rank that says too much\n" * 1000
@@ -188,6 +204,8 @@ _PROGRAMS = {
     "leave-dead-peer": _leave_dead_peer,
     "out-of-memory-late": _run_out_of_memory_late,
     "talk": _talk,
+    "take-a-little": _take_a_little,
+    "take-more-and-more": _take_more_and_more,
     "talk-for-ever": _talk_for_ever,
     "daemonise-then-hang": _daemonise_then_hang,
     "fork-a-child": _fork_a_child,

@@ -83,17 +83,18 @@ def test_a_rank_that_is_killed_is_named_with_the_signal(nodes: LocalNodes) -> No
 class OneDeath:
     """A node whose only news is that rank 0 was killed."""
 
-    def __init__(self, oom_kills: int | None) -> None:
+    def __init__(self, oom_kills: int | None, taken_bytes: Sequence[int] = (0,)) -> None:
         two = {"num_devices": 2, "num_cores": 2}
         self.nodes = (Node(name="n", address="127.0.0.1", core_ids=(0, 1), **two),)
         self.died = {"event": "exit", "rank": 0, "code": -signal.SIGKILL, "oom_kills": oom_kills}
+        taken = {str(rank): taken for rank, taken in enumerate(taken_bytes)}
+        self.died |= {"memory_available_bytes": 1000, "memory_taken_bytes": taken}
 
     def wait_until_ready(self) -> None:
         pass
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         self.died["group"] = tasks[0][0].group
-        self.died["memory_available_bytes"] = 1000
 
     def tell(self, nodes: Sequence[int], group: str, document: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -117,17 +118,17 @@ class OneDeath:
 @pytest.mark.parametrize(
     ("oom_kills", "limit_bytes", "reason", "sentence"),
     [
-        (1, 500, "out_of_memory", "1000 bytes free for 2 ranks of 500 bytes"),
-        (1, 501, "node_lost", "1000 bytes free at the start, too few for 2 ranks of 501 bytes"),
+        (1, 699, "out_of_memory", "rank 1 had taken 700 bytes, over its limit of 699"),
+        (1, 700, "node_lost", "no rank took more than rank 1, 700 of the 700 bytes promised"),
         (2, None, "out_of_memory", "killer struck 2 times on the node meanwhile, which had 1000"),
         (0, 500, "crashed", "killer did not strike on the node meanwhile"),
         (None, 500, "crashed", "can't be known: the kernel keeps no count"),
     ],
 )
-def test_the_out_of_memory_killer_is_the_layouts_fault_where_the_node_kept_its_promise(
+def test_the_out_of_memory_killer_is_the_layouts_fault_where_a_rank_took_more_than_it_was_promised(
     oom_kills: int | None, limit_bytes: int | None, reason: str, sentence: str
 ) -> None:
-    nodes = OneDeath(oom_kills)
+    nodes = OneDeath(oom_kills, taken_bytes=(500, 700))
     failure = run_group(nodes, "any", memory_limit_bytes=limit_bytes).failure
     assert failure is not None
     assert failure.reason == reason

@@ -218,11 +218,11 @@ class Group:
             return
         if code > 0 and rank in self._progress.complained:
             return
-        reason, how = self._how_it_ended(node, document)
+        reason, how = self._how_it_ended(document)
         failure = GroupFailure(reason=reason, message=f"rank {rank} {how}", node=node, rank=rank)
         self._progress.note(failure)
 
-    def _how_it_ended(self, node: int, document: Document) -> tuple[FailureReason, str]:
+    def _how_it_ended(self, document: Document) -> tuple[FailureReason, str]:
         code, oom_kills = document["code"], document["oom_kills"]
         if code == 0:
             return "crashed", "ended without a result"
@@ -239,26 +239,29 @@ class Group:
         if not oom_kills:
             why = "the kernel's out-of-memory killer did not strike on the node meanwhile"
             return "crashed", f"{killed}; {why}"
-        reason, why = self._blame(node, document["memory_available_bytes"])
+        reason, why = self._blame(document)
         struck = f"the kernel's out-of-memory killer struck {oom_kills} times on the node meanwhile"
         return reason, f"{killed}; {struck}, {why}"
 
-    def _blame(self, node: int, available_bytes: int) -> tuple[FailureReason, str]:
+    def _blame(self, document: Document) -> tuple[FailureReason, str]:
         """Whether it is the layout's fault that a node ran out of memory.
 
-        It is where the node could have kept its promise to every rank, or promised nothing. Else
-        others had its memory, and that says nothing about the layout.
+        It is where one of its ranks there took more than it was promised, or nothing was promised.
+        Else others had the memory, be it a group beside this one, and that says nothing about it.
         """
-        ranks, limit_bytes = len(self._tasks[node]), self._memory_limit_bytes
+        limit_bytes = self._memory_limit_bytes
+        free = f"{document['memory_available_bytes']} bytes free at the start"
         if limit_bytes is None:
-            return "out_of_memory", f"which had {available_bytes} bytes free at the start"
-        promised = f"{ranks} ranks of {limit_bytes} bytes"
-        if ranks * limit_bytes <= available_bytes:
-            return "out_of_memory", f"which had {available_bytes} bytes free for {promised}"
-        return (
-            "node_lost",
-            f"which had {available_bytes} bytes free at the start, too few for {promised}",
+            return "out_of_memory", f"which had {free}"
+        taken = {int(rank): taken for rank, taken in document["memory_taken_bytes"].items()}
+        most = max(taken, key=lambda rank: taken[rank])
+        if taken[most] > limit_bytes:
+            why = f"rank {most} had taken {taken[most]} bytes, over its limit of {limit_bytes}"
+            return "out_of_memory", f"which had {free}; {why}"
+        why = (
+            f"no rank took more than rank {most}, {taken[most]} of the {limit_bytes} bytes promised"
         )
+        return "node_lost", f"which had {free}; {why}"
 
 
 def _log_tail(tails: Mapping[int, str], rank: int | None) -> str:
