@@ -19,6 +19,8 @@ class DeviceTable:
 
     def __init__(self) -> None:
         self.num_devices: Ints = np.zeros(0, dtype=np.intp)
+        self.largest = 0
+        """Devices of the largest node."""
         self.usable: Bools = np.zeros(0, dtype=np.bool_)
         self._exists: Bools = np.zeros((0, 0), dtype=np.bool_)
         self._until: Floats = np.full((0, 0), _FREE)
@@ -29,8 +31,9 @@ class DeviceTable:
         node = len(self.num_devices)
         self.num_devices = np.append(self.num_devices, num_devices)
         self.usable = np.append(self.usable, True)
-        shape = (node + 1, int(self.num_devices.max()))
-        self._exists = np.arange(shape[1]) < self.num_devices[:, None]
+        self.largest = max(self.largest, num_devices)
+        shape = (node + 1, self.largest)
+        self._exists = np.arange(self.largest) < self.num_devices[:, None]
         self._until = _grown(self._until, shape)
         self._expected = _grown(self._expected, shape)
         return node

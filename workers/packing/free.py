@@ -23,6 +23,7 @@ class FreeDevices:
     def __init__(self, table: DeviceTable, free: Bools) -> None:
         self._table = table
         self._free = free
+        self._longest: int | None = None
         self._count()
 
     def without(self, reserved: Bools) -> FreeDevices:
@@ -58,9 +59,15 @@ class FreeDevices:
             self._free[share.node, share.devices[0] : share.devices[-1] + 1] = False
         self._count()
 
+    @property
+    def longest(self) -> int:
+        """The most contiguous devices of a node."""
+        if self._longest is None:
+            self._longest = longest_gap(self._free)
+        return self._longest
+
     def _count(self) -> None:
         self._whole = self._table.whole(self._free)
         self.num_whole = int(np.count_nonzero(self._whole))
         """Whole nodes among them."""
-        self.longest = longest_gap(self._free)
-        """Contiguous devices of a node among them."""
+        self._longest = None

@@ -8,26 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from workers.packing.choice import Bools, earliest_devices, earliest_nodes
 from workers.packing.devices import DeviceTable
 from workers.packing.free import FreeDevices
 from workers.packing.reasons import Prospect, why_it_waits
 from workers.packing.request import PackRequest, Room
+from workers.packing.reservation import Reservation, earliest, is_too_late, reserve
 from workers.packing.shares import Placement, Share
 
 MAX_LOANS: Final = 64
 """Probes that may use, one after the other or side by side, devices reserved for the oldest that
 waits, before these stay empty until it starts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reservation:
-    """Devices that the oldest probe which does not fit yet will get."""
-
-    key: Hashable
-    devices: Bools
-    lent_until_s: float
-    """Others may use them if they end by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +102,7 @@ class Packer:
         spare, reservation = free, None
         started: list[tuple[Hashable, Placement]] = []
         for request in tuple(self._waiting.values()):
-            if _is_too_late(request, now_s, ends_at_s):
+            if is_too_late(request, now_s, ends_at_s):
                 continue
             whole = self._is_whole(request)
             placement = spare.choose(request, whole=whole)
@@ -178,8 +168,9 @@ class Packer:
         return Room(nodes=free.num_whole, devices=devices, longest_s=longest_s)
 
     def _is_whole(self, request: PackRequest) -> bool:
-        largest = int(self._table.num_devices.max(initial=0))
-        return not self._share_nodes or request.num_nodes > 1 or request.num_devices >= largest
+        if not self._share_nodes or request.num_nodes > 1:
+            return True
+        return request.num_devices >= self._table.largest
 
     def _start(self, request: PackRequest, placement: Placement, now_s: float) -> tuple[Share, ...]:
         held = placement
@@ -193,7 +184,7 @@ class Packer:
         return held
 
     def _borrow(
-        self, request: PackRequest, reservation: _Reservation, free: FreeDevices, now_s: float
+        self, request: PackRequest, reservation: Reservation, free: FreeDevices, now_s: float
     ) -> Placement | None:
         """Devices for a probe that is gone before they are needed by the one they are kept for."""
         if not self._lends(reservation, now_s + request.at_most_s):
@@ -203,44 +194,15 @@ class Packer:
             self._loans[reservation.key] = self._loans.get(reservation.key, 0) + 1
         return placement
 
-    def _lends(self, reservation: _Reservation, until_s: float) -> bool:
+    def _lends(self, reservation: Reservation, until_s: float) -> bool:
         has_lent = self._loans.get(reservation.key, 0)
         return until_s <= reservation.lent_until_s and has_lent < MAX_LOANS
 
     def _reserve(
         self, request: PackRequest, now_s: float, ends_at_s: float | None
-    ) -> _Reservation | None:
-        """Devices for a probe that does not fit now; None: it has no prospect of any in time."""
-        earliest = self._earliest(request, now_s)
-        if earliest is None:
-            return None
-        at_s, held = earliest
-        if ends_at_s is not None:
-            expected = self._earliest(request, now_s, expected=True)
-            if expected is None or _is_too_late(request, max(expected[0], now_s), ends_at_s):
-                return None
-            at_s = min(at_s, ends_at_s - request.at_most_s)
-        devices = np.zeros_like(self._table.free())
-        for share in held:
-            devices[share.node, share.devices[0] : share.devices[-1] + 1] = True
-        return _Reservation(key=request.key, devices=devices, lent_until_s=at_s)
-
-    def _earliest(
-        self, request: PackRequest, now_s: float, *, expected: bool = False
-    ) -> tuple[float, tuple[Share, ...]] | None:
-        """When a probe can start, and on what of its nodes."""
-        free_at = self._table.free_at(now_s, expected=expected)
-        free_at[list(request.avoid)] = np.inf
-        sizes = self._table.num_devices
-        if not self._is_whole(request):
-            devices = earliest_devices(free_at, request.num_devices)
-            return None if devices is None else (devices[0], (devices[1],))
-        free_at = self._table.node_free_at(free_at)
-        free_at[sizes < request.per_node] = np.inf
-        nodes = earliest_nodes(free_at, request.num_nodes)
-        if nodes is None:
-            return None
-        return nodes[0], tuple(Share.of_first(node, int(sizes[node])) for node in nodes[1])
+    ) -> Reservation | None:
+        whole = self._is_whole(request)
+        return reserve(self._table, request, whole=whole, now_s=now_s, ends_at_s=ends_at_s)
 
     def _prospect(
         self,
@@ -251,7 +213,7 @@ class Packer:
         first: Hashable | None,
     ) -> Prospect:
         whole = self._is_whole(request)
-        earliest = self._earliest(request, now_s)
+        at = earliest(self._table, request, whole=whole, now_s=now_s)
         large_enough = self._table.num_devices >= request.per_node
         usable = large_enough & self._table.usable
         return Prospect(
@@ -261,11 +223,7 @@ class Packer:
             num_usable=int(np.count_nonzero(usable)),
             unusable={self._names[node]: why for node, why in sorted(self._unusable.items())},
             num_free=free.num_whole if whole else free.longest,
-            starts_in_s=None if earliest is None else max(0.0, earliest[0] - now_s),
+            starts_in_s=None if at is None else max(0.0, at[0] - now_s),
             ends_in_s=None if ends_at_s is None else ends_at_s - now_s,
             behind=first,
         )
-
-
-def _is_too_late(request: PackRequest, now_s: float, ends_at_s: float | None) -> bool:
-    return ends_at_s is not None and now_s + request.at_most_s > ends_at_s

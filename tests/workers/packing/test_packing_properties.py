@@ -1,0 +1,237 @@
+"""Whatever probes arrive and whenever they end, the packer keeps its promises."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.packing.packer import Packer
+from workers.packing.request import PackRequest
+from workers.packing.shares import Placement
+
+PATIENT = settings(deadline=None)
+
+Scenario = tuple[int, int, bool, list["Arrival"]]
+"""Number of nodes, devices of each, whether nodes are shared, and the arrivals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A probe, when it arrives after the one before, and how long it takes."""
+
+    after_s: float
+    request: PackRequest
+    takes_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A probe that has started."""
+
+    request: PackRequest
+    placement: Placement
+    arrived_s: float
+    at_s: float
+    ends_s: float
+    num_older: int
+    """Probes that waited already when it arrived."""
+    promised_s: float
+    """When it would have started at the latest had nobody come after it, as seen whenever it was
+    the oldest that waited."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What came of some arrivals: every probe ends when it is said to, within its time."""
+
+    num_nodes: int
+    per_node: int
+    share_nodes: bool
+    ends_at_s: float | None = None
+    now_s: float = 0.0
+    waiting: dict[int, tuple[PackRequest, float, int]] = field(default_factory=dict)
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    takes: dict[int, float] = field(default_factory=dict)
+    promised: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.packer = Packer([self.per_node] * self.num_nodes, share_nodes=self.share_nodes)
+
+    def play(self, arrivals: Sequence[Arrival]) -> list[Started]:
+        for arrival in arrivals:
+            arrives_s = self.now_s + arrival.after_s
+            self.end_until(arrives_s)
+            self.now_s = arrives_s
+            key = arrival.request.key
+            assert isinstance(key, int)
+            self.takes[key] = arrival.takes_s
+            self.waiting[key] = (arrival.request, self.now_s, len(self.waiting))
+            self.packer.submit(arrival.request)
+            self.place()
+        self.end_until(float("inf"))
+        return self.started
+
+    def end_until(self, until_s: float) -> None:
+        while self.ends and self.ends[0][0] <= until_s:
+            self.now_s, key = heapq.heappop(self.ends)
+            self.packer.release(key)
+            self.place()
+
+    def place(self) -> None:
+        for key, placement in self.packer.place(self.now_s, self.ends_at_s):
+            assert isinstance(key, int)
+            request, arrived_s, num_older = self.waiting.pop(key)
+            ends_s = self.now_s + self.takes[key]
+            heapq.heappush(self.ends, (ends_s, key))
+            self.started.append(
+                Started(
+                    request=request,
+                    placement=placement,
+                    arrived_s=arrived_s,
+                    at_s=self.now_s,
+                    ends_s=ends_s,
+                    num_older=num_older,
+                    promised_s=self.promised.get(key, float("inf")),
+                )
+            )
+        if self.waiting:
+            oldest = next(iter(self.waiting))
+            promised_s = self.promised.get(oldest, float("inf"))
+            self.promised[oldest] = min(promised_s, self.latest_start_s(self.waiting[oldest][0]))
+
+    def latest_start_s(self, request: PackRequest) -> float:
+        """When a probe would start if all that run took all of their time and no other came."""
+        latest_s = {
+            one: one.at_s + one.request.at_most_s for one in self.started if one.ends_s > self.now_s
+        }
+        times_s = sorted({self.now_s, *latest_s.values()})
+        return next(
+            at_s
+            for at_s in times_s
+            if self.would_fit(request, [one for one, ends_s in latest_s.items() if ends_s > at_s])
+        )
+
+    def would_fit(self, request: PackRequest, beside: Sequence[Started]) -> bool:
+        taken = [set[int]() for _ in range(self.num_nodes)]
+        for one in beside:
+            for share in one.placement:
+                whole = not self.share_nodes or one.request.num_nodes > 1
+                taken[share.node] |= set(range(self.per_node)) if whole else set(share.devices)
+        if request.num_nodes > 1 or not self.share_nodes:
+            return sum(not devices for devices in taken) >= request.num_nodes
+        return any(
+            not devices & set(range(first, first + request.num_devices))
+            for devices in taken
+            for first in range(self.per_node - request.num_devices + 1)
+        )
+
+
+@st.composite
+def requests(draw: st.DrawFn, key: int, *, num_nodes: int, per_node: int) -> PackRequest:
+    nodes = draw(st.integers(1, num_nodes))
+    least = 1 if nodes == 1 else nodes * per_node
+    at_most_s = draw(st.integers(1, 50))
+    return PackRequest(
+        key=key,
+        num_nodes=nodes,
+        num_devices=draw(st.integers(least, nodes * per_node)),
+        at_most_s=float(at_most_s),
+        expected_s=draw(st.sampled_from([None, at_most_s / 2])),
+    )
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    num_nodes, per_node = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 8]))
+    arrivals = []
+    for key in range(draw(st.integers(1, 25))):
+        request = draw(requests(key, num_nodes=num_nodes, per_node=per_node))
+        share = draw(st.sampled_from([0.1, 0.5, 1.0]))
+        after_s = float(draw(st.sampled_from([0, 0, 1, 10])))
+        arrivals.append(
+            Arrival(after_s=after_s, request=request, takes_s=share * request.at_most_s)
+        )
+    return num_nodes, per_node, draw(st.booleans()), arrivals
+
+
+def run(scenario: Scenario, *, ends_at_s: float | None = None) -> list[Started]:
+    num_nodes, per_node, share_nodes, arrivals = scenario
+    played = Run(
+        num_nodes=num_nodes, per_node=per_node, share_nodes=share_nodes, ends_at_s=ends_at_s
+    )
+    return played.play(arrivals)
+
+
+def pairs_at_once(started: Sequence[Started]) -> Iterator[tuple[Started, Started]]:
+    for index, one in enumerate(started):
+        for other in started[index + 1 :]:
+            if one.at_s < other.ends_s and other.at_s < one.ends_s:
+                yield one, other
+
+
+def devices_of(one: Started) -> set[tuple[int, int]]:
+    return {(share.node, device) for share in one.placement for device in share.devices}
+
+
+def nodes_of(one: Started) -> set[int]:
+    return {share.node for share in one.placement}
+
+
+@given(scenarios())
+@PATIENT
+def test_no_device_is_of_two_probes_at_once(
+    scenario: Scenario,
+) -> None:
+    share_nodes = scenario[2]
+    for one, other in pairs_at_once(run(scenario)):
+        assert not devices_of(one) & devices_of(other)
+        if not share_nodes or one.request.num_nodes > 1 or other.request.num_nodes > 1:
+            assert not nodes_of(one) & nodes_of(other)
+
+
+@given(scenarios())
+@PATIENT
+def test_a_probe_gets_all_that_it_asked_for_or_nothing(
+    scenario: Scenario,
+) -> None:
+    num_nodes, per_node, *_ = scenario
+    for one in run(scenario):
+        assert len(devices_of(one)) == one.request.num_devices
+        assert len(nodes_of(one)) == len(one.placement) == one.request.num_nodes
+        assert nodes_of(one) <= set(range(num_nodes))
+        assert all(share.devices[-1] < per_node for share in one.placement)
+
+
+@given(scenarios())
+@PATIENT
+def test_every_probe_that_fits_starts_within_a_bound(
+    scenario: Scenario,
+) -> None:
+    *_, arrivals = scenario
+    longest_s = max(arrival.request.at_most_s for arrival in arrivals)
+    started = run(scenario)
+    assert len(started) == len(arrivals)
+    for one in started:
+        # Each that is older starts within the time of the longest probe once it is the oldest.
+        assert one.at_s - one.arrived_s <= (one.num_older + 1) * longest_s
+
+
+@given(scenarios())
+@PATIENT
+def test_the_oldest_starts_no_later_than_it_could_when_it_became_the_oldest(
+    scenario: Scenario,
+) -> None:
+    for one in run(scenario):
+        assert one.at_s <= one.promised_s
+
+
+@given(scenarios(), st.integers(0, 200))
+@PATIENT
+def test_nothing_starts_that_cannot_end_in_time(scenario: Scenario, ends_at_s: int) -> None:
+    for one in run(scenario, ends_at_s=float(ends_at_s)):
+        assert one.at_s + one.request.at_most_s <= ends_at_s
