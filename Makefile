@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-workers bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -99,6 +99,9 @@ bench-search: $(INSTALLED)
 
 bench-stopping: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_stopping $(if $(TABLES),--tables $(TABLES)) --record
+
+bench-packing: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_packing --record
 
 # Ten minutes, with nothing else on the machine.
 bench-workers: $(INSTALLED)

@@ -179,8 +179,8 @@ class Batch:
     makespan_s: float
     least_s: float
     """No schedule is shorter: all work on all devices, or the longest probe."""
-    decisions_per_s: float
-    """Probes started by second of the packer's own time."""
+    use_while_any_waits: float
+    """Of all device time until the last probe starts, the share that probes asked for and had."""
 
 
 def one_batch(draw: Draw, *, at_once: int) -> Batch:
@@ -188,12 +188,16 @@ def one_batch(draw: Draw, *, at_once: int) -> Batch:
     simulation = Simulation()
     offered = [draw(key) for key in range(at_once)]
     simulation.submit(offered)
+    use = 1.0
     while simulation.num_running:
+        waiting = simulation.started < at_once
         simulation.end_next()
+        if waiting:
+            use = simulation.used / (NUM_DEVICES * simulation.now_s)
         simulation.submit([])
     work_s = sum(probe.device_seconds for probe in offered) / NUM_DEVICES
     return Batch(
         makespan_s=simulation.now_s,
         least_s=max(work_s, max(probe.duration_s for probe in offered)),
-        decisions_per_s=simulation.started / simulation.packing_s,
+        use_while_any_waits=use,
     )
