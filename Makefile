@@ -106,6 +106,7 @@ bench-packing: $(INSTALLED)
 # Ten minutes, with nothing else on the machine.
 bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
+	$(BIN)/python -m benchmarks.bench_packing --record
 
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:
