@@ -13,7 +13,17 @@ from fastapi.routing import APIRoute
 from api import docs_page, problems
 from api.auth import BearerGate, bearer_scheme
 from api.body_limit import BodyLimit
-from api.routes import analyses, campaigns, exports, health, imports, trials, workers
+from api.routes import (
+    allocations,
+    analyses,
+    campaigns,
+    exports,
+    health,
+    imports,
+    nodes,
+    trials,
+    workers,
+)
 from api.schemas import Problem
 from api.settings import Settings
 from api.sweeper import Sweeper, sweeping
@@ -55,7 +65,16 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.store = store
     app.state.settings = settings
     app.include_router(health.router)
-    for routes in (campaigns, imports, trials, analyses, exports, workers):
+    for routes in (
+        campaigns,
+        imports,
+        trials,
+        analyses,
+        exports,
+        allocations,
+        nodes,
+        workers,
+    ):
         app.include_router(
             routes.router,
             dependencies=[Depends(bearer_scheme)],

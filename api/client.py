@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from api.allocation_schemas import AllocationPage, AllocationRead, ClusterNodeRead, NodePage
 from api.errors import ServiceError
 from api.local_service import LOOPBACK, find_service
 from api.schemas import (
@@ -201,6 +202,27 @@ class Client:
         """The workers that were heard of lately."""
         return self._get("/workers", WorkerPage)
 
+    def allocations(self, *, ended: bool = False, limit: int | None = None) -> AllocationPage:
+        """Allocations, the youngest first: those that are there, or also those that have ended."""
+        return self._get("/allocations", AllocationPage, all=ended or None, limit=limit)
+
+    def allocation(self, allocation_id: str) -> AllocationRead:
+        """One allocation, by the id of its worker's session."""
+        return self._get(f"/allocations/{_segment(allocation_id)}", AllocationRead)
+
+    def nodes(self, cluster: str | None = None) -> NodePage:
+        """Nodes of allocations, and those in quarantine."""
+        return self._get("/nodes", NodePage, cluster=cluster)
+
+    def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNodeRead:
+        """Sets a node aside until it is released."""
+        path = f"{_node_path(cluster, node)}/quarantine"
+        return self._ask("POST", path, ClusterNodeRead, json={"reason": reason})
+
+    def release_node(self, cluster: str, node: str) -> ClusterNodeRead:
+        """Takes a node out of quarantine."""
+        return self._ask("POST", f"{_node_path(cluster, node)}/release", ClusterNodeRead)
+
     def _get(self, path: str, answer: type[Answer], **query: Any) -> Answer:
         return self._ask("GET", path, answer, params=_given(query))
 
@@ -236,6 +258,10 @@ def _detail(response: httpx.Response) -> str:
 
 def _given(query: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
+
+
+def _node_path(cluster: str, node: str) -> str:
+    return f"/nodes/{_segment(cluster)}/{_segment(node)}"
 
 
 def _segment(name: str) -> str:

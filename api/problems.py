@@ -35,6 +35,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.TrialDuplicateError: HTTPStatus.CONFLICT,
     db_errors.TrialStateError: HTTPStatus.CONFLICT,
     db_errors.AttemptNotFoundError: HTTPStatus.CONFLICT,
+    db_errors.NodeNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.NodeStateError: HTTPStatus.CONFLICT,
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,

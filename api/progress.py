@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from api.schemas import Progress
+from api.waiting import why_nowhere
 from results_db.records import CampaignRecord, TrialRecord, TrialState, WorkerRecord
 from results_db.store import Store
 
@@ -14,7 +15,7 @@ DRIVER_ALIVE_S: Final = 15.0
 """A driver that was at work within this many seconds counts as there."""
 
 TRIALS_LOOKED_AT: Final = 100
-"""Waiting trials among which the smallest is looked for when none fits a worker."""
+"""Waiting trials that are looked at when none is leased."""
 
 
 def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
@@ -73,8 +74,10 @@ def waiting_reason(
     """Why none of the campaign's trials is running, and what to do; None when nothing is amiss."""
     if campaign.state == "PAUSED":
         return "the campaign is paused; resume it"
-    if campaign.state != "RUNNING" or counts["RUNNING"]:
+    if campaign.state != "RUNNING":
         return None
+    if counts["RUNNING"]:
+        return store.all_wait_because(campaign.id)
     driver_seen_at = store.driver_seen_at()
     if not counts["PENDING"] and not driver_is_alive(driver_seen_at, now):
         seen = (
@@ -90,7 +93,21 @@ def waiting_reason(
     if counts["PENDING"] and store.count_too_large(campaign.id) >= counts["PENDING"]:
         waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
         return _too_small(waiting, workers) if waiting else None
-    return None
+    return _nowhere(store, campaign, now)
+
+
+def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:
+    """Why no allocation as it is will take any of the waiting trials that were looked at."""
+    waiting = store.waiting_trials(
+        campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
+    )
+    allocations = [
+        found for found in store.allocations() if found.worker.cluster == campaign.cluster_name
+    ]
+    reasons = [why_nowhere(trial, allocations, now) for trial in waiting]
+    if not reasons or None in reasons:
+        return None
+    return f"trial {waiting[0].number} waits: {reasons[0]}"
 
 
 def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:

@@ -39,6 +39,21 @@ class Request(Document):
     )
 
 
+class CostRead(Document):
+    """Node-seconds by what they were spent on."""
+
+    iterations: float
+    """Devices in iterations, warm-up included."""
+    start: float
+    """The rest of the time of probes whose outcome counts: starting, building, ending."""
+    idle: float
+    """Devices that were held and not used."""
+    lost: float
+    """Attempts that taught nothing: lost, given back, or too late."""
+    total: float
+    """The sum of the four."""
+
+
 class Progress(Document):
     """How far a campaign is."""
 
@@ -84,7 +99,11 @@ class CampaignRead(Document):
     """When its first trial was leased."""
     ended_at: datetime | None
     node_seconds: float
-    """Nodes times seconds that its probes held, those of lost attempts included."""
+    """Nodes times seconds that its probes held, those of lost attempts included; what a budget in
+    node-hours counts."""
+    cost: CostRead
+    """What they were spent on. Its idle part, and so the total, has the campaign's share of what
+    allocations held for no probe besides."""
     wall_time_s: float
     """Seconds RUNNING while a driver was at work."""
     progress: Progress
@@ -145,6 +164,8 @@ class TrialRead(Document):
     repeat_of: int | None
     """Id of the trial that this one deliberately repeats."""
     node_seconds: float
+    cost: CostRead
+    """What they were spent on."""
     measurement: MeasurementRecord | None
     """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
     created_at: datetime

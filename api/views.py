@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from api.progress import progress_of
-from api.schemas import CampaignDetail, CampaignRead, RankedTrial, TrialDetailRead, TrialRead
+from api.schemas import (
+    CampaignDetail,
+    CampaignRead,
+    CostRead,
+    RankedTrial,
+    TrialDetailRead,
+    TrialRead,
+)
+from results_db.cost import Cost
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.standing import Standing
 from results_db.store import Store
@@ -45,10 +54,16 @@ def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
         "started_at": campaign.started_at,
         "ended_at": campaign.ended_at,
         "node_seconds": campaign.node_seconds,
+        "cost": cost_read(campaign.cost),
         "wall_time_s": campaign.wall_time_s,
         "progress": progress_of(store, campaign, datetime.now(UTC)),
         "warnings": list(campaign.spec.get("warnings", ())),
     }
+
+
+def cost_read(cost: Cost) -> CostRead:
+    """A cost with its total."""
+    return CostRead(**asdict(cost), total=cost.total)
 
 
 def trial_read(trial: TrialRecord) -> TrialRead:
@@ -136,6 +151,7 @@ def _trial_fields(trial: TrialRecord) -> dict[str, Any]:
         "iterations_done": trial.iterations_done,
         "repeat_of": trial.repeat_of,
         "node_seconds": trial.node_seconds,
+        "cost": cost_read(trial.cost),
         "measurement": trial.measurement,
         "created_at": trial.created_at,
         "started_at": trial.started_at,

@@ -124,3 +124,57 @@ class QuarantineRecord:
     requested_by_user: bool
     released_at: datetime | None
     """None: it is in quarantine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeasedTrial:
+    """A trial that a worker has leased, and what it does with it."""
+
+    trial_id: int
+    campaign: str
+    number: int
+    """The trial's number in its campaign."""
+    attempt: int
+    num_nodes: int
+    num_devices: int
+    leased_at: datetime
+    phase: AttemptPhase | None
+    """None: the worker did not say."""
+    iterations_done: int
+    held_s: float | None
+    """Seconds that it has held its nodes; None: the worker did not say."""
+    nodes_held: float | None
+    """Nodes that it holds, a part of one included; None: those of its layout."""
+    waiting_because: str
+    """The worker's words while it waits for devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingTrial:
+    """A trial that nobody has leased."""
+
+    trial_id: int
+    campaign: str
+    number: int
+    """The trial's number in its campaign."""
+    cluster: str
+    num_nodes: int
+    num_devices: int
+    deadline_s: float
+    """Longest that its probe may take."""
+    is_paused: bool
+    """Whether its campaign is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterNode:
+    """A node as the service knows it: who has it, and whether probes may run on it."""
+
+    cluster: str
+    name: str
+    worker_id: str | None
+    """The allocation that has it now; None: none has."""
+    node: NodeRecord | None
+    """What that allocation says of it."""
+    quarantine: QuarantineRecord | None
+    """None: nobody ever set it aside."""

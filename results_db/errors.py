@@ -41,6 +41,14 @@ class WorkerSupersededError(ResultsDbError):
     """Another worker has registered under the same name: this one must end, not register again."""
 
 
+class NodeNotFoundError(ResultsDbError):
+    """No allocation of the cluster ever had a node of this name."""
+
+
+class NodeStateError(ResultsDbError):
+    """The node is in a state that does not allow this."""
+
+
 class MeasurementInvalidError(ResultsDbError):
     """A measurement contradicts itself, or does not suit its layout."""
 

@@ -48,7 +48,7 @@ def note_quarantines(
             _quarantine_again(row, reason, now)
     for name, row in known.items():
         if row.release_pending and name not in shown:
-            row.release_pending = _is_shown(session, row)
+            row.release_pending = is_shown(session, row)
     session.flush()
 
 
@@ -96,7 +96,7 @@ def _is_release_on_its_way(row: NodeQuarantine, worker: Worker, now: datetime) -
     return told_at is None or abs(now - told_at) < timedelta(seconds=RELEASE_TOLD_FOR_S)
 
 
-def _is_shown(session: Session, row: NodeQuarantine) -> bool:
+def is_shown(session: Session, row: NodeQuarantine) -> bool:
     """Whether a worker's last status shows the node in quarantine."""
     return bool(session.scalar(select(_shown_by_a_worker(row))))
 

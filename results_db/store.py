@@ -7,6 +7,7 @@ from typing import Self
 from sqlalchemy import text
 
 from results_db import migrate
+from results_db.allocations import Allocations
 from results_db.analyses import Analyses
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
@@ -14,6 +15,7 @@ from results_db.imports import Imports
 from results_db.knowledge import Knowledge
 from results_db.leaderboard import Leaderboard
 from results_db.leases import Leases
+from results_db.nodes import Nodes
 from results_db.outcomes import Outcomes
 from results_db.part import Clock, utc_now
 from results_db.session import Database
@@ -22,7 +24,17 @@ from results_db.workers import Workers
 
 
 class Store(
-    Campaigns, Trials, Workers, Leases, Outcomes, Leaderboard, Analyses, Knowledge, Imports
+    Campaigns,
+    Trials,
+    Workers,
+    Allocations,
+    Nodes,
+    Leases,
+    Outcomes,
+    Leaderboard,
+    Analyses,
+    Knowledge,
+    Imports,
 ):
     """The database behind one object; safe to share between threads.
 

@@ -116,20 +116,20 @@ class Workers(StorePart):
         """Workers' sessions, the youngest first; by default those heard of lately."""
         query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id)
         if live:
-            query = query.where(self._is_there())
+            query = query.where(is_there(self._clock()))
         with self._db.read() as session:
             return [worker_record(row) for row in session.scalars(query)]
 
     def capacity(self, cluster_name: str) -> int:
         """How many workers of the cluster are there: seen within `WORKER_ALIVE_S`."""
-        query = select(func.count()).where(Worker.cluster == cluster_name, self._is_there())
+        query = select(func.count()).where(Worker.cluster == cluster_name, is_there(self._clock()))
         with self._db.read() as session:
             return session.scalar(query) or 0
 
     def count_too_large(self, campaign_id: int) -> int:
         """How many of the campaign's waiting trials fit none of the workers that are there."""
         can_run_it = exists().where(
-            Worker.cluster == Campaign.cluster_name, self._is_there(), fits(Worker)
+            Worker.cluster == Campaign.cluster_name, is_there(self._clock()), fits(Worker)
         )
         query = (
             select(func.count())
@@ -140,9 +140,11 @@ class Workers(StorePart):
         with self._db.read() as session:
             return session.scalar(query) or 0
 
-    def _is_there(self) -> ColumnElement[bool]:
-        alive_after = self._clock() - timedelta(seconds=WORKER_ALIVE_S)
-        return Worker.ended_at.is_(None) & (Worker.seen_at > alive_after)
+
+def is_there(now: datetime) -> ColumnElement[bool]:
+    """Whether a worker's session goes on, and it was heard of lately."""
+    alive_after = now - timedelta(seconds=WORKER_ALIVE_S)
+    return Worker.ended_at.is_(None) & (Worker.seen_at > alive_after)
 
 
 def fits(worker: Worker | type[Worker]) -> ColumnElement[bool]:

@@ -15,7 +15,7 @@ from api.commands.display import duration, figure, print_table, unit
 from api.commands.watching import watch_campaign
 from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
-from api.schemas import CampaignDetail, CampaignPage, CampaignRead
+from api.schemas import CampaignDetail, CampaignPage, CampaignRead, CostRead
 
 
 @click.group()
@@ -232,6 +232,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("starts from", f"{campaign.starts_from} trials of other campaigns"),
         ("trials", states or "none yet"),
         ("used", _used(campaign)),
+        ("cost", _cost(campaign.cost)),
     ]
     if progress.best is not None:
         best = f"{figure(progress.best)} {unit(campaign.objective)}"
@@ -255,3 +256,17 @@ def _strategy(campaign: CampaignDetail) -> str:
 
 def _used(campaign: CampaignDetail) -> str:
     return f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours"
+
+
+def _cost(cost: CostRead) -> str:
+    """Node-hours by what they were spent on, with their shares."""
+    if not cost.total:
+        return "none yet"
+    parts = (
+        ("iterations", cost.iterations),
+        ("start", cost.start),
+        ("idle", cost.idle),
+        ("lost", cost.lost),
+    )
+    shares = ", ".join(f"{name} {part / cost.total:.1%}" for name, part in parts)
+    return f"{cost.total / 3600:.3g} node-hours held: {shares}"

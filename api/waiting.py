@@ -1,0 +1,76 @@
+"""Why a trial is not leased: what keeps it from an allocation, or from all that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from results_db.allocation_records import WaitingTrial
+from results_db.allocations import AllocationRecord
+
+ITS_TURN: Final = "it fits, and waits until devices are free and the older ones have theirs"
+_UNUSABLE: Final = ("lost", "quarantined")
+
+
+def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str:
+    """Why an allocation has not leased a trial of its cluster."""
+    if trial.is_paused:
+        return "its campaign is paused"
+    return why_never(trial, allocation, now) or ITS_TURN
+
+
+def why_never(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:
+    """Why an allocation as it is will not lease a trial; None: it may."""
+    return _too_large(trial, allocation) or _too_late(trial, allocation, now)
+
+
+def why_nowhere(
+    trial: WaitingTrial, allocations: Sequence[AllocationRecord], now: datetime
+) -> str | None:
+    """Why no allocation will lease a trial; None where one may, or where there is none."""
+    reasons = [why_never(trial, allocation, now) for allocation in allocations]
+    if not reasons or None in reasons:
+        return None
+    # Of an allocation that is large enough, the reason says most.
+    fitting = [a for a in allocations if _too_large(trial, a) is None]
+    largest = max(
+        fitting or allocations, key=lambda a: _usable_nodes(a) * a.worker.devices_per_node
+    )
+    return f"no allocation may run it; {largest.worker.name}: {why_never(trial, largest, now)}"
+
+
+def _too_large(trial: WaitingTrial, allocation: AllocationRecord) -> str | None:
+    worker, nodes = allocation.worker, _usable_nodes(allocation)
+    if trial.num_devices > trial.num_nodes * worker.devices_per_node:
+        return (
+            f"it needs {trial.num_devices} devices on {_count(trial.num_nodes, 'node')}, and a node "
+            f"here has {worker.devices_per_node}"
+        )
+    if trial.num_nodes <= nodes:
+        return None
+    needs = f"it needs {_count(trial.num_nodes, 'node')}"
+    if trial.num_nodes > worker.num_nodes:
+        return f"{needs}, and there are {worker.num_nodes} here"
+    return f"{needs}, and {worker.num_nodes - nodes} of the {worker.num_nodes} are lost or in quarantine"
+
+
+def _too_late(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:
+    worker = allocation.worker
+    if worker.state == "draining":
+        return "the allocation drains: it takes no more trials"
+    if worker.ends_at is None:
+        return None
+    left_s = (worker.ends_at - now).total_seconds()
+    if trial.deadline_s <= left_s:
+        return None
+    return f"its probe may take {trial.deadline_s:.0f} s, and {max(left_s, 0.0):.0f} s are left"
+
+
+def _usable_nodes(allocation: AllocationRecord) -> int:
+    unusable = sum(node.state in _UNUSABLE for node in allocation.nodes)
+    return allocation.worker.num_nodes - unusable
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,212 @@
+"""Allocations as they stand: nodes, leased trials, cost, and what waits for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from results_db.allocation_records import (
+    AttemptPhase,
+    LeasedTrial,
+    NodeRecord,
+    NodeState,
+    WaitingTrial,
+)
+from results_db.cost import Cost
+from results_db.errors import WorkerNotFoundError
+from results_db.models import Attempt, Campaign, Trial
+from results_db.part import StorePart
+from results_db.records import WorkerRecord
+from results_db.rows import COST_COLUMNS, worker_record
+from results_db.worker_tables import AllocationNode, Worker
+from results_db.workers import is_there
+from search_spaces.outcome import DEFAULT_DEADLINE_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationRecord:
+    """An allocation: its worker's session and all that runs there."""
+
+    worker: WorkerRecord
+    is_there: bool
+    """Whether the worker was heard of lately."""
+    nodes: tuple[NodeRecord, ...]
+    """In the worker's order; empty: it did not say."""
+    trials: tuple[LeasedTrial, ...]
+    """What it has leased, the oldest first."""
+    cost: Cost
+    """What its ended attempts cost, and what it held for no probe."""
+
+
+class Allocations(StorePart):
+    """The allocations' part of the store."""
+
+    def allocations(self, *, live: bool = True, limit: int | None = None) -> list[AllocationRecord]:
+        """Allocations, the youngest first; by default those whose workers were heard of lately."""
+        query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id).limit(limit)
+        if live:
+            query = query.where(is_there(self._clock()))
+        with self._db.read() as session:
+            return self._records(session, query)
+
+    def allocation(self, worker_id: str) -> AllocationRecord:
+        """One allocation, ended or not.
+
+        Raises:
+            WorkerNotFoundError: no session has this id.
+        """
+        with self._db.read() as session:
+            found = self._records(session, select(Worker).where(Worker.id == worker_id))
+            if not found:
+                raise WorkerNotFoundError(f"there is no allocation {worker_id!r}")
+            return found[0]
+
+    def waiting_trials(
+        self, cluster: str, *, campaign_id: int | None = None, limit: int
+    ) -> list[WaitingTrial]:
+        """Trials of a cluster that nobody has leased, the oldest first."""
+        query = (
+            _waiting(cluster, campaign_id)
+            .with_only_columns(Trial, Campaign)
+            .order_by(Trial.id)
+            .limit(limit)
+        )
+        with self._db.read() as session:
+            return [_waiting_trial(trial, campaign) for trial, campaign in session.execute(query)]
+
+    def count_waiting_trials(self, cluster: str) -> int:
+        """How many trials of a cluster nobody has leased."""
+        query = _waiting(cluster, None).with_only_columns(func.count())
+        with self._db.read() as session:
+            return session.scalar(query) or 0
+
+    def all_wait_because(self, campaign_id: int) -> str | None:
+        """What the first of a campaign's leased trials waits for; None unless all of them wait."""
+        query = (
+            select(Attempt.phase, Attempt.waiting_because)
+            .join(Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt))
+            .where(Trial.campaign_id == campaign_id, Trial.state == "RUNNING")
+            .order_by(Trial.id)
+        )
+        with self._db.read() as session:
+            leased = session.execute(query).all()
+        if not leased or any(phase != "waiting" for phase, _ in leased):
+            return None
+        return str(leased[0].waiting_because) or None
+
+    def _records(self, session: Session, query: Select[Any]) -> list[AllocationRecord]:
+        workers: Sequence[Worker] = session.scalars(query).all()
+        ids = [worker.id for worker in workers]
+        there = set(session.scalars(select(Worker.id).where(is_there(self._clock()))))
+        nodes, trials, costs = _nodes(session, ids), _trials(session, ids), _costs(session, ids)
+        return [
+            AllocationRecord(
+                worker=worker_record(worker),
+                is_there=worker.id in there,
+                nodes=tuple(nodes[worker.id]),
+                trials=tuple(trials[worker.id]),
+                cost=costs[worker.id] + Cost(idle=worker.idle_node_seconds),
+            )
+            for worker in workers
+        ]
+
+
+def _waiting(cluster: str, campaign_id: int | None) -> Select[Any]:
+    query = (
+        select(Trial)
+        .join(Campaign, Campaign.id == Trial.campaign_id)
+        .where(
+            Trial.state == "PENDING",
+            Campaign.state.in_(("RUNNING", "PAUSED")),
+            Campaign.cluster_name == cluster,
+        )
+    )
+    return query if campaign_id is None else query.where(Campaign.id == campaign_id)
+
+
+def _waiting_trial(trial: Trial, campaign: Campaign) -> WaitingTrial:
+    deadline_s = campaign.probe_deadline_s
+    return WaitingTrial(
+        trial_id=trial.id,
+        campaign=campaign.name,
+        number=trial.number,
+        cluster=campaign.cluster_name,
+        num_nodes=trial.num_nodes,
+        num_devices=trial.num_devices,
+        deadline_s=DEFAULT_DEADLINE_S if deadline_s is None else deadline_s,
+        is_paused=campaign.state == "PAUSED",
+    )
+
+
+def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[NodeRecord]]:
+    query = (
+        select(AllocationNode)
+        .where(AllocationNode.worker_id.in_(ids))
+        .order_by(AllocationNode.position, AllocationNode.name)
+    )
+    nodes: defaultdict[str, list[NodeRecord]] = defaultdict(list)
+    for row in session.scalars(query):
+        nodes[row.worker_id].append(node_record(row))
+    return nodes
+
+
+def node_record(row: AllocationNode) -> NodeRecord:
+    """The node's record."""
+    return NodeRecord(
+        name=row.name,
+        num_devices=row.num_devices,
+        state=cast("NodeState", row.state),
+        doing=row.doing,
+        reason=row.reason,
+        free_devices=row.free_devices,
+        health=row.health,
+    )
+
+
+def _trials(session: Session, ids: Sequence[str]) -> defaultdict[str, list[LeasedTrial]]:
+    query = (
+        select(Trial, Attempt, Campaign.name)
+        .join(Attempt, (Attempt.trial_id == Trial.id) & (Attempt.attempt == Trial.attempt))
+        .join(Campaign, Campaign.id == Trial.campaign_id)
+        .where(Trial.state == "RUNNING", Trial.worker_id.in_(ids))
+        .order_by(Trial.id)
+    )
+    trials: defaultdict[str, list[LeasedTrial]] = defaultdict(list)
+    for trial, attempt, campaign in session.execute(query):
+        trials[attempt.worker_id].append(_leased_trial(trial, attempt, campaign))
+    return trials
+
+
+def _leased_trial(trial: Trial, attempt: Attempt, campaign: str) -> LeasedTrial:
+    return LeasedTrial(
+        trial_id=trial.id,
+        campaign=campaign,
+        number=trial.number,
+        attempt=trial.attempt,
+        num_nodes=trial.num_nodes,
+        num_devices=trial.num_devices,
+        leased_at=attempt.started_at,
+        phase=cast("AttemptPhase | None", attempt.phase),
+        iterations_done=trial.iterations_done,
+        held_s=attempt.held_s,
+        nodes_held=attempt.nodes_held,
+        waiting_because=attempt.waiting_because,
+    )
+
+
+def _costs(session: Session, ids: Sequence[str]) -> defaultdict[str, Cost]:
+    sums = [func.sum(getattr(Attempt, column)) for column in COST_COLUMNS.values()]
+    query = (
+        select(Attempt.worker_id, *sums)
+        .where(Attempt.worker_id.in_(ids))
+        .group_by(Attempt.worker_id)
+    )
+    costs: defaultdict[str, Cost] = defaultdict(Cost)
+    for worker_id, *parts in session.execute(query):
+        costs[worker_id] = Cost(**dict(zip(COST_COLUMNS, parts, strict=True)))
+    return costs

@@ -1,0 +1,405 @@
+from typing import Any
+
+import pytest
+
+from api.client import Client
+from api.errors import ServiceError
+from search_spaces.layout import Layout
+from tests.api.service import TOKEN, Api
+from tests.results_db.factories import completed
+
+LAYOUT = Layout(num_microbatches=8)
+NODES = [{"name": "n1", "num_devices": 4}, {"name": "n2", "num_devices": 4}]
+ALLOCATION = {
+    "scheduler": "slurm",
+    "job_id": "4711",
+    "launcher": "srun",
+    "ends_in_s": 3600.0,
+    "shares_nodes": True,
+}
+
+
+def register(api: Api, name: str = "w1", **changes: Any) -> str:
+    return api.register(
+        name, **{"num_nodes": 2, "nodes": NODES, "allocation": ALLOCATION} | changes
+    )
+
+
+def node(name: str, state: str = "idle", **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": state, **more}
+
+
+def beat(api: Api, worker: str, *nodes: dict[str, Any], **more: Any) -> Any:
+    status = {"state": "working", "nodes": list(nodes), **more.pop("status", {})}
+    return api.post(f"/workers/{worker}/heartbeats", {"trials": [], "status": status, **more})
+
+
+@pytest.fixture
+def campaign_id(api: Api) -> int:
+    return int(api.submit()["id"])
+
+
+@pytest.fixture
+def client(api: Api) -> Client:
+    return Client("http://testserver", TOKEN, transport=api.http._transport)
+
+
+def test_an_allocation_is_listed_with_what_its_worker_says_of_it(api: Api) -> None:
+    worker = register(api)
+    (read,) = api.get("/allocations")["allocations"]
+    assert read["id"] == worker
+    assert [read[name] for name in ("cluster", "scheduler", "job_id", "launcher")] == [
+        "local-cpu",
+        "slurm",
+        "4711",
+        "srun",
+    ]
+    assert 3500 < read["seconds_left"] <= 3600
+    assert (read["shares_nodes"], read["state"], read["status_at"]) == (True, "working", None)
+    assert [(n["name"], n["state"]) for n in read["nodes"]] == [
+        ("n1", "starting"),
+        ("n2", "starting"),
+    ]
+    busy = node("n1", "busy", doing="trial 3 of first", free_devices=2, health={"gemm": [1.5, 2.5]})
+    beat(api, worker, busy, node("n2", "lost", reason="no answer"), status={"ends_in_s": 60.0})
+    read = api.get(f"/allocations/{worker}")
+    assert read["nodes"][0] == {
+        "name": "n1",
+        "num_devices": 4,
+        "state": "busy",
+        "doing": "trial 3 of first",
+        "reason": "",
+        "free_devices": 2,
+        "health": {"gemm": [1.5, 2.5]},
+    }
+    assert (read["nodes"][1]["state"], read["nodes"][1]["reason"]) == ("lost", "no answer")
+    assert 0 < read["seconds_left"] <= 60
+
+
+def test_a_worker_of_the_version_before_has_an_allocation_of_which_less_is_known(api: Api) -> None:
+    worker = api.register()
+    api.post(f"/workers/{worker}/heartbeats", {"trials": []})
+    (read,) = api.get("/allocations")["allocations"]
+    assert (read["scheduler"], read["job_id"], read["launcher"]) == ("none", None, "")
+    assert (read["seconds_left"], read["nodes"], read["status_at"]) == (None, [], None)
+    assert (read["state"], read["num_nodes"], read["shares_nodes"]) == ("working", 1, False)
+
+
+def test_an_allocation_that_has_ended_is_listed_when_it_is_asked_for(api: Api) -> None:
+    worker = register(api)
+    api.http.delete(f"/v1/workers/{worker}")
+    assert api.get("/allocations")["allocations"] == []
+    (read,) = api.get("/allocations", all=True)["allocations"]
+    assert (read["id"], read["state"], read["not_leased"]) == (worker, "ended", [])
+    problem = api.get("/allocations/nobody", status=404)
+    assert problem["detail"] == "there is no allocation 'nobody'"
+
+
+def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campaign_id: int) -> None:
+    worker = register(api)
+    for micro_batch_size in (1, 2):
+        api.store.add_trial(campaign_id, Layout(micro_batch_size=micro_batch_size))
+    leases = [api.lease(worker), api.lease(worker)]
+    trials = [
+        {
+            "trial_id": leases[0]["trial_id"],
+            "attempt": 1,
+            "iterations_done": 3,
+            "phase": "iterating",
+            "held_s": 2.5,
+            "nodes_held": 0.25,
+        },
+        {
+            "trial_id": leases[1]["trial_id"],
+            "attempt": 1,
+            "iterations_done": 0,
+            "phase": "waiting",
+            "held_s": 0.0,
+            "waiting_because": "2 devices are free, it needs 4",
+        },
+    ]
+    beat(api, worker, trials=trials)
+    read = api.get(f"/allocations/{worker}")
+    (running,), (waiting,) = read["running"], read["waiting"]
+    assert (running["number"], running["phase"], running["held_s"]) == (1, "iterating", 2.5)
+    assert (running["nodes_held"], running["iterations_done"]) == (0.25, 3)
+    assert (waiting["number"], waiting["waiting_because"]) == (2, "2 devices are free, it needs 4")
+    attempt = api.get(f"/trials/{leases[1]['trial_id']}")["attempts"][0]
+    assert attempt["waiting_because"] == "2 devices are free, it needs 4"
+
+
+def test_a_campaign_whose_leased_trials_all_wait_says_for_what(api: Api, campaign_id: int) -> None:
+    worker = register(api)
+    api.store.add_trial(campaign_id, LAYOUT)
+    trial = {"trial_id": api.lease(worker)["trial_id"], "attempt": 1, "iterations_done": 0}
+    waits = {**trial, "phase": "waiting", "waiting_because": "every node is busy"}
+    beat(api, worker, trials=[waits])
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] == "every node is busy"
+    beat(api, worker, trials=[{**trial, "phase": "starting"}])
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "nodes", "status", "why"),
+    [
+        (Layout(dp=8), (), {}, "it needs 8 devices on 1 node, and a node here has 4"),
+        (Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
+        (
+            Layout(num_nodes=2, dp=2),
+            (node("n1"), node("n2", "quarantined", reason="slow")),
+            {},
+            "it needs 2 nodes, and 1 of the 2 are lost or in quarantine",
+        ),
+        (Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
+        (Layout(), (), {"state": "draining"}, "the allocation drains: it takes no more trials"),
+    ],
+)
+def test_a_trial_that_an_allocation_will_not_lease_says_why(
+    api: Api, campaign_id: int, layout: Layout, nodes: Any, status: Any, why: str
+) -> None:
+    worker = register(api)
+    beat(api, worker, *nodes, status=status)
+    api.store.add_trial(campaign_id, layout)
+    read = api.get(f"/allocations/{worker}")
+    assert read["num_not_leased"] == 1
+    assert read["not_leased"][0]["reason"].startswith(why)
+    assert (read["not_leased"][0]["campaign"], read["not_leased"][0]["number"]) == ("first", 1)
+    if layout.num_nodes == 1 and layout.dp == 1:
+        waits = api.get("/campaigns/first")["progress"]["waiting_reason"]
+        assert waits.startswith(f"trial 1 waits: no allocation may run it; w1: {why}")
+
+
+def test_a_trial_that_fits_waits_its_turn_or_for_its_campaign(api: Api, campaign_id: int) -> None:
+    worker = register(api)
+    api.store.add_trial(campaign_id, LAYOUT)
+    (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
+    assert waiting["reason"].startswith("it fits, and waits until devices are free")
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    api.post("/campaigns/first/pause")
+    (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
+    assert waiting["reason"] == "its campaign is paused"
+    elsewhere = register(api, "w2", cluster="frontier")
+    assert api.get(f"/allocations/{elsewhere}")["num_not_leased"] == 0
+
+
+def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
+    api: Api, campaign_id: int
+) -> None:
+    worker = register(api)
+    trial = api.store.add_trial(campaign_id, LAYOUT)
+    lease = api.lease(worker)
+    outcome = completed(LAYOUT, duration_s=10.0, tokens_per_s=512.0)  # five steps of a second
+    body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": outcome.to_mapping()}
+    body |= {"nodes_held": 1.0, "iterations_s": 6.0}
+    api.post(f"/trials/{trial.id}/outcome", body)
+    beat(api, worker, status={"idle_node_s": 30.0})
+    # One device of a node of four was used.
+    probe = {"iterations": 1.5, "start": 1.0, "idle": 7.5, "lost": 0.0, "total": 10.0}
+    read = api.get(f"/trials/{trial.id}")
+    assert (read["cost"], read["node_seconds"]) == (probe, 10.0)
+    held_for_nobody = {**probe, "idle": 37.5, "total": 40.0}
+    assert api.get(f"/allocations/{worker}")["cost"] == held_for_nobody
+    campaign = api.get("/campaigns/first")
+    assert (campaign["cost"], campaign["node_seconds"]) == (held_for_nobody, 10.0)
+
+
+def test_a_node_that_a_worker_sets_aside_is_released_through_its_worker(api: Api) -> None:
+    worker = register(api)
+    slow = node("n2", "quarantined", reason="two probes failed here and ran elsewhere")
+    assert beat(api, worker, node("n1"), slow)["release"] == []
+    (first, second) = api.get("/nodes", cluster="local-cpu")["nodes"]
+    assert (first["name"], first["quarantine"], first["node"]["state"]) == ("n1", None, "idle")
+    assert second["quarantine"]["reason"] == "two probes failed here and ran elsewhere"
+    assert second["quarantine"]["requested_by_user"] is False
+    assert second["allocation"] == worker
+
+    released = api.post("/nodes/local-cpu/n2/release")
+    assert released["quarantine"]["released_at"] is not None
+    for _ in range(2):
+        assert beat(api, worker, node("n1"), slow)["release"] == ["n2"]
+    told = beat(api, worker, node("n1"), node("n2", "checking"))
+    assert (told["release"], told["quarantine"]) == ([], [])
+
+
+def test_a_node_that_a_user_sets_aside_is_told_until_its_worker_shows_it(api: Api) -> None:
+    worker = register(api)
+    beat(api, worker, node("n1"), node("n2"))
+    asked = api.post("/nodes/local-cpu/n1/quarantine", {"reason": "its fan is loud"})
+    assert asked["quarantine"]["requested_by_user"] is True
+    wish = [{"node": "n1", "reason": "its fan is loud"}]
+    for _ in range(2):
+        assert beat(api, worker, node("n1"), node("n2"))["quarantine"] == wish
+    shown = node("n1", "quarantined", reason="its fan is loud")
+    assert beat(api, worker, shown, node("n2"))["quarantine"] == []
+
+
+def test_a_quarantine_outlives_its_allocation(api: Api) -> None:
+    first = register(api)
+    beat(api, first, node("n1"), node("n2", "quarantined", reason="slow links"))
+    api.http.delete(f"/v1/workers/{first}")
+    (kept,) = api.get("/nodes")["nodes"]
+    assert (kept["name"], kept["allocation"], kept["node"]) == ("n2", None, None)
+    body = {
+        "name": "w2",
+        "host": "h",
+        "cluster": "local-cpu",
+        "num_nodes": 2,
+        "devices_per_node": 4,
+        "device": "d",
+    }
+    told = api.post("/workers", body, status=201)
+    assert told["quarantined"] == [{"node": "n2", "reason": "slow links"}]
+    other = api.post("/workers", {**body, "name": "w3", "cluster": "frontier"}, status=201)
+    assert other["quarantined"] == []
+    api.post("/nodes/local-cpu/n2/release")
+    assert api.post("/workers", body, status=201)["quarantined"] == []
+
+
+def test_a_node_that_is_not_in_quarantine_cannot_be_released(api: Api) -> None:
+    register(api)
+    problem = api.post("/nodes/local-cpu/n1/release", status=409)
+    assert problem["detail"] == "node n1 of cluster local-cpu is not in quarantine"
+    assert problem["type"] == "urn:layout-tuner:problem:node-state"
+    for path in ("local-cpu/n9/release", "frontier/n1/release", "local-cpu/n9/quarantine"):
+        problem = api.post(f"/nodes/{path}", status=404)
+        assert "no allocation of cluster" in problem["detail"]
+    api.post("/nodes/local-cpu/n1/quarantine", {"reason": ""}, status=422)
+    api.post("/nodes/local-cpu/n1/quarantine")
+    api.post("/nodes/local-cpu/n1/release")
+    api.post("/nodes/local-cpu/n1/release", status=409)
+
+
+def test_the_client_reads_allocations_and_steers_nodes(api: Api, client: Client) -> None:
+    worker = register(api)
+    (listed,) = client.allocations().allocations
+    one = client.allocation(worker)
+    assert (listed.id, listed.nodes, listed.cost) == (one.id, one.nodes, one.cost)
+    assert client.allocations(ended=True, limit=1).allocations[0].id == worker
+    assert client.quarantine_node("local-cpu", "n1", "loud").quarantine is not None
+    assert [n.name for n in client.nodes("local-cpu").nodes] == ["n1", "n2"]
+    released = client.release_node("local-cpu", "n1").quarantine
+    assert released is not None
+    assert released.released_at is not None
+    with pytest.raises(ServiceError, match="is not in quarantine"):
+        client.release_node("local-cpu", "n1")
+
+
+def test_the_description_lists_the_routes_of_allocations_and_nodes(api: Api) -> None:
+    paths = api.http.get("/openapi.json").json()["paths"]
+    assert {
+        "/v1/allocations",
+        "/v1/allocations/{allocation_id}",
+        "/v1/nodes",
+        "/v1/nodes/{cluster}/{node}/release",
+        "/v1/nodes/{cluster}/{node}/quarantine",
+    } <= set(paths)
+
+
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        ({"idle_node_s": -1.0}, "idle_node_s"),
+        ({"idle_node_s": "3"}, "idle_node_s"),
+        ({"ends_in_s": 1e12}, "ends_in_s"),
+        ({"state": "resting"}, "state"),
+        ({"mood": "good"}, "mood"),
+        ({"nodes": [node("n1", "dead")]}, "nodes.0.state"),
+        ({"nodes": [node("n1", doing="x" * 2001)]}, "nodes.0.doing"),
+        ({"nodes": [node("n1", free_devices=-1)]}, "nodes.0.free_devices"),
+        ({"nodes": [node("n1"), node("n1")]}, "nodes"),
+        ({"nodes": [node("n1", health={"x": "y" * 5000})]}, "nodes.0.health"),
+        ({"nodes": [node("n1", health=[1])]}, "nodes.0.health"),
+    ],
+)
+def test_a_status_that_cannot_be_is_refused_with_its_field(
+    api: Api, status: dict[str, Any], named: str
+) -> None:
+    worker = register(api)
+    problem = api.post(f"/workers/{worker}/heartbeats", {"status": status}, status=422)
+    (error,) = problem["errors"]
+    assert error["field"] == f"body.status.{named}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"allocation": {"scheduler": "pbs"}}, "allocation.scheduler"),
+        ({"allocation": {"ends_in_s": -1.0}}, "allocation.ends_in_s"),
+        ({"allocation": {"job_id": "x" * 65}}, "allocation.job_id"),
+        ({"allocation": {"shares_nodes": 1}}, "allocation.shares_nodes"),
+        ({"nodes": [{"name": "", "num_devices": 1}]}, "nodes.0.name"),
+        ({"nodes": [{"name": "n", "num_devices": 0}]}, "nodes.0.num_devices"),
+        ({"nodes": [NODES[0], NODES[0]]}, "nodes"),
+    ],
+)
+def test_an_allocation_that_cannot_be_is_refused_with_its_field(
+    api: Api, changes: dict[str, Any], named: str
+) -> None:
+    body = {
+        "name": "w",
+        "host": "h",
+        "cluster": "c",
+        "num_nodes": 1,
+        "devices_per_node": 2,
+        "device": "d",
+    }
+    (error,) = api.post("/workers", {**body, **changes}, status=422)["errors"]
+    assert error["field"] == f"body.{named}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"phase": "resting"}, "phase"),
+        ({"held_s": -0.5}, "held_s"),
+        ({"held_s": 1e10}, "held_s"),
+        ({"nodes_held": -1.0}, "nodes_held"),
+        ({"waiting_because": "x" * 2001}, "waiting_because"),
+    ],
+)
+def test_a_beat_that_cannot_be_is_refused_with_its_field(
+    api: Api, changes: dict[str, Any], named: str
+) -> None:
+    worker = register(api)
+    trial = {"trial_id": 1, "attempt": 1, "iterations_done": 0, **changes}
+    problem = api.post(f"/workers/{worker}/heartbeats", {"trials": [trial]}, status=422)
+    (error,) = problem["errors"]
+    assert error["field"] == f"body.trials.0.{named}"
+
+
+@pytest.mark.parametrize(
+    ("room", "longest_s", "numbers"),
+    [
+        (None, None, [1, 2, 3]),
+        ({"nodes": 2, "devices": 0}, None, [1, 2, 3]),
+        ({"nodes": 1, "devices": 0}, None, [2, 3]),
+        ({"nodes": 0, "devices": 4}, None, [2, 3]),
+        ({"nodes": 0, "devices": 2}, None, [3]),
+        ({"nodes": 0, "devices": 0}, None, []),
+        (None, 299.0, []),
+        (None, 300.0, [1, 2, 3]),
+    ],
+)
+def test_a_worker_leases_what_its_room_and_its_time_allow_the_oldest_first(
+    api: Api, campaign_id: int, room: Any, longest_s: float | None, numbers: list[int]
+) -> None:
+    worker = register(api)
+    for layout in (Layout(num_nodes=2, dp=8), Layout(dp=4), Layout(dp=1)):
+        api.store.add_trial(campaign_id, layout)
+    body = {"max_trials": 9, "wait_s": 0, "room": room, "longest_s": longest_s}
+    leases = api.post(f"/workers/{worker}/leases", body)["leases"]
+    assert [lease["number"] for lease in leases] == numbers
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"room": {"nodes": -1, "devices": 0}},
+        {"room": {"nodes": 1}},
+        {"room": {"nodes": 1, "devices": "2"}},
+        {"longest_s": -1.0},
+        {"longest_s": "3"},
+    ],
+)
+def test_a_lease_request_that_cannot_be_is_refused(api: Api, body: dict[str, Any]) -> None:
+    api.post(f"/workers/{register(api)}/leases", {"wait_s": 0, **body}, status=422)
