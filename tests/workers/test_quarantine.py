@@ -1,0 +1,110 @@
+"""A node that fails probes which others complete is quarantined, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from search_spaces.outcome import FailureReason, Outcome
+from workers.quarantine import NodeHistory
+
+
+def failure(reason: FailureReason = "crashed", *, node: str = "") -> Outcome:
+    return Outcome(state="failed", reason=reason, message="rank 3 was killed", node=node)
+
+
+def strike(history: NodeHistory, probe: int, node: str, *, elsewhere: str = "z") -> dict[str, str]:
+    assert history.failed(probe, [node], failure(node=node))
+    return history.completed(probe, [elsewhere])
+
+
+def test_a_node_that_fails_two_probes_which_others_complete_is_quarantined() -> None:
+    history = NodeHistory()
+    assert strike(history, 7, "a") == {}
+    why = "failed trials 7, 9 that other nodes completed; last crashed: rank 3 was killed"
+    assert strike(history, 9, "a", elsewhere="b") == {"a": why}
+    assert history.quarantined == {"a": why}
+
+
+def test_a_layout_that_fails_everywhere_blames_no_node() -> None:
+    history = NodeHistory()
+    for probe in range(5):
+        assert history.failed(probe, ["a"], failure(node="a"))
+        assert not history.failed(probe, ["b"], failure(node="b"))
+        assert history.completed(probe, ["b"]) == {}
+    assert not history.strikes("a")
+    assert not history.strikes("b")
+
+
+@pytest.mark.parametrize("reason", ["crashed", "timeout", "node_lost"])
+def test_failures_that_may_be_the_nodes_get_a_second_opinion(reason: FailureReason) -> None:
+    assert NodeHistory().failed(1, ["a"], failure(reason))
+
+
+@pytest.mark.parametrize("reason", ["out_of_memory", "diverged", "cancelled", "unsupported"])
+def test_failures_that_are_the_layouts_get_none(reason: FailureReason) -> None:
+    state = {"out_of_memory": "infeasible", "cancelled": "cancelled"}.get(reason, "failed")
+    outcome = Outcome.from_mapping({"state": state, "reason": reason, "message": "so"})
+    assert not NodeHistory().failed(1, ["a"], outcome)
+
+
+def test_the_node_that_the_failure_names_is_blamed_alone() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a", "b"], failure(node="b"))
+    history.completed(1, ["c", "d"])
+    assert not history.strikes("a")
+    assert [one.probe for one in history.strikes("b")] == [1]
+
+
+def test_a_node_that_two_failures_without_a_name_share_is_found() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a", "b"], failure("timeout"))
+    assert history.completed(1, ["c", "d"]) == {}
+    history.failed(2, ["b", "c"], failure("timeout"))
+    assert history.completed(2, ["d", "e"]).keys() == {"b"}
+
+
+def test_a_shared_blame_is_forgotten_when_the_node_completes_a_probe() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a", "b"], failure("timeout"))
+    history.completed(1, ["c", "d"])
+    history.completed(2, ["a"])
+    assert not history.strikes("a")
+    assert history.strikes("b")
+
+
+def test_a_blame_of_its_own_stays_when_the_node_completes_a_probe() -> None:
+    history = NodeHistory()
+    strike(history, 1, "a")
+    history.completed(2, ["a"])
+    assert strike(history, 3, "a").keys() == {"a"}
+
+
+def test_nodes_of_the_second_opinion_are_not_suspected() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a", "b"], failure("timeout"))
+    history.completed(1, ["b", "c"])
+    assert not history.strikes("b")
+    assert history.strikes("a")[0].is_alone
+
+
+def test_a_second_opinion_that_never_came_says_nothing() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a"], failure())
+    history.forget(1)
+    history.completed(1, ["b"])
+    assert not history.strikes("a")
+
+
+def test_a_released_node_starts_anew() -> None:
+    history = NodeHistory()
+    strike(history, 1, "a")
+    history.quarantine("a", "a user asked for it")
+    history.release("a")
+    assert not history.quarantined
+    assert strike(history, 2, "a") == {}
+
+
+def test_other_reasons_quarantine_at_once() -> None:
+    history = NodeHistory()
+    history.quarantine("a", "its memory is not back")
+    assert history.quarantined == {"a": "its memory is not back"}
