@@ -31,8 +31,8 @@ class RanksLeftError(WorkerError):
         self.node = node
 
 
-class MemoryNotBackError(WorkerError):
-    """A group has ended and left no process, but a device has less memory free than before it."""
+class MemoryNotBackError(RanksLeftError):
+    """A group left no process, but less free memory than before it; the node must not be used."""
 
 
 class CoresForbiddenError(WorkerError):

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-from workers.errors import NodeLostError, RanksLeftError
+from workers.errors import NodeLostError, RanksLeftError, WorkerError
 from workers.json_lines import Document, JsonLines
-from workers.rank_task import RankTask
+from workers.memory_watch import MemoryWatch
+from workers.rank_task import RANK_ENTRY, RankTask
 from workers.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
-_END_WITHIN_S: Final = 30.0
+_END_WITHIN_S: Final = 25.0
 """Longer than the zygote gives a keeper that hangs, and then those that the keeper leaves."""
 _CLOSE_WITHIN_S: Final = 10.0
 _LOSS_WITHIN_S: Final = 3.0
@@ -40,11 +41,17 @@ class NodeRanks:
     Args:
         other_guardians: pids besides this process's whose end ends everything on the node.
         rank_entry: "module:function" that a forked rank runs.
+        memory: what waits for the memory of ended groups; None: this machine's.
     """
 
     def __init__(
-        self, *, other_guardians: Sequence[int] = (), rank_entry: str = "workers.rank:main"
+        self,
+        *,
+        other_guardians: Sequence[int] = (),
+        rank_entry: str = RANK_ENTRY,
+        memory: MemoryWatch | None = None,
     ) -> None:
+        self._memory = MemoryWatch() if memory is None else memory
         ours, theirs = socket.socketpair()
         flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
@@ -91,6 +98,7 @@ class NodeRanks:
         Raises:
             NodeLostError: the zygote is gone.
         """
+        self._memory.group_starts(tasks)
         self._order({"order": "start", "tasks": [task.to_mapping() for task in tasks]})
 
     def tell(self, group: str, document: Document) -> None:
@@ -115,10 +123,22 @@ class NodeRanks:
     def end(self, group: str) -> dict[int, str]:
         """Ends what is left of a group; returns when nothing is, with the ranks' log tails.
 
+        Nothing: neither a process nor memory that it had.
+
         Raises:
             NodeLostError: the zygote is gone (its warden ends the ranks).
             RanksLeftError: a process of the group can't be ended.
+            MemoryNotBackError: memory that it had is not free again.
         """
+        try:
+            tails = self._end_processes(group)
+        except WorkerError:
+            self._memory.forget(group)
+            raise
+        self._memory.wait_until_back(group)
+        return tails
+
+    def _end_processes(self, group: str) -> dict[int, str]:
         self._order({"order": "end", "group": group})
         with self._changed:
             self._changed.wait_for(lambda: group in self._ended or self._loss, _END_WITHIN_S)

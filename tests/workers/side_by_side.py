@@ -17,6 +17,24 @@ from workers.rank_task import RankTask
 _PATIENCE_S = 20.0
 
 
+def make_task(group: str, *, kind: str = "succeed", **fields: Any) -> RankTask:
+    """A rank that does `kind`, alone on its node unless the fields say otherwise."""
+    usual: dict[str, Any] = {
+        "rank": 0,
+        "world_size": 1,
+        "local_rank": 0,
+        "device": "cpu",
+        "device_index": 0,
+        "cores": (),
+        "address": "127.0.0.1",
+        "rendezvous": False,
+        "oversubscribed": False,
+        "deadline_s": 100.0,
+        "job": {"kind": kind},
+    }
+    return RankTask(group=group, **{**usual, **fields})
+
+
 class SideBySide:
     """One node whose events are sorted by group."""
 
@@ -28,22 +46,10 @@ class SideBySide:
     def start(self, kind: str, *, num_ranks: int = 1, cores: tuple[int, ...] = ()) -> str:
         """Starts a group and returns its name."""
         group = secrets.token_hex(4)
+        places = [{"rank": i, "local_rank": i, "device_index": i} for i in range(num_ranks)]
         tasks = [
-            RankTask(
-                group=group,
-                rank=rank,
-                world_size=num_ranks,
-                local_rank=rank,
-                device="cpu",
-                device_index=rank,
-                cores=cores,
-                address="127.0.0.1",
-                rendezvous=False,
-                oversubscribed=False,
-                deadline_s=100.0,
-                job={"kind": kind},
-            )
-            for rank in range(num_ranks)
+            make_task(group, kind=kind, world_size=num_ranks, cores=cores, **place)
+            for place in places
         ]
         self.ranks.start(tasks)
         return group

@@ -1,0 +1,244 @@
+"""A node's memory is back when as little is in use as before a group; the kernel's files in a folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.workers.process_checks import RANK_PROGRAMS, wait_until
+from tests.workers.side_by_side import make_task
+from workers.device_memory import devices_in_use
+from workers.errors import MemoryNotBackError
+from workers.memory_watch import MemoryWatch
+from workers.node_ranks import NodeRanks
+
+GIB = 1 << 30
+MIB = 1 << 20
+UUIDS = (0x18F68E602B8A790F, 0xD7EB02CB6C1E36E4)
+
+HOLDER = """
+import os, sys
+fd = os.memfd_create("held")
+for _ in range(int(sys.argv[1]) >> 20):
+    os.write(fd, b"x" * (1 << 20))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Machine:
+    """A node of one processor and two AMD devices, as its kernel shows it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._write("sys/class/kfd/kfd/topology/nodes/0/properties", "cpu_cores_count 64\n")
+        for index, uuid in enumerate(UUIDS):
+            self._write(
+                f"sys/class/kfd/kfd/topology/nodes/{index + 1}/properties",
+                f"simd_count 440\ndrm_render_minor {128 + index}\nunique_id {uuid}\n",
+            )
+            self.use(index, 10 * MIB)
+        self.use_host(GIB)
+
+    def use(self, index: int, num_bytes: int) -> None:
+        path = f"sys/class/drm/renderD{128 + index}/device/mem_info_vram_used"
+        self._write(path, f"{num_bytes}\n")
+
+    def use_host(self, num_bytes: int, *, private_bytes: int = 0) -> None:
+        available = 64 * GIB - num_bytes - private_bytes
+        sizes = {"MemTotal": 64 * GIB, "MemAvailable": available, "AnonPages": private_bytes}
+        lines = [f"{name}: {size >> 10} kB\n" for name, size in sizes.items()]
+        self._write("proc/meminfo", "".join([*lines, "HugePages_Total: 0\n"]))
+
+    def watch(self, *, wait_s: float = 0.05, **environment: str) -> MemoryWatch:
+        return MemoryWatch(environment, root=self.root, nvidia_smi=["false"], wait_s=wait_s)
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").replace(path)  # a reader sees the old text or the new one
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_memory_that_is_back_is_not_waited_for(machine: Machine) -> None:
+    watch = machine.watch(wait_s=0.0)
+    watch.group_starts([make_task("a", device="cuda")])
+    machine.use(0, 400 * MIB)  # within what a driver may keep
+    watch.wait_until_back("a")
+
+
+def test_memory_that_stays_away_is_told_with_device_bytes_and_seconds(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("a", device="cuda", device_index=1)])
+    machine.use(1, 10 * MIB + GIB)
+    with pytest.raises(MemoryNotBackError) as missing:
+        watch.wait_until_back("a")
+    assert str(missing.value).startswith(
+        f"0.1 s after a group ended device 1 has {GIB} bytes more in use than before it; look for"
+    )
+
+
+def test_memory_that_comes_back_late_is_waited_for(machine: Machine) -> None:
+    watch = machine.watch(wait_s=60.0)
+    watch.group_starts([make_task("a", device="cuda")])
+    machine.use(0, GIB)
+    waiting = threading.Thread(target=watch.wait_until_back, args=["a"])
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    machine.use(0, 10 * MIB)
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_device_of_another_group_is_none_of_this_ones_business(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("a", device="cuda")])
+    watch.group_starts([make_task("b", device="cuda", device_index=1)])
+    machine.use(1, 40 * GIB)
+    watch.wait_until_back("a")
+    with pytest.raises(MemoryNotBackError, match="device 1 has"):
+        watch.wait_until_back("b")
+
+
+def test_what_is_lost_little_by_little_shows_in_the_end(machine: Machine) -> None:
+    watch = machine.watch()
+    for used in (300, 500):
+        watch.group_starts([make_task("a", device="cuda")])
+        machine.use(0, used * MIB)
+        watch.wait_until_back("a")
+    watch.group_starts([make_task("a", device="cuda")])
+    machine.use(0, 700 * MIB)
+    with pytest.raises(MemoryNotBackError, match=f"device 0 has {690 * MIB} bytes more"):
+        watch.wait_until_back("a")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "1"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": f"GPU-{UUIDS[1]:016x}"}, f"GPU-{UUIDS[1]:016x}"),
+    ],
+)
+def test_the_device_that_counts_is_the_one_that_the_rank_sees(
+    machine: Machine, environment: dict[str, str], name: str
+) -> None:
+    watch = machine.watch(**environment)
+    watch.group_starts([make_task("a", device="cuda", device_index=0)])
+    machine.use(1, GIB)
+    with pytest.raises(MemoryNotBackError, match=f"device {name} has"):
+        watch.wait_until_back("a")
+
+
+def test_a_driver_that_tells_no_more_has_not_given_memory_back(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("a", device="cuda")])
+    (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
+    (machine.root / "sys/class/kfd/kfd/topology/nodes/2/properties").unlink()
+    with pytest.raises(MemoryNotBackError, match="device 0 doesn't tell any more"):
+        watch.wait_until_back("a")
+
+
+def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> None:
+    (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
+    machine.use(1, GIB)
+    (device,) = devices_in_use(machine.root)
+    assert device.names == ("0", f"GPU-{UUIDS[1]:016x}")
+    assert device.used_bytes == GIB
+
+
+def test_nvidias_devices_are_listed_by_number_and_uuid(tmp_path: Path) -> None:
+    lines = "0, GPU-5ad1a9d5-aaaa, 4\n1, GPU-bbbb, 1024\n2, GPU-cccc, [N/A]\n"
+    listing = [sys.executable, "-c", f"print({lines!r}, end='')"]
+    devices = devices_in_use(tmp_path, listing)
+    assert [(device.names, device.used_bytes) for device in devices] == [
+        (("0", "GPU-5ad1a9d5-aaaa"), 4 * MIB),
+        (("1", "GPU-bbbb"), GIB),
+    ]
+
+
+def test_a_machine_that_tells_nothing_of_its_devices_is_not_held_up(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for path in (tmp_path / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        path.unlink()
+    watch = machine.watch()
+    watch.group_starts([make_task("a", device="cuda")])
+    watch.wait_until_back("a")
+
+
+def test_the_hosts_memory_counts_once_the_last_group_has_ended(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("a")])
+    watch.group_starts([make_task("b")])
+    machine.use_host(4 * GIB)
+    watch.wait_until_back("a")
+    with pytest.raises(
+        MemoryNotBackError,
+        match=f"the host has {3 * GIB} bytes more in use, by no living process, than before it",
+    ):
+        watch.wait_until_back("b")
+
+
+def test_private_memory_of_living_processes_is_none_that_a_group_left(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("a")])
+    machine.use_host(GIB, private_bytes=30 * GIB)
+    watch.wait_until_back("a")
+
+
+def test_a_group_that_was_lost_is_not_waited_for(machine: Machine) -> None:
+    watch = machine.watch()
+    watch.group_starts([make_task("lost")])
+    watch.forget("lost")
+    machine.use_host(8 * GIB)
+    watch.group_starts([make_task("a")])
+    watch.wait_until_back("a")
+
+
+def hold(num_bytes: int) -> subprocess.Popen[bytes]:
+    """A process that holds so much shared memory of this machine's."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(num_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+def test_shared_memory_that_a_process_holds_for_real_is_missed_until_it_lets_go() -> None:
+    watch = MemoryWatch(wait_s=0.3, host_slack_bytes=256 * MIB)
+    watch.group_starts([make_task("a")])
+    with hold(768 * MIB) as holder:
+        with pytest.raises(MemoryNotBackError, match="the host has"):
+            watch.wait_until_back("a")
+        watch.group_starts([make_task("b")])
+        holder.kill()
+    watch.wait_until_back("b")
+
+
+def test_a_group_whose_memory_is_not_back_says_so_at_its_end(machine: Machine) -> None:
+    ranks = NodeRanks(rank_entry=RANK_PROGRAMS, memory=machine.watch())
+    ranks.wait_until_ready()
+    ranks.start([make_task("a", kind="succeed", device="cuda")])
+    wait_until(
+        "it has ended", lambda: any(event["event"] == "exit" for event in ranks.poll(0.1)), 30
+    )
+    machine.use(0, GIB)
+    with pytest.raises(MemoryNotBackError, match="device 0 has"):
+        ranks.end("a")
+    machine.use(0, 0)
+    ranks.start([make_task("b", kind="succeed", device="cuda")])
+    assert set(ranks.end("b")) == {0}
+    ranks.close()
