@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from search_spaces.cluster import Cluster
-from workers.launchers.group_launcher import GroupLauncher, device_of
+from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.srun import SrunNodes, StepSettings
 from workers.rank_task import RANK_ENTRY
 from workers.slurm.allocation import SlurmAllocation
@@ -70,6 +70,4 @@ def _resources(cluster: Cluster, site: Site) -> list[str]:
     options = []
     if site.cores_per_node is not None:
         options.append(f"--cpus-per-task={site.cores_per_node}")
-    if device_of(cluster) == "cuda":
-        options.append(f"--gpus-per-node={cluster.devices_per_node}")
-    return options
+    return [*options, *site.devices_options(cluster)]

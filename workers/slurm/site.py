@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatch
 from importlib import resources
+from ipaddress import ip_address, ip_network
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
+from search_spaces.cluster import Cluster
 from search_spaces.reading import (
     is_line,
     is_positive_number,
@@ -21,6 +25,7 @@ from search_spaces.reading import (
     shown,
     whole_number_problem,
 )
+from workers.launchers.group_launcher import device_of
 from workers.slurm.errors import SiteInvalidError
 from workers.slurm.site_reading import READERS, refuse_unless
 from workers.slurm.walltime import MaxTimes
@@ -53,6 +58,8 @@ class Site:
     """Options of every job, as "--constraint=nvme"."""
     srun: tuple[str, ...] = ()
     """Options of every step, likewise."""
+    devices_option: str = "--gpus-per-node={devices}"
+    """How a job and its steps ask for all devices of a node; empty: nothing is asked for. Never for cores."""
     needs_account: bool = False
     """Whether a job must be charged to a named account."""
     max_time: MaxTimes = field(default_factory=dict)
@@ -91,6 +98,10 @@ class Site:
             for option in getattr(self, name):
                 what = "a long option as --constraint=nvme, without spaces or quotes"
                 refuse_unless(OPTION.fullmatch(option), name, option, what)
+        example = self.devices_option.replace("{devices}", "8")
+        if self.devices_option:
+            what = "a long option as --gres=gpu:{devices}"
+            refuse_unless(OPTION.fullmatch(example), "devices_option", self.devices_option, what)
         for line in self.setup:
             refuse_unless(is_line(line), "setup", line, "one line of shell")
         refuse_unless(
@@ -132,6 +143,19 @@ class Site:
         """Where the job's node of that name and position is reached."""
         return self.node_address.replace("{name}", name).replace("{index}", str(index))
 
+    def devices_options(self, cluster: Cluster) -> list[str]:
+        """What a job or a step says to have all devices of its nodes; cores are asked for otherwise."""
+        if device_of(cluster) == "cpu" or not self.devices_option:
+            return []
+        return [self.devices_option.replace("{devices}", str(cluster.devices_per_node))]
+
+    def proxied(self, url: str) -> bool:
+        """Whether the site's proxy stands between its nodes and this address."""
+        host = urlsplit(url).hostname or ""
+        if host == "localhost" or host.startswith("127."):
+            return False
+        return bool(self.http_proxy) and not any(_covers(rule, host) for rule in self.no_proxy)
+
     def max_times(self, *, partition: str | None, qos: str | None) -> MaxTimes:
         """The limits that hold for a job of this partition and quality of service."""
         if qos is not None and qos in self.max_time_by_qos:
@@ -139,6 +163,14 @@ class Site:
         if partition is not None and partition in self.max_time_by_partition:
             return self.max_time_by_partition[partition]
         return self.max_time
+
+
+def _covers(rule: str, host: str) -> bool:
+    """Whether a name, a pattern or a network of `no_proxy` holds this host."""
+    try:
+        return ip_address(host) in ip_network(rule)
+    except ValueError:  # one of them is a name
+        return fnmatch(host, rule)
 
 
 def site_preset(name: str) -> Site | None:

@@ -121,6 +121,7 @@ READERS: Final[Mapping[str, Callable[[object, str], Any]]] = MappingProxyType(
         "environment_of_several_nodes": _variables,
         "sbatch": _texts,
         "srun": _texts,
+        "devices_option": _text,
         "needs_account": _truth,
         "max_time": _max_times,
         "max_time_by_partition": _max_times_by_name,

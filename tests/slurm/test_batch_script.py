@@ -1,0 +1,265 @@
+"""The rendered script on real Slurm, with a stand-in for the interpreter that tells what it was asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.slurm.site import SlurmSite, wait_until
+from workers.slurm.commands import allocation
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+# As workers and Ray nodes: notes what it was called with, ends in order at SIGTERM, and can be told how.
+STAND_IN = """#!/bin/bash
+case "$*" in
+  *api.cli*) who=worker;;
+  *) who="ray-$SLURMD_NODENAME";;
+esac
+printf '%s\\n' "$@" >"$NOTES/$who.arguments"
+env >"$NOTES/$who.environment"
+trap 'echo told >"$NOTES/$who.told"; [ "$who" = worker ] && [ -e "$NOTES/slow" ] && sleep 2; echo ended >"$NOTES/$who.ended"; exit "${WORKER_CODE:-0}"' TERM
+if [ "$who" = worker ] && [ -e "$NOTES/done" ]; then exit "${WORKER_CODE:-0}"; fi
+while :; do sleep 0.1; done
+"""
+
+
+@dataclass
+class Bench:
+    """A directory with a cluster's file, a token, and an environment whose interpreter is the stand-in."""
+
+    site: SlurmSite
+    directory: Path
+    runner: CliRunner
+
+    def note(self, name: str) -> str:
+        path = self.directory / "notes" / name
+        return path.read_text() if path.exists() else ""
+
+    def submit(self, *options: str, **site: Any) -> int:
+        found = self.call(*self.submission(*options, **site))
+        assert found.exit_code == 0, found.output
+        return int(json.loads(found.stdout)["job_id"])
+
+    def submission(self, *options: str, **site: Any) -> list[str]:
+        cluster = {
+            "name": "ours",
+            "device": "CPU core",
+            "num_nodes": 4,
+            "devices_per_node": 2,
+            "device_memory_gb": 1,
+            "site": {
+                "node_address": "127.0.1.1{index}",
+                "node_local_dir": str(self.directory / "local"),
+                "drain_s": 5,
+                **site,
+            },
+        }
+        file = self.directory / "ours.json"
+        file.write_text(json.dumps(cluster))
+        return [
+            "submit",
+            f"--cluster={file}",
+            "--nodes=2",
+            "--time=5m",
+            "--url=http://127.0.0.1:9",
+            f"--token-file={self.directory / 'token'}",
+            f"--environment={self.directory / 'env'}",
+            f"--log={self.directory}/log",
+            "--json",
+            *options,
+        ]
+
+    def call(self, *arguments: str, **environment: str) -> Any:
+        env = {**self.site.environment, "NOTES": str(self.directory / "notes"), **environment}
+        return self.runner.invoke(allocation, list(arguments), env=env)
+
+    def wait_for(self, name: str) -> str:
+        text: str = wait_until(
+            f"there is a note {name}; log: {self.log()}", lambda: self.note(name), 60
+        )
+        return text
+
+    def log(self) -> str:
+        log = self.directory / "log"
+        return log.read_text() if log.exists() else "none yet"
+
+
+@pytest.fixture
+def bench(slurm: SlurmSite, tmp_path: Path) -> Bench:
+    for name in ("env/bin", "notes", "local"):
+        (tmp_path / name).mkdir(parents=True)
+    python = tmp_path / "env" / "bin" / "python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    return Bench(slurm, tmp_path, CliRunner())
+
+
+def test_a_ray_allocation_has_a_ray_task_a_node_and_a_worker_that_joins_them(bench: Bench) -> None:
+    job = bench.submit("--end-when-idle=5m")
+    bench.wait_for("ray-n2.arguments")
+    worker = bench.wait_for("worker.arguments").splitlines()
+    head = f"127.0.1.10:{20000 + job % 10000}"
+    assert bench.wait_for("ray-n1.arguments").split()[-4:] == [
+        "--head",
+        head,
+        "--address",
+        "127.0.1.10",
+    ]
+    assert bench.note("ray-n2.arguments").split()[-2:] == ["--address", "127.0.1.11"]
+    assert worker[worker.index("--ray-address") + 1] == head
+    assert worker[worker.index("--launcher") + 1] == "ray"
+    assert worker[worker.index("--name") + 1] == f"ours-{job}"
+    assert "--end-when-idle=300" in worker
+    described = json.loads(Path(worker[worker.index("--cluster") + 1]).read_text())
+    assert described["site"]["drain_s"] == 5
+    tokens = {
+        line
+        for name in ("worker", "ray-n1", "ray-n2")
+        for line in bench.note(f"{name}.environment").splitlines()
+        if line.startswith("RAY_AUTH_TOKEN=")
+    }
+    assert len(tokens) == 1
+    assert len(tokens.pop()) == len("RAY_AUTH_TOKEN=") + 64
+    assert "RAY_AUTH_TOKEN" not in bench.log()
+
+
+def test_an_srun_allocation_has_a_worker_alone(bench: Bench) -> None:
+    (bench.directory / "notes" / "done").touch()
+    job = bench.submit("--launcher=srun")
+    assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
+    worker = bench.note("worker.arguments").splitlines()
+    assert "--ray-address" not in worker
+    assert worker[worker.index("--launcher") + 1] == "srun"
+    assert sorted(path.name for path in (bench.directory / "notes").glob("*.arguments")) == [
+        "worker.arguments"
+    ]
+
+
+def test_the_job_ends_as_its_worker_ends_and_takes_everything_along(bench: Bench) -> None:
+    (bench.directory / "notes" / "done").touch()
+    job = bench.submit("--setup=export WORKER_CODE=3")
+    ended = bench.site.wait_for_end(job)
+    assert ended["JobState"] == "FAILED", bench.log()
+    assert ended["ExitCode"] == "3:0"
+    assert list((bench.directory / "local").iterdir()) == []
+
+
+def test_a_cancelled_allocation_lets_its_worker_end_first(bench: Bench) -> None:
+    (bench.directory / "notes" / "slow").touch()
+    job = bench.submit()
+    bench.wait_for("worker.arguments")
+    bench.wait_for("ray-n2.arguments")
+    cancelled = bench.call("cancel", str(job))
+    assert cancelled.exit_code == 0, cancelled.output
+    assert "gives its trials back first" in cancelled.output
+    bench.wait_for("worker.told")
+    assert not bench.note("ray-n2.told")
+    ended = bench.site.wait_for_end(job)
+    assert ended["JobState"] == "COMPLETED", bench.log()
+    assert bench.note("worker.ended")
+    assert bench.note("ray-n1.ended")
+    assert bench.note("ray-n2.ended")
+    assert list((bench.directory / "local").iterdir()) == []
+
+
+def test_the_worker_is_told_before_the_wall_time_is_over(bench: Bench) -> None:
+    # Slurm counts limits in minutes, and may be a minute early with the signal.
+    job = bench.submit("--time=2m", drain_s=55)
+    bench.wait_for("worker.arguments")
+    wait_until("the worker is told", lambda: bench.note("worker.told"), 140)
+    assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
+
+
+def test_a_killed_job_leaves_no_process(bench: Bench) -> None:
+    job = bench.submit()
+    bench.wait_for("worker.arguments")
+    bench.wait_for("ray-n2.arguments")
+    assert bench.call("cancel", str(job), "--now").exit_code == 0
+    assert bench.site.wait_for_end(job)["JobState"] == "CANCELLED"
+
+
+def test_a_lost_node_does_not_end_the_allocation(bench: Bench) -> None:
+    job = bench.submit()
+    bench.wait_for("ray-n2.arguments")
+    bench.wait_for("worker.arguments")
+    bench.site.lose_node("n2")
+    wait_until(
+        "slurm has noticed",
+        lambda: "down" in bench.site.run("sinfo", "-hn", "n2", "-o", "%t").stdout,
+        60,
+    )
+    assert bench.site.state(job) == "RUNNING"
+    assert not bench.note("worker.told")
+    assert not bench.note("ray-n1.told")
+
+
+def test_a_packed_environment_is_unpacked_on_every_node_and_removed(bench: Bench) -> None:
+    (bench.directory / "notes" / "done").touch()
+    packed = bench.directory / "env.tar.gz"
+    subprocess.run(["tar", "-czf", packed, "-C", bench.directory / "env", "."], check=True)
+    job = bench.submit(f"--environment={packed}", "--launcher=srun")
+    assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
+    path = next(
+        line for line in bench.note("worker.environment").splitlines() if line.startswith("PATH=")
+    )
+    assert path.startswith(f"PATH={bench.directory}/local/layout-tuner-{job}/environment/bin:")
+    assert list((bench.directory / "local").iterdir()) == []
+
+
+def test_what_the_site_lacks_is_said_in_the_log(bench: Bench) -> None:
+    job = bench.submit(modules=["rocm/7"])
+    assert bench.site.wait_for_end(job)["JobState"] == "FAILED"
+    assert "there is no module rocm/7" in bench.log()
+
+
+def test_lines_of_shell_run_on_the_node_before_the_worker(bench: Bench) -> None:
+    (bench.directory / "notes" / "done").touch()
+    job = bench.submit(
+        "--setup=export USERS=$SITES-too",
+        "--launcher=srun",
+        setup=["export SITES=from-setup"],
+        environment={"FROM": "$SITES/$SLURM_JOB_ID"},
+        environment_of_several_nodes={"SEVERAL": "yes"},
+    )
+    bench.site.wait_for_end(job)
+    lines = bench.note("worker.environment").splitlines()
+    for line in (f"FROM=from-setup/{job}", "USERS=from-setup-too", "SEVERAL=yes"):
+        assert line in lines
+
+
+def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Bench) -> None:
+    other = bench.site.submit("--wrap", "sleep 1000", "--comment=not-ours", "-w", "n4")
+    running = bench.submit()
+    waiting = bench.submit("--nodes=4")
+    bench.wait_for("worker.arguments")
+    listed = {job["job_id"]: job for job in json.loads(bench.call("list", "--json").stdout)}
+    assert set(listed) == {str(running), str(waiting)}
+    assert listed[str(running)]["state"] == "RUNNING"
+    assert listed[str(running)]["nodes_or_reason"] == "n[1-2]"
+    assert listed[str(waiting)]["cluster"] == "ours"
+    table = bench.call("list").stdout
+    assert str(running) in table
+    assert "pending" in table
+    for job, says in ((other, "is not an allocation that you submitted"), (1, "there is no job 1")):
+        refused = bench.call("cancel", str(job))
+        assert refused.exit_code == 1
+        assert says in refused.output
+    assert bench.call("cancel", str(waiting)).exit_code == 0
+    assert bench.site.state(waiting) == "CANCELLED"
+    assert bench.site.state(other) == "RUNNING"
+
+
+def test_what_slurm_refuses_is_said_in_its_words(bench: Bench) -> None:
+    refused = bench.call(*bench.submission("--partition=none"))
+    assert refused.exit_code == 1
+    assert "sbatch refuses" in refused.output
+    assert "invalid partition" in refused.output

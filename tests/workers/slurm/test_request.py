@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.slurm.requests import frontier_request, make_request
+from workers.slurm.errors import AllocationInvalidError
+from workers.slurm.site import Site
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_nodes": 5}, "--nodes: 5 is more than 4"),
+        ({"num_nodes": 0}, "--nodes: 0 is not a whole number"),
+        ({"time_s": 90.0}, "--time: 00:01:30 leaves no time to work"),
+        ({"job_name": "a b"}, "--job-name: 'a b' is not a word"),
+        ({"job_name": "a\n#SBATCH --x"}, "--job-name"),
+        ({"account": "a;b"}, "--account"),
+        ({"partition": "$(id)"}, "--partition"),
+        ({"qos": ""}, "--qos"),
+        ({"constraint": "a b"}, "--constraint"),
+        ({"sbatch_options": ("-A x",)}, "--sbatch-option: '-A x' is not a long option"),
+        ({"sbatch_options": ("--mem=0\n#SBATCH --x",)}, "--sbatch-option"),
+        ({"log": "my log"}, "--log"),
+        ({"setup": ("a\nb",)}, "--setup"),
+        ({"launcher": "mpirun"}, "--launcher: 'mpirun' is unknown"),
+        ({"url": "login1:8080"}, "--url: 'login1:8080' is not an address as http://"),
+        ({"url": "http://a b"}, "--url"),
+        ({"url": "http://a\nb"}, "--url"),
+        ({"token_file": Path("token")}, "token_file: 'token' is not an absolute path"),
+        ({"python": Path("/a\nb")}, "python"),
+    ],
+)
+def test_what_slurm_or_a_shell_could_misread_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(AllocationInvalidError) as refused:
+        make_request(**changes)
+    assert says in str(refused.value)
+
+
+def test_a_job_is_held_to_the_sites_limit_for_its_nodes() -> None:
+    frontier_request(num_nodes=91)
+    frontier_request(num_nodes=92, time_s=6 * 3600.0)
+    with pytest.raises(
+        AllocationInvalidError, match="03:00:00 is more than 02:00:00, the longest job"
+    ):
+        frontier_request(num_nodes=91, time_s=3 * 3600.0)
+    with pytest.raises(AllocationInvalidError, match="06:00:00 with up to 183"):
+        frontier_request(time_s=3 * 3600.0)
+
+
+def test_a_partition_or_quality_of_service_brings_limits_of_its_own() -> None:
+    frontier_request(partition="extended", num_nodes=64, time_s=24 * 3600.0)
+    with pytest.raises(AllocationInvalidError, match="65 is more than 64, the most nodes"):
+        frontier_request(partition="extended", num_nodes=65)
+    with pytest.raises(AllocationInvalidError, match="03:00:00 is more than 02:00:00"):
+        frontier_request(sbatch_options=("--qos=debug",), num_nodes=100, time_s=3 * 3600.0)
+
+
+def test_a_site_that_charges_wants_to_know_whom() -> None:
+    with pytest.raises(AllocationInvalidError, match="--account: frontier charges every job"):
+        frontier_request(account=None)
+    frontier_request(account=None, sbatch_options=("--account=ABC123",))
+
+
+def test_the_users_options_go_before_the_sites() -> None:
+    site = Site(sbatch=("--qos=regular", "--constraint=gpu"))
+    request = make_request(site=site, qos="debug", sbatch_options=("--qos=premium",))
+    assert request.effective("qos") == "premium"
+    assert make_request(site=site, qos="debug").effective("qos") == "debug"
+    assert make_request(site=site).effective("qos") == "regular"
+    assert make_request(site=site).effective("constraint") == "gpu"
+    assert make_request(site=site).effective("partition") is None

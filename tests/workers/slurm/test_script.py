@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.workers.slurm.requests import frontier_request, make_cluster, make_request
+from workers.slurm.script import expandable, render
+from workers.slurm.site import Site
+
+NASTY = """'; touch pwned; $(touch pwned) `touch pwned` "$HOME" \\ ${IFS} & | > pwned #"""
+
+
+def directives(script: str) -> list[str]:
+    """What sbatch reads: options before the first command."""
+    lines = script.splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    return [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH ")]
+
+
+def bash(script: str, directory: Path) -> str:
+    """What bash prints, in an empty directory."""
+    done = subprocess.run(
+        ["bash"], input=script, text=True, capture_output=True, cwd=directory, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asked_for(script: str) -> str:
+    """The part of a script that assigns what was asked for."""
+    return script.partition("# What the site needs.")[0]
+
+
+@pytest.mark.parametrize("launcher", ["ray", "srun"])
+def test_bash_understands_the_script(launcher: str) -> None:
+    script = render(frontier_request(launcher=launcher, archive=Path("/scratch/env.tar.gz")))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_a_frontier_job_asks_for_what_its_site_needs() -> None:
+    script = render(frontier_request())
+    options = directives(script)
+    for option in (
+        "--nodes=16",
+        "--time=02:00:00",
+        "--account=ABC123",
+        "--network=disable_rdzv_get",
+        "--constraint=nvme",
+        "--gpus-per-node=8",
+        "--no-kill",
+        "--no-requeue",
+        "--signal=B:TERM@120",
+        "--comment=layout-tuner:frontier",
+    ):
+        assert option in options
+    modules = [line.split()[2] for line in script.splitlines() if "module load" in line]
+    assert modules.index("rocm/7.1.1") < modules.index("rccl-net-plugin")
+    assert 'export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH"' in script
+
+
+def test_what_the_user_says_comes_last_so_that_slurm_takes_it() -> None:
+    options = directives(
+        render(frontier_request(constraint="x", sbatch_options=("--constraint=y",)))
+    )
+    constraints = [option for option in options if option.startswith("--constraint")]
+    assert constraints == ["--constraint=nvme", "--constraint=x", "--constraint=y"]
+
+
+def test_cores_are_not_asked_for_as_gpus() -> None:
+    assert not [o for o in directives(render(make_request())) if "gpu" in o]
+    gres = Site(devices_option="--gres=gpu:{devices}")
+    gpus = make_cluster(device="NVIDIA A100", devices_per_node=4)
+    script = render(make_request(cluster=gpus, site=gres))
+    assert "--gres=gpu:4" in directives(script)
+    assert "step_options=(--gres=gpu:4)" in script
+
+
+def test_a_network_of_several_nodes_is_set_up_for_several_nodes_only(tmp_path: Path) -> None:
+    site = render(frontier_request()).partition("# What the site needs.")[2]
+    function = site.partition("# What follows")[0].replace("module load", "true")
+    show = "site_environment; echo ${NCCL_NET-none}"
+    assert bash(f"node_names=(a b)\n{function}\n{show}", tmp_path) == "OFI\n"
+    assert bash(f"node_names=(a)\n{function}\n{show}", tmp_path) == "none\n"
+
+
+def test_nothing_that_a_user_says_runs_as_shell(tmp_path: Path) -> None:
+    cluster = make_cluster(name=f"c {NASTY[:40]}")
+    request = make_request(
+        cluster=cluster,
+        described={"name": cluster.name, "source": NASTY},
+        url=f"http://host/{NASTY.replace(' ', '')}",
+        token_file=Path(f"/{NASTY}"),
+        python=Path(f"/{NASTY}/bin/python"),
+        archive=Path(f"/{NASTY}.tar"),
+        site=Site(environment={"A": NASTY}, srun=("--x=$(touch${IFS}pwned)",)),
+    )
+    script = render(request)
+    assert all(" " not in option for option in directives(script))
+    variables = ("token_file", "python", "archive", "cluster_document", "url")
+    show = "\n".join(f'printf "%s\\n" "${name}"' for name in variables)
+    printed = bash(f"{asked_for(script)}\n{show}", tmp_path).splitlines()
+    assert printed[:3] == [f"/{NASTY}", f"/{NASTY}/bin/python", f"/{NASTY}.tar"]
+    assert json.loads(printed[3])["source"] == NASTY
+    assert printed[4] == request.url
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_may_name_variables_and_nothing_else(tmp_path: Path) -> None:
+    def value(text: str) -> str:
+        return bash(f"V=7\nprintf %s {expandable(text)}", tmp_path)
+
+    assert value("/tmp/$V-${V}") == "/tmp/7-7"
+    assert (
+        value("${V:-$(touch pwned)} ${V[$(touch pwned)]}")
+        == "${V:-$(touch pwned)} ${V[$(touch pwned)]}"
+    )
+    assert value(NASTY.replace("$HOME", "$V").replace("${IFS}", "$V")).count("7") == 2
+    assert value("a $ b $1 \\$V") == "a $ b $1 \\7"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_workers_calls_go_through_the_sites_proxy_unless_the_service_is_inside() -> None:
+    def words(url: str) -> list[str]:
+        line = next(
+            line for line in render(frontier_request(url=url)).splitlines() if "worker_env" in line
+        )
+        return shlex.split(line.partition("=(")[2].removesuffix(")"))
+
+    outside = words("https://tuner.example.org")
+    assert "https_proxy=http://proxy.ccs.ornl.gov:3128/" in outside
+    for inside in ("http://10.1.2.3:8080", "http://login1.frontier.olcf.ornl.gov:8080"):
+        assert not [word for word in words(inside) if "proxy=" in word]
+    # a proxy of the user's own shell never counts, and httpx would refuse socks://
+    assert outside[outside.index("all_proxy") - 1] == "-u"
+
+
+def test_a_users_cluster_travels_in_the_script_as_it_was_when_submitted(tmp_path: Path) -> None:
+    described = {"name": "ours", "site": {"modules": ["rocm"]}, "source": "it's ours"}
+    script = render(make_request(described=described))
+    shown = bash(f'{asked_for(script)}\nprintf %s "$cluster_document"', tmp_path)
+    assert json.loads(shown) == described
+    assert "cluster=frontier" in render(frontier_request()).splitlines()
+
+
+def test_addresses_in_the_script_are_the_sites(tmp_path: Path) -> None:
+    site = Site(node_address="127.0.1.1{index}")
+    body = render(make_request(site=site))
+    function = body[body.index("address_of() {") :].partition("\n}\n")[0] + "\n}"
+    words = f"node_address={shlex.quote(site.node_address)}\n{function}\naddress_of n7 3"
+    assert bash(words, tmp_path) == site.address("n7", 3)

@@ -1,0 +1,117 @@
+"""The batch script of an allocation: what was asked for and what the site needs, before a fixed body.
+
+Rendering is pure. Everything that a user or a site says is quoted for the shell where it stands; what
+stands in lines `#SBATCH`, which know no quotes, was held to an alphabet when the request was made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from importlib import resources
+
+from workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment
+from workers.slurm.walltime import slurm_time
+
+_ESCAPED = re.compile(r'[\\"`]|\$(?![A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_]*\})')
+
+
+def render(request: AllocationRequest) -> str:
+    """The script, for sbatch."""
+    body = resources.files(__package__).joinpath("batch_body.sh").read_text()
+    sections = (
+        ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(request))],
+        ["# An allocation of layout-tuner: what was asked for.", *_asked_for(request)],
+        ["# What the site needs.", *_site(request)],
+        [body],
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def sbatch_options(request: AllocationRequest) -> list[str]:
+    """Options of the job, in order: of two of a kind Slurm takes the later."""
+    site = request.site
+    drain_s = int(site.drain_s)
+    options = [
+        f"--job-name={request.job_name}",
+        f"--comment={comment(request.cluster.name)}",
+        f"--nodes={request.num_nodes}",
+        f"--time={slurm_time(request.time_s)}",
+        f"--output={request.log}",
+        "--exclusive",
+        "--no-requeue",
+        "--no-kill",  # a lost node is the worker's business
+        f"--signal=B:TERM@{drain_s}",
+        *site.devices_options(request.cluster),
+        *site.sbatch,
+    ]
+    given = {name: getattr(request, name) for name in NAMED_OPTIONS}
+    named = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [*options, *named, *request.sbatch_options]
+
+
+def expandable(text: str) -> str:
+    """Text in double quotes in which `$NAME` and `${NAME}` are variables, and nothing else is special."""
+    return '"' + _ESCAPED.sub(lambda found: "\\" + found[0], text) + '"'
+
+
+def _asked_for(request: AllocationRequest) -> Iterator[str]:
+    described = request.described
+    document = "" if isinstance(described, str) else json.dumps(described)
+    values = {
+        "cluster": described if isinstance(described, str) else "",
+        "cluster_document": document,
+        "launcher": request.launcher,
+        "url": request.url,
+        "token_file": str(request.token_file),
+        "worker_name": re.sub(r"[^A-Za-z0-9._-]", "_", request.cluster.name),
+        "archive": str(request.archive or ""),
+        "python": str(request.python),
+        "node_address": request.site.node_address,
+        "cores_per_node": str(request.site.cores_per_node or ""),
+    }
+    for name, value in values.items():
+        yield f"{name}={shlex.quote(value)}"
+    yield f"node_local_dir={expandable(request.site.node_local_dir)}"
+    yield f"step_options={_array([*request.site.devices_options(request.cluster), *request.site.srun])}"
+    yield f"worker_options={_array(_worker_options(request))}"
+    yield f"worker_environment={_array(_worker_environment(request))}"
+
+
+def _worker_options(request: AllocationRequest) -> Iterator[str]:
+    if request.end_when_idle_s is not None:
+        yield f"--end-when-idle={request.end_when_idle_s:g}"
+    if request.share_nodes is not None:
+        yield "--share-nodes" if request.share_nodes else "--no-share-nodes"
+
+
+def _worker_environment(request: AllocationRequest) -> Iterator[str]:
+    """Arguments of env. A proxy of the user's shell is for the login node, and often not for httpx."""
+    for name in ("all_proxy", "http_proxy", "https_proxy", "no_proxy"):
+        yield from ("-u", name, "-u", name.upper())
+    if request.site.proxied(request.url):
+        yield from (f"{name}={request.site.http_proxy}" for name in ("http_proxy", "https_proxy"))
+
+
+def _site(request: AllocationRequest) -> Iterator[str]:
+    site = request.site
+    yield "site_environment() {"
+    for module in site.modules:
+        yield f"  module load {shlex.quote(module)} || give_up {shlex.quote(f'there is no module {module}')}"
+    yield from site.setup  # as they stand
+    for name, value in site.environment.items():
+        yield f"  export {name}={expandable(value)}"
+    if site.environment_of_several_nodes:
+        yield '  if [ "${#node_names[@]}" -gt 1 ]; then'
+        for name, value in site.environment_of_several_nodes.items():
+            yield f"    export {name}={expandable(value)}"
+        yield "  fi"
+    yield from request.setup
+    yield "  return 0"
+    yield "}"
+
+
+def _array(words: Sequence[str] | Iterator[str]) -> str:
+    return f"({' '.join(map(shlex.quote, words))})"
