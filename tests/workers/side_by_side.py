@@ -62,16 +62,33 @@ class SideBySide:
 
         return self.wait(group, is_it)["document"]
 
+    def reports(self, group: str, event: str, count: int) -> list[Document]:
+        """Waits for so many reports; returns what the ranks said."""
+
+        def said() -> list[Document]:
+            of_group = [one for one in self._events if one.get("group") == group]
+            documents = [one["document"] for one in of_group if one["event"] == "report"]
+            return [document for document in documents if document["event"] == event]
+
+        self._wait(lambda: len(said()) >= count)
+        return said()
+
     def event(self, group: str, event: str) -> Document:
         """Waits for an event of the group's that no rank sent."""
         return self.wait(group, lambda document: document["event"] == event)
 
     def wait(self, group: str, wanted: Callable[[Document], Any]) -> Document:
+        """Waits for an event of the group's that is wanted."""
+
+        def found() -> list[Document]:
+            return [one for one in self._events if one.get("group") == group and wanted(one)]
+
+        self._wait(found)
+        return found()[0]
+
+    def _wait(self, condition: Callable[[], Any]) -> None:
         give_up_at = time.monotonic() + _PATIENCE_S
-        while True:
-            for document in self._events:
-                if document.get("group") == group and wanted(document):
-                    return document
+        while not condition():
             if time.monotonic() > give_up_at:
                 pytest.fail(f"waited in vain; what happened: {self._events[-20:]}")
             self._events += self.ranks.poll(0.1)
