@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.errors import SearchSpaceError
-from workers.command_input import described, fail, refuse
-from workers.errors import WorkerError
+from workers.command_input import described, refuse
+from workers.slurm.command_options import (
+    json_option,
+    print_table,
+    refusals,
+    token_file_option,
+    url_option,
+)
+from workers.slurm.service_commands import quarantine, release, show
 
 if TYPE_CHECKING:
     from workers.slurm.request import AllocationRequest
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_URL: Final = click.option(
-    "--url",
-    envvar="LAYOUT_TUNER_URL",
-    required=True,
-    show_envvar=True,
-    help="Address of the service; for `submit`, as the nodes reach it.",
-)
-_TOKEN_FILE: Final = click.option(
-    "--token-file",
-    envvar="LAYOUT_TUNER_TOKEN_FILE",
-    required=True,
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="File that holds the service's token; for `submit`, on a disk that the nodes see.",
-)
 
 
 @click.group()
@@ -52,8 +37,8 @@ def allocation() -> None:
     "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Nodes to hold."
 )
 @click.option("--time", required=True, help="Wall time: 2:00:00, 1-12:00:00, 2h, 90m.")
-@_URL
-@_TOKEN_FILE
+@url_option
+@token_file_option
 @click.option("--account", help="What the time is charged to.")
 @click.option("--partition", help="Slurm's partition.")
 @click.option("--qos", help="Slurm's quality of service.")
@@ -76,13 +61,13 @@ def allocation() -> None:
 @click.option("--setup", multiple=True, help="A line of shell that runs before anything else.")
 @click.option("--log", default="%x-%j.log", show_default=True, help="File that the job prints to.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script, and submit nothing.")
-@_JSON
+@json_option
 def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Render the batch script of an allocation, and hand it to sbatch."""
     from workers.slurm import submission
     from workers.slurm.script import render
 
-    with _refusals():
+    with refusals():
         request = _request(**options)
         script = render(request)
         submission.refuse_unusable(request, script)
@@ -91,7 +76,7 @@ def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
     if dry_run:
         click.echo(script, nl=False)
         return
-    with _refusals():
+    with refusals():
         job_id = submission.submit(script)
     if as_json:
         click.echo(json.dumps({"job_id": job_id, "cluster": request.cluster.name}))
@@ -100,12 +85,12 @@ def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
 
 
 @allocation.command("list")
-@_JSON
+@json_option
 def list_allocations(as_json: bool) -> None:
     """List your allocations that wait or run."""
     from workers.slurm.jobs import list_jobs
 
-    with _refusals():
+    with refusals():
         jobs = list_jobs()
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs]))
@@ -133,18 +118,18 @@ def list_allocations(as_json: bool) -> None:
         )
         for job in jobs
     ]
-    _print_table(columns, rows)
+    print_table(columns, rows)
 
 
 @allocation.command()
 @click.argument("job_id", metavar="JOB")
 @click.option("--now", is_flag=True, help="Kill it; its trials return when their leases run out.")
-@_JSON
+@json_option
 def cancel(job_id: str, now: bool, as_json: bool) -> None:
     """End an allocation: its worker stops, gives its trials back, and the job ends."""
     from workers.slurm import jobs
 
-    with _refusals():
+    with refusals():
         job = jobs.cancel(job_id, now=now)
     if as_json:
         click.echo(json.dumps(asdict(job)))
@@ -152,17 +137,6 @@ def cancel(job_id: str, now: bool, as_json: bool) -> None:
         click.echo(f"job {job_id} is cancelled")
     else:
         click.echo(f"job {job_id} was told to end; it gives its trials back first")
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What a user wrote wrong ends the command with exit code 2, what does not work with 1."""
-    try:
-        yield
-    except SearchSpaceError as error:
-        refuse(str(error))
-    except WorkerError as error:
-        fail(str(error))
 
 
 def _request(
@@ -222,13 +196,5 @@ def _environment(path: Path | None) -> tuple[Path, Path | None]:
     return Path(sys.executable), path.absolute()
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns of text; one whose name begins with ">" stands to the right."""
-    table = [tuple(column.removeprefix(">") for column in columns), *rows]
-    widths = [max(len(row[position]) for row in table) for position in range(len(columns))]
-    for row in table:
-        cells = (
-            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        )
-        click.echo("  ".join(cells).rstrip())
+for _command in (show, release, quarantine):
+    allocation.add_command(_command)

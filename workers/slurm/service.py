@@ -7,7 +7,12 @@ from urllib.parse import quote
 
 import httpx
 
-from workers.errors import RequestRefusedError, ServiceUnreachableError, TokenRefusedError
+from workers.errors import (
+    RequestRefusedError,
+    ServiceUnreachableError,
+    TokenRefusedError,
+    UrlInvalidError,
+)
 
 _ANSWER_WITHIN_S: Final = 30.0
 
@@ -21,7 +26,10 @@ class AllocationReader:
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
-        host = httpx.URL(self._url).host
+        try:
+            host = httpx.URL(self._url).host
+        except httpx.InvalidURL as error:
+            raise UrlInvalidError(f"{url!r} is not an address: {error}") from error
         self._http = httpx.Client(
             base_url=f"{self._url}/v1",
             headers={"Authorization": f"Bearer {token}"},
@@ -35,31 +43,61 @@ class AllocationReader:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def allocations(self) -> list[dict[str, Any]]:
-        """Every allocation that was heard of lately."""
-        found: list[dict[str, Any]] = self._ask("GET", "/allocations")["allocations"]
+    def allocations(self, *, ended: bool = False) -> list[dict[str, Any]]:
+        """The allocations that live; with `ended` also those that lived."""
+        path = "/allocations?all=true" if ended else "/allocations"
+        found: list[dict[str, Any]] = self._ask("GET", path)["allocations"]
         return found
 
-    def allocation(self, worker_id: str) -> dict[str, Any]:
-        """One allocation, by its worker's id or its job's."""
-        found: dict[str, Any] = self._ask("GET", f"/allocations/{quote(worker_id, safe='')}")
-        return found
+    def allocation(self, name: str) -> dict[str, Any]:
+        """The youngest allocation whose job, worker or session is called so.
 
-    def release(self, cluster: str, node: str) -> dict[str, Any]:
+        Raises:
+            RequestRefusedError: there is none.
+        """
+        for found in self.allocations(ended=True):
+            if name in (found["id"], found["name"], found["job_id"]):
+                return found
+        raise RequestRefusedError(
+            f"the service knows no allocation {name!r}; `allocation show` without a name lists those that live"
+        )
+
+    def release(self, node: str, *, cluster: str | None) -> dict[str, Any]:
         """Takes a node out of quarantine."""
-        path = f"/nodes/{quote(cluster, safe='')}/{quote(node, safe='')}/release"
-        found: dict[str, Any] = self._ask("POST", path) or {}
+        return self._tell("release", node, cluster, None)
+
+    def quarantine(self, node: str, *, cluster: str | None, reason: str) -> dict[str, Any]:
+        """Sets a node aside."""
+        return self._tell("quarantine", node, cluster, {"reason": reason})
+
+    def _tell(self, what: str, node: str, cluster: str | None, body: Any) -> dict[str, Any]:
+        cluster = cluster or self._cluster_of(node)
+        path = f"/nodes/{quote(cluster, safe='')}/{quote(node, safe='')}/{what}"
+        found: dict[str, Any] = self._ask("POST", path, body)
         return found
 
-    def _ask(self, method: str, path: str) -> Any:
+    def _cluster_of(self, node: str) -> str:
+        nodes = self._ask("GET", "/nodes")["nodes"]
+        clusters = sorted({found["cluster"] for found in nodes if found["name"] == node})
+        if len(clusters) == 1:
+            return str(clusters[0])
+        if clusters:
+            raise RequestRefusedError(
+                f"{' and '.join(clusters)} each have a node {node!r}: say which with --cluster"
+            )
+        raise RequestRefusedError(
+            f"the service knows no node {node!r}: `allocation show` lists those of allocations that live"
+        )
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
         try:
-            answer = self._http.request(method, path)
+            answer = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ServiceUnreachableError(
                 f"the service at {self._url} does not answer ({error or type(error).__name__})"
             ) from error
         if answer.is_success:
-            return answer.json() if answer.content else None
+            return answer.json()
         if answer.status_code in (401, 403):
             raise TokenRefusedError(f"{_detail(answer)}; check the token file")
         raise RequestRefusedError(_detail(answer))

@@ -1,0 +1,127 @@
+"""`allocation submit` and `list` where there is no Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from workers.slurm.commands import allocation
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    return file
+
+
+def submit(token: Path, *options: str) -> Result:
+    words = [
+        "submit",
+        "--nodes=16",
+        "--time=2:00:00",
+        "--url=http://127.0.0.1:9",
+        f"--token-file={token}",
+    ]
+    return CliRunner().invoke(allocation, [*words, *options])
+
+
+def frontier(token: Path, *options: str) -> Result:
+    return submit(token, "--cluster=frontier", "--account=ABC123", *options)
+
+
+def test_a_dry_run_prints_the_script_and_warns_of_what_cannot_be_known_here(token: Path) -> None:
+    printed = frontier(token, "--dry-run", "--end-when-idle=5m", "--setup=echo $HOME")
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=layout-tuner\n")
+    assert "--end-when-idle=300" in printed.stdout
+    assert "\necho $HOME\n" in printed.stdout
+    assert "secret" not in printed.stdout
+    assert "the nodes reach themselves" in printed.stderr
+
+
+def test_a_service_that_is_away_is_a_warning(token: Path) -> None:
+    printed = frontier(token, "--dry-run", "--url=http://no.such.host.invalid:8080")
+    assert printed.exit_code == 0
+    assert "does not answer from here" in printed.stderr
+
+
+def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
+    token.chmod(0o640)
+    refused = frontier(token, "--dry-run")
+    assert refused.exit_code == 2
+    assert f"--token-file: {token} is open to others (mode 640): chmod 600" in refused.stderr
+    token.write_text("")
+    token.chmod(0o600)
+    assert "is empty" in frontier(token, "--dry-run").stderr
+    token.unlink()
+    assert "can't be read" in frontier(token, "--dry-run").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--time=3:00:00"], "--time: 03:00:00 is more than 02:00:00"),
+        (["--time=120"], "--time: '120' is not a time"),
+        (["--nodes=10000"], "--nodes: 10000 is more than 9856"),
+        (["--launcher=mpirun"], "--launcher: 'mpirun' is unknown"),
+        (["--end-when-idle=soon"], "--end-when-idle: 'soon' is not a duration"),
+        (["--environment=/none"], "--environment: /none is neither a directory nor a file"),
+        (["--setup=echo '"], "--setup: bash does not understand the script"),
+    ],
+)
+def test_what_is_wrong_is_said_before_slurm_is_asked(
+    token: Path, options: list[str], says: str
+) -> None:
+    refused = frontier(token, *options)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+def test_an_environment_without_an_interpreter_is_refused(token: Path, tmp_path: Path) -> None:
+    refused = frontier(token, f"--environment={tmp_path}", "--dry-run")
+    assert refused.exit_code == 2
+    assert f"{tmp_path}/bin/python is not there" in refused.stderr
+
+
+def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ours.json"
+    cluster = {"name": "ours", "device": "A100", "num_nodes": 20, "devices_per_node": 4}
+    file.write_text(json.dumps(cluster | {"device_memory_gb": 40}))
+    printed = submit(token, f"--cluster={file}", "--dry-run")
+    assert printed.exit_code == 0, printed.output
+    assert "nothing is known of ours's site" in printed.stderr
+    file.write_text(json.dumps(cluster | {"site": {"modul": []}}))
+    assert (
+        "unknown site field 'modul' (did you mean 'modules'?)"
+        in submit(token, f"--cluster={file}").stderr
+    )
+
+
+@pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])
+def test_without_slurm_one_sentence_says_so(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nothing")
+    refused = CliRunner().invoke(allocation, words)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error: there is no Slurm here (squeue is not installed)")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_submitting_without_slurm_says_what_to_do(
+    token: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    words = ["submit", "--cluster=frontier", "--account=A", "--nodes=1", "--time=1h"]
+    refused = CliRunner().invoke(
+        allocation, [*words, "--url=http://127.0.0.1:9", f"--token-file={token}"]
+    )
+    assert refused.exit_code == 1
+    assert "use --dry-run and hand the script to sbatch there" in refused.stderr
