@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +144,12 @@ def test_a_campaign_cannot_bring_a_site_to_a_worker() -> None:
         CampaignSpec.from_mapping(campaign)
     spec = CampaignSpec.from_mapping(campaign | {"cluster": cluster_part(described)})
     assert "site" not in str(spec.to_mapping())
+
+
+def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:
+    example = Path(__file__).parents[3] / "examples" / "slurm-site.yaml"
+    described = yaml.safe_load(example.read_text())
+    assert resolve_cluster(cluster_part(described))[1] is None
+    missing = {field.name for field in fields(Site)} - set(described["site"])
+    assert missing == {"environment_of_several_nodes", "max_time_by_qos"}
+    assert site_of(described) is not None
