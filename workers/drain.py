@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +16,14 @@ class DrainRequested(BaseException):
 class Drain:
     """Whether the worker has been asked to end.
 
-    A probe looks at `requested`; a wait is left by an exception, so that a worker that waits for
-    work ends at once. A second signal is as good as none: what is under way takes no second.
+    A wait is left by an exception; a loop over events is told by `on_request`. A second signal is as
+    good as none: what is under way takes no second.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.on_request: Callable[[], object] = lambda: None
+        """Is called, in a signal handler, when the worker is asked to end."""
         self._waiting = False
 
     def listen(self) -> None:
@@ -55,6 +57,7 @@ class Drain:
 
     def _hear(self, *_: Any) -> None:
         self.requested = True
+        self.on_request()
         if self._waiting:
             self._waiting = False
             raise DrainRequested

@@ -75,6 +75,10 @@ class RequestRefusedError(WorkerError):
     """The service understood the request and refuses it for good."""
 
 
+class AnswerUnreadableError(RequestRefusedError):
+    """What answers does not speak the worker protocol: another program, or a proxy's own page."""
+
+
 class CalibrationFailedError(WorkerError):
     """The machine's constants could not be measured."""
 

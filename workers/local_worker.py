@@ -8,19 +8,23 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from search_spaces.presets.clusters import resolve_cluster
 from workers.drain import Drain
 from workers.launchers.base import Launcher
-from workers.lease_client import LeaseClient, WorkerIdentity
+from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
+from workers.protocol import WorkerIdentity
 from workers.rank_task import RANK_ENTRY
 from workers.revision import software_versions
+from workers.scheduler import SchedulerOptions
 from workers.spool import Spool
 from workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
+
+_DRAIN_S: Final = 30.0
 
 
 def work(
@@ -67,6 +71,7 @@ def work(
 
         return ray_launcher(cluster, rank_entry=rank_entry)
 
+    devices_are_cores = "cpu" in cluster.device.lower()
     drain = Drain()
     drain.listen()
     directory = spool_dir or _default_spool(url, identity.name)
@@ -77,6 +82,11 @@ def work(
             start_launcher=start_launcher,
             outbox=Outbox(client, spool),
             drain=drain,
+            options=SchedulerOptions(
+                share_nodes=not devices_are_cores,
+                drain_s=_DRAIN_S,
+                devices_are_cores=devices_are_cores,
+            ),
         )
         worker.run(patience_s=patience_s)
 

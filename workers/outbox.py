@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from workers.errors import RequestRefusedError, ServiceFailedError, SpoolUnusableError
-from workers.lease_client import LeaseClient, OutcomeReport
+from workers.errors import (
+    AnswerUnreadableError,
+    RequestRefusedError,
+    ServiceFailedError,
+    SpoolUnusableError,
+)
+from workers.lease_client import LeaseClient
+from workers.protocol import OutcomeReport
 from workers.spool import Spool
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +47,7 @@ class Outbox:
     """Outcomes that wait to be posted: on disk, where a crash can't reach them, else in memory.
 
     An outcome at which the service fails does not hold up the others: it is posted again later,
-    and set aside in the end.
+    and set aside in the end. One thread may keep outcomes while another posts them.
 
     Args:
         client: the service.
@@ -54,6 +61,8 @@ class Outbox:
         self._client = client
         self._now = now
         self._spool = spool
+        self._lock = threading.Lock()
+        """Around what both threads write: the outcomes in memory."""
         self._in_memory: dict[_Key, OutcomeReport] = {}
         self._taken: set[_Key] = set()
         self._troubles: dict[_Key, _Trouble] = {}
@@ -65,10 +74,11 @@ class Outbox:
             self._spool.keep(report)
         except SpoolUnusableError as error:
             _LOG.error("%s: the outcome is kept in memory until the service has it", error)
-            self._in_memory[_key(report)] = report
+            with self._lock:
+                self._in_memory[_key(report)] = report
 
-    def post(self) -> None:
-        """Posts what is due.
+    def post(self) -> bool:
+        """Posts what is due; returns whether something is left for later.
 
         Raises:
             ServiceUnreachableError: the service is away; nothing is lost.
@@ -77,6 +87,7 @@ class Outbox:
             trouble = self._troubles.get(_key(report))
             if trouble is None or self._now() >= trouble.next_try_at:
                 self._post(report)
+        return bool(self._troubles) or bool(self._spool_complaint)
 
     def close(self) -> None:
         """Says what is lost with this process."""
@@ -90,19 +101,21 @@ class Outbox:
         except SpoolUnusableError as error:
             self._complain(str(error))
             kept = []
-        return [*(r for r in kept if _key(r) not in self._taken), *self._in_memory.values()]
+        with self._lock:
+            in_memory = list(self._in_memory.values())
+        return [*(report for report in kept if _key(report) not in self._taken), *in_memory]
 
     def _post(self, report: OutcomeReport) -> None:
         try:
             accepted = self._client.post_outcome(report)
-        except RequestRefusedError as error:
-            return self._set_aside(report, str(error))
-        except ServiceFailedError as error:
+        except (ServiceFailedError, AnswerUnreadableError) as error:
             if not self._troubles.setdefault(_key(report), _Trouble()).note(self._now()):
                 return self._set_aside(report, f"{_TRIES} tries have failed: {error}")
             return _LOG.warning(
                 "the outcome of trial id %d is posted again later: %s", report.trial_id, error
             )
+        except RequestRefusedError as error:
+            return self._set_aside(report, str(error))
         if not accepted:
             _LOG.info("trial id %d had ended before: outcome not needed", report.trial_id)
         try:
@@ -125,7 +138,8 @@ class Outbox:
     def _forget(self, report: OutcomeReport) -> bool:
         """Forgets what is known of an outcome; returns whether it was held in memory."""
         self._troubles.pop(_key(report), None)
-        return self._in_memory.pop(_key(report), None) is not None
+        with self._lock:
+            return self._in_memory.pop(_key(report), None) is not None
 
     def _complain(self, complaint: str) -> None:
         if complaint != self._spool_complaint:

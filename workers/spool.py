@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from workers.errors import SpoolInUseError, SpoolUnusableError
-from workers.lease_client import OutcomeReport
+from workers.protocol import OutcomeReport
 
 _LOG = logging.getLogger(__name__)
 

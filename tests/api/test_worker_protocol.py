@@ -14,7 +14,8 @@ from tests.api.process import ServeProcess
 from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
-from workers.lease_client import Beat, LeaseClient, OutcomeReport, WorkerIdentity
+from workers.lease_client import LeaseClient
+from workers.protocol import Beat, LeaseAsk, OutcomeReport, WorkerIdentity
 
 IDENTITY = WorkerIdentity(
     name="w1",
@@ -47,16 +48,16 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     store = Store(DataDir(service.data_dir).database_url)
     registration = client.register(IDENTITY)
     assert registration.heartbeat_interval_s == 2.0
-    assert client.lease(registration.worker_id, wait_s=0) is None
+    assert client.lease(registration.worker_id, LeaseAsk(wait_s=0)) is None
 
     trial = store.add_trial(campaign["id"], LAYOUT)
-    lease = client.lease(registration.worker_id, wait_s=5)
+    lease = client.lease(registration.worker_id, LeaseAsk(wait_s=5))
     assert lease is not None
     assert (lease.trial_id, lease.campaign, lease.number) == (trial.id, "first", 1)
     assert ProbeRequest.from_mapping(lease.request).layout == LAYOUT
 
     beat = Beat(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=3)
-    assert client.heartbeat(registration.worker_id, [beat]) == []
+    assert client.heartbeat(registration.worker_id, [beat]).stop == ()
     report = OutcomeReport(
         trial_id=lease.trial_id,
         attempt=lease.attempt,
@@ -66,7 +67,7 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     assert client.post_outcome(report)
     assert client.post_outcome(report)
     assert store.trial(trial.id).state == "COMPLETED"
-    assert client.heartbeat(registration.worker_id, [beat]) == [trial.id]
+    assert client.heartbeat(registration.worker_id, [beat]).stop == (trial.id,)
 
     with pytest.raises(RequestRefusedError, match="no attempt 9"):
         client.post_outcome(dataclasses.replace(report, attempt=9))

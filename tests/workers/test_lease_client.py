@@ -17,14 +17,9 @@ from workers.errors import (
     WorkerSupersededError,
     WorkerUnknownError,
 )
-from workers.lease_client import (
-    Beat,
-    LeaseClient,
-    OutcomeReport,
-    WorkerIdentity,
-    patiently,
-    pauses,
-)
+from workers.lease_client import LeaseClient
+from workers.protocol import Beat, HeartbeatAnswer, LeaseAsk, OutcomeReport, WorkerIdentity
+from workers.service_http import patiently, pauses
 
 IDENTITY = WorkerIdentity(
     name="w",
@@ -53,14 +48,14 @@ def client(service: FakeService) -> Iterator[LeaseClient]:
 def test_a_session_from_registration_to_its_end(client: LeaseClient, service: FakeService) -> None:
     session = client.register(IDENTITY)
     assert session.heartbeat_interval_s == 0.05
-    assert client.lease(session.worker_id, wait_s=0) is None
+    assert client.lease(session.worker_id, LeaseAsk(wait_s=0)) is None
     service.add_trial(7, {"seed": 0})
-    lease = client.lease(session.worker_id, wait_s=1)
+    lease = client.lease(session.worker_id, LeaseAsk(wait_s=1))
     assert lease is not None
     assert (lease.trial_id, lease.attempt, lease.campaign, lease.number) == (7, 1, "c", 7)
     service.stop = [7]
     beat = Beat(trial_id=7, attempt=1, iterations_done=3)
-    assert client.heartbeat(session.worker_id, [beat]) == [7]
+    assert client.heartbeat(session.worker_id, [beat]) == HeartbeatAnswer(stop=(7,))
     assert client.post_outcome(REPORT)
     client.unregister(session.worker_id)
     assert service.registrations[0]["versions"] == {"python": "3.11"}
@@ -75,7 +70,7 @@ def test_a_session_from_registration_to_its_end(client: LeaseClient, service: Fa
 
 def test_an_ended_session_is_unknown(client: LeaseClient) -> None:
     with pytest.raises(WorkerUnknownError, match="there is no worker long-gone"):
-        client.lease("long-gone", wait_s=0)
+        client.lease("long-gone", LeaseAsk(wait_s=0))
 
 
 def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> None:
@@ -119,7 +114,7 @@ def test_a_session_that_another_has_taken_over_is_no_unknown_one(
     with pytest.raises(WorkerSupersededError, match=sentence):
         client.heartbeat(session.worker_id, [])
     with pytest.raises(WorkerSupersededError, match=sentence):
-        client.lease(session.worker_id, wait_s=0)
+        client.lease(session.worker_id, LeaseAsk(wait_s=0))
 
 
 def test_an_outcome_of_an_attempt_that_never_was_is_refused_for_good(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workers.errors import SpoolInUseError, SpoolUnusableError
-from workers.lease_client import OutcomeReport
+from workers.protocol import OutcomeReport
 from workers.spool import Spool
 
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome, ProbeRequest
 from search_spaces.presets.models import model_preset
+from tests.workers.fake_launcher import FakeLauncher, Program
 from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
@@ -27,56 +28,18 @@ from workers.errors import (
     TokenRefusedError,
     WorkerSupersededError,
 )
-from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
-from workers.lease_client import LeaseClient, OutcomeReport
+from workers.launchers.base import Cancelled, OnEvent
+from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
-from workers.packing.shares import Placement
+from workers.protocol import OutcomeReport
+from workers.scheduler import SchedulerOptions
 from workers.spool import Spool
 from workers.worker import Worker
 
 REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2)).to_mapping()
 FAILED = Outcome(state="failed", reason="crashed", message="rank 0: no luck")
+ONE_NODE = SchedulerOptions(share_nodes=False, drain_s=1.0)
 CANCELLED = Outcome(state="cancelled", reason="cancelled", message="asked to")
-
-Program = Callable[[OnEvent, Cancelled], Outcome]
-
-
-class FakeLauncher:
-    """Answers every probe with what a program says."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.requests: list[ProbeRequest] = []
-        self.closed = False
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        raise NotImplementedError
-
-    def run(
-        self,
-        request: ProbeRequest,
-        *,
-        shares: Placement | None = None,
-        on_event: OnEvent,
-        cancelled: Cancelled,
-    ) -> Outcome:
-        self.requests.append(request)
-        return self._program(on_event, cancelled)
-
-    def train(
-        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
-    ) -> TrainingEnd:
-        raise NotImplementedError
-
-    def lost(self) -> Mapping[int, str]:
-        return {}
-
-    def recover(self, node: int) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def fail(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
@@ -93,6 +56,12 @@ def run_until_cancelled(on_event: OnEvent, cancelled: Cancelled) -> Outcome:
 def service() -> Iterator[FakeService]:
     with serve(FakeService()) as service:
         yield service
+
+
+def node_states(service: FakeService) -> dict[str, str]:
+    """The nodes' states by the latest heartbeat."""
+    bodies = service.heartbeats[-1:]
+    return {n["name"]: n["state"] for body in bodies for n in body["status"]["nodes"]}
 
 
 @contextmanager
@@ -120,14 +89,15 @@ def end_when(condition: Callable[[], Any]) -> Iterator[None]:
 def work(
     service: FakeService,
     spool_dir: Path,
-    program: Program,
+    program: Program | FakeLauncher,
     *,
     until: Callable[[], Any],
     token: str = TOKEN,
     patience_s: float = 5.0,
+    options: SchedulerOptions = ONE_NODE,
 ) -> FakeLauncher:
     """Runs a worker in this thread until a condition ends it."""
-    launcher = FakeLauncher(program)
+    launcher = program if isinstance(program, FakeLauncher) else FakeLauncher(program)
     drain = Drain()
     with LeaseClient(service.url, token) as client, Spool(spool_dir) as spool:
         worker = Worker(
@@ -136,6 +106,7 @@ def work(
             start_launcher=lambda: launcher,
             outbox=Outbox(client, spool),
             drain=drain,
+            options=options,
         )
         with end_when(until):
             drain.listen()
@@ -157,9 +128,12 @@ def test_a_trial_is_run_and_its_outcome_posted_once(service: FakeService, tmp_pa
 
 
 def test_heartbeats_tell_how_far_the_trial_is(service: FakeService, tmp_path: Path) -> None:
-    beat = {"trials": [{"trial_id": 7, "attempt": 1, "iterations_done": 5}]}
+    def is_told() -> bool:
+        beats = [beat for body in service.heartbeats for beat in body["trials"]]
+        return any(beat["trial_id"] == 7 and beat["iterations_done"] == 5 for beat in beats)
+
     service.add_trial(7, REQUEST)
-    work(service, tmp_path, run_until_cancelled, until=lambda: beat in service.heartbeats)
+    work(service, tmp_path, run_until_cancelled, until=is_told)
 
 
 def test_a_trial_that_the_service_stops_is_ended_and_reported(
@@ -358,17 +332,24 @@ def test_a_request_that_is_not_understood_is_an_unsupported_trial(
     assert "colour" in service.outcomes[0]["outcome"]["message"]
 
 
-def test_a_worker_whose_node_cannot_be_cleaned_ends_and_returns_the_lease(
+def test_a_node_that_cannot_be_cleaned_is_quarantined_and_its_trial_runs_elsewhere(
     service: FakeService, tmp_path: Path
 ) -> None:
     def leave_a_process(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
         raise RanksLeftError("processes [1] are still there")
 
     service.add_trial(7, REQUEST)
-    with pytest.raises(RanksLeftError):
-        work(service, tmp_path, leave_a_process, until=lambda: service.unregistered)
+    service.add_trial(8, REQUEST)
+    launcher = work(
+        service,
+        tmp_path,
+        leave_a_process,
+        until=lambda: service.outcomes and node_states(service).get("n0") == "quarantined",
+    )
+    (posted,) = service.outcomes
+    assert (posted["outcome"]["reason"], posted["outcome"]["node"]) == ("node_lost", "n0")
+    assert len(launcher.requests) == 1
     assert service.unregistered == ["session-1"]
-    assert service.outcomes == []
 
 
 def test_a_wrong_token_ends_the_worker(service: FakeService, tmp_path: Path) -> None:

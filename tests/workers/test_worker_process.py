@@ -97,7 +97,7 @@ def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
             for line in command_lines
             if "workers.zygote" in line and "workers.warden" not in line
         ]
-        assert len(zygotes) == 1 + NUM_RANKS  # ranks are forks of it
+        assert len(zygotes) == 2 + NUM_RANKS  # the group's keeper and the ranks are forks of it
         (raylet,) = [line for line in command_lines if "--raylet_socket_name=" in line]
         directory = Path(re.findall(r"--raylet_socket_name=(\S+?lt-ray-\w+)/", raylet)[0])
         assert directory.is_dir()

@@ -124,6 +124,10 @@ class Packer:
         """A probe has ended: what it held is free."""
         self._table.release(self._running.pop(key).held)
 
+    def has_prospect(self, key: Hashable, now_s: float, ends_at_s: float | None) -> bool:
+        """Whether a probe that waits can hope for devices, as things are."""
+        return self._reserve(self._waiting[key], now_s, ends_at_s) is not None
+
     def why_waiting(self, now_s: float, ends_at_s: float | None) -> dict[Hashable, str]:
         """Why each probe that waits does so, in a sentence for people."""
         free = FreeDevices(self._table, self._table.free())

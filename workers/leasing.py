@@ -1,0 +1,108 @@
+"""The conversation about leases: one long poll at a time, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+from workers.errors import (
+    TokenRefusedError,
+    WorkerError,
+    WorkerSupersededError,
+    WorkerUnknownError,
+)
+from workers.lease_client import LeaseClient
+from workers.protocol import LeaseAsk, WorkerIdentity
+from workers.service_http import pauses
+from workers.worker_events import (
+    Events,
+    LeaseAnswered,
+    SessionBegan,
+    SessionLost,
+    WorkerBroken,
+    WorkerEvent,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+class Leasing:
+    """Asks for trials and registers anew, as it is told; each order is answered by one event.
+
+    Args:
+        client: the service.
+        identity: who this is.
+        worker_id: the session.
+        events: where the answers go.
+    """
+
+    def __init__(
+        self, client: LeaseClient, identity: WorkerIdentity, worker_id: str, events: Events
+    ) -> None:
+        self.worker_id = worker_id
+        """The newest session."""
+        self._client = client
+        self._identity = identity
+        self._events = events
+        self._orders: SimpleQueue[tuple[str, LeaseAsk] | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._pauses: Iterator[float] = pauses()
+        self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
+        self._thread.start()
+
+    def ask(self, worker_id: str, ask: LeaseAsk) -> None:
+        """Has a trial asked for: `LeaseAnswered`, or `SessionLost`."""
+        self._orders.put((worker_id, ask))
+
+    def register(self) -> None:
+        """Has a new session begun: `SessionBegan`, however long it takes."""
+        self._orders.put(None)
+
+    def close(self, within_s: float) -> None:
+        """Ends the thread; what it hears from now on counts for nothing.
+
+        Args:
+            within_s: how long a call that is under way is waited for.
+        """
+        self._closing.set()
+        self._orders.put(None)
+        self._thread.join(within_s)
+
+    def _run(self) -> None:
+        while True:
+            order = self._orders.get()
+            event = None
+            while event is None:
+                if self._closing.is_set():
+                    return
+                event = self._try(order)
+            self._events.put(event)
+
+    def _try(self, order: tuple[str, LeaseAsk] | None) -> WorkerEvent | None:
+        """Does an order; None: not this time, it is to be tried again."""
+        try:
+            event = self._registered() if order is None else self._leased(*order)
+        except (TokenRefusedError, WorkerSupersededError) as error:
+            return WorkerBroken(error=error)
+        except WorkerUnknownError:
+            return None if order is None else SessionLost(worker_id=order[0])
+        except WorkerError as error:
+            pause_s = next(self._pauses)
+            if not self._closing.is_set():
+                _LOG.warning("%s; trying again in %.1f s", error, pause_s)
+            self._closing.wait(pause_s)
+            # What is asked for may have changed meanwhile: a lease is asked for anew.
+            return None if order is None else LeaseAnswered(worker_id=order[0], ask=order[1])
+        self._pauses = pauses()
+        return event
+
+    def _registered(self) -> WorkerEvent:
+        registration = self._client.register(self._identity)
+        self.worker_id = registration.worker_id
+        return SessionBegan(registration=registration)
+
+    def _leased(self, worker_id: str, ask: LeaseAsk) -> WorkerEvent:
+        lease = self._client.lease(worker_id, ask)
+        return LeaseAnswered(worker_id=worker_id, ask=ask, lease=lease)

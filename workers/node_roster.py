@@ -1,0 +1,193 @@
+"""The nodes of the allocation, each from its first check to its quarantine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from workers.background import in_background
+from workers.errors import RanksLeftError
+from workers.launchers.base import Launcher
+from workers.packing.packer import Packer
+from workers.protocol import NodeState, NodeWish
+from workers.worker_events import Events, NodeRecovered, WorkerEvent
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+
+_READS_AS: Final = {"checking": "being checked", "recovering": "being brought back"}
+"""States that read differently in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """What is known of a node."""
+
+    name: str
+    num_devices: int
+    state: NodeState = "starting"
+    """idle stands for idle and busy: what it runs, others know."""
+    reason: str = ""
+    tries: int = 0
+    """Recoveries that have failed, one after the other."""
+    next_try_at: float = 0.0
+
+
+class NodeRoster:
+    """Which nodes can be used. The thread that owns the worker's state owns it too.
+
+    A node is checked before its first probe, after it was lost, and when it is released from
+    quarantine. One that is lost is brought back in the background, as often as it takes. One that
+    a check finds wanting twice, that can't be cleaned, that has failed what others run, or that
+    a user says so of, is quarantined until a user releases it.
+
+    Args:
+        launcher: knows the nodes.
+        packer: is told of each node, and whether it can be used.
+        events: where checks and recoveries say how they ended.
+        cpu: whether devices are cores, of which a node may have fewer than it is described with.
+    """
+
+    def __init__(
+        self, launcher: Launcher, packer: Packer, events: Events, *, cpu: bool = False
+    ) -> None:
+        self._launcher = launcher
+        self._packer = packer
+        self._events = events
+        self._cpu = cpu
+        self._nodes: list[NodeRecord] = []
+        self._closing = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether no node has been found fit for use yet."""
+        return all(node.state in ("starting", "checking") for node in self._nodes)
+
+    @property
+    def is_usable_throughout(self) -> bool:
+        """Whether every node can be used."""
+        return all(node.state == "idle" for node in self._nodes)
+
+    def usable(self) -> list[int]:
+        """Positions of the nodes that can be used."""
+        return [index for index, node in enumerate(self._nodes) if node.state == "idle"]
+
+    def sizes(self, positions: Iterable[int] | None = None) -> list[int]:
+        """Devices of some nodes, or of all."""
+        chosen = range(len(self._nodes)) if positions is None else positions
+        return [self._nodes[index].num_devices for index in chosen]
+
+    def position(self, name: str) -> int | None:
+        """Of the node with a name; None: there is none."""
+        for index, node in enumerate(self._nodes):
+            if node.name == name:
+                return index
+        return None
+
+    def name(self, index: int) -> str:
+        """Of the node at a position."""
+        return self._nodes[index].name
+
+    def look(self, now: float) -> None:
+        """Notices nodes that have joined or were lost, and begins the recoveries that are due."""
+        joined = list(self._launcher.nodes)[len(self._nodes) :]
+        for node in joined:
+            num_devices = node.capacity("cpu") if self._cpu else node.num_devices
+            # Two nodes of one host, in tests: the service wants names that differ.
+            name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
+            self._packer.add_node(num_devices, name=name)
+            self._nodes.append(NodeRecord(name=name, num_devices=num_devices))
+        for index, why in self._launcher.lost().items():
+            if index < len(self._nodes):
+                self._lose(index, why)
+        self._check([i for i, node in enumerate(self._nodes) if node.state == "starting"])
+        for index, known in enumerate(self._nodes):
+            if known.state == "lost" and now >= known.next_try_at:
+                self._recover(index)
+
+    def take_recovered(self, event: NodeRecovered, now: float) -> None:
+        """Takes the end of a recovery."""
+        node = self._nodes[event.node]
+        if node.state != "recovering":
+            return None
+        if event.hopeless:
+            return self.quarantine(event.node, event.error)
+        if event.error:
+            pause_s = min(_FIRST_PAUSE_S * 2**node.tries, _LONGEST_PAUSE_S)
+            self._change(event.node, tries=min(node.tries + 1, 10), next_try_at=now + pause_s)
+            self._set(event.node, "lost", event.error)
+            return _LOG.warning("node %s is not back yet: %s", node.name, event.error)
+        self._change(event.node, tries=0)
+        _LOG.info("node %s is back", node.name)
+        return self._check([event.node])
+
+    def quarantine(self, index: int, why: str) -> None:
+        """Takes a node out of use; what runs on it goes on."""
+        node = self._nodes[index]
+        if node.state != "quarantined":
+            _LOG.error("node %s is quarantined: %s", node.name, why)
+        self._set(index, "quarantined", why)
+
+    def release(self, name: str) -> bool:
+        """Takes a node out of quarantine; returns whether it was in it."""
+        index = self.position(name)
+        if index is None or self._nodes[index].state != "quarantined":
+            return False
+        _LOG.info("node %s is released from quarantine", name)
+        self._check([index])
+        return True
+
+    def take_wishes(self, wishes: Sequence[NodeWish]) -> None:
+        """Quarantines the nodes that the service says so of."""
+        for wish in wishes:
+            index = self.position(wish.node)
+            if index is not None and self._nodes[index].state != "quarantined":
+                self.quarantine(index, wish.reason)
+
+    def records(self) -> tuple[NodeRecord, ...]:
+        """All that is known, by position."""
+        return tuple(self._nodes)
+
+    def close(self) -> None:
+        """Has checks under way end soon."""
+        self._closing.set()
+
+    def _lose(self, index: int, why: str) -> None:
+        node = self._nodes[index]
+        if node.state in ("lost", "recovering", "quarantined"):
+            return
+        _LOG.error("node %s is lost: %s", node.name, why)
+        self._set(index, "lost", why)
+
+    def _set(self, index: int, state: NodeState, reason: str) -> None:
+        self._change(index, state=state, reason=reason)
+        why = f"{_READS_AS.get(state, state)} ({reason})" if reason else _READS_AS.get(state, state)
+        self._packer.set_usable(index, state == "idle", why)
+
+    def _change(self, index: int, **changes: Any) -> None:
+        self._nodes[index] = replace(self._nodes[index], **changes)
+
+    def _check(self, indices: list[int]) -> None:
+        for index in indices:
+            self._set(index, "idle", "")
+
+    def _recover(self, index: int) -> None:
+        self._set(index, "recovering", self._nodes[index].reason)
+
+        def recover() -> WorkerEvent:
+            self._launcher.recover(index)
+            return NodeRecovered(node=index)
+
+        def failed(error: Exception) -> WorkerEvent:
+            hopeless = isinstance(error, RanksLeftError)
+            return NodeRecovered(node=index, error=str(error), hopeless=hopeless)
+
+        in_background(self._events, recover, name=f"recover-{index}", failed=failed)

@@ -1,0 +1,52 @@
+"""A probe on a thread of its own: whatever becomes of it, its trial gets an outcome."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+from search_spaces.outcome import Outcome
+from workers.background import in_background
+from workers.errors import RanksLeftError
+from workers.held_trial import HeldTrial
+from workers.launchers.base import Launcher
+from workers.worker_events import Events, ProbeEnded, WorkerEvent
+
+_LOG = logging.getLogger(__name__)
+
+
+def start_probe(launcher: Launcher, trial: HeldTrial, events: Events) -> None:
+    """Starts the probe of a trial that has devices; `ProbeEnded` says how it ended."""
+    # What the thread uses is taken now: the trial is the owner's, which may change it.
+    request, placement = trial.request, trial.placement
+    stop, progress = trial.stop, trial.progress
+
+    def run() -> WorkerEvent:
+        try:
+            outcome = launcher.run(
+                request, shares=placement, on_event=progress.note, cancelled=stop.is_set
+            )
+        except RanksLeftError as error:
+            return _unclean(trial, error, [node.name for node in launcher.nodes])
+        return ProbeEnded(trial=trial, outcome=outcome)
+
+    def failed(error: Exception) -> WorkerEvent:
+        _LOG.error("the probe of %s broke its launcher", trial.title, exc_info=error)
+        (last_line,) = traceback.format_exception_only(error)[-1:]
+        message = f"the launcher broke down: {last_line.strip()}"
+        return ProbeEnded(
+            trial=trial, outcome=Outcome(state="failed", reason="crashed", message=message)
+        )
+
+    in_background(events, run, name=f"probe-{trial.key}", failed=failed)
+
+
+def _unclean(trial: HeldTrial, error: RanksLeftError, names: Sequence[str]) -> ProbeEnded:
+    """Nodes of the probe can't be used again: that says nothing about the layout."""
+    held = tuple(share.node for share in trial.placement)
+    unclean = held if error.node is None else (error.node,)
+    outcome = Outcome(
+        state="failed", reason="node_lost", message=str(error), node=names[unclean[0]]
+    )
+    return ProbeEnded(trial=trial, outcome=outcome, unclean=str(error), unclean_nodes=unclean)
