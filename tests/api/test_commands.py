@@ -149,6 +149,9 @@ def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) 
     shown = run("campaign", "show", name).output
     assert "best          2,000 tokens/s, trial 2" in shown
     assert "constants     generic constants" in shown
+    # Two probes of 4 s on one and on two of four devices, five steps of 0.512 s, then of 0.256 s.
+    shares = "iterations 16.0%, start 21.5%, idle 62.5%, lost 0.0%"
+    assert f"cost          0.00222 node-hours held: {shares}" in shown
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
 

@@ -1,6 +1,7 @@
 """Any order of events gives a legal history."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from results_db.allocation_records import ATTEMPT_PHASES, AllocationStatus, AttemptPhase
 from results_db.data_dir import DataDir
 from results_db.errors import (
     AttemptNotFoundError,
@@ -61,8 +63,11 @@ class Histories(RuleBasedStateMachine):
         self.clock = TurnableClock()
         self.store = Store.open(DataDir(Path(self.folder.name)), clock=self.clock)
         self.campaign = make_campaign(self.store)
+        self.rival = make_campaign(self.store, "rival")
         self.sessions = [make_worker(self.store, "w0").id]
         self.ended: dict[int, TrialRecord] = {}
+        self.idle_told: Counter[str] = Counter()
+        self.idle_shared = 0
 
     def teardown(self) -> None:
         self.store.close()
@@ -96,20 +101,76 @@ class Histories(RuleBasedStateMachine):
     def lease(self, session: int, number: int) -> None:
         self.attempt(lambda: self.store.lease(self.session(session), number))
 
-    @rule(session=st.integers(0, 9), trial=st.integers(1, 6), attempt=st.integers(1, 4))
-    def beat(self, session: int, trial: int, attempt: int) -> None:
-        beat = TrialBeat(trial_id=trial, attempt=attempt, iterations_done=1)
+    @rule(
+        session=st.integers(0, 9),
+        trial=st.integers(1, 6),
+        attempt=st.integers(1, 4),
+        phase=st.sampled_from([None, *ATTEMPT_PHASES]),
+        held_s=st.sampled_from([None, 0.0, 1.5, 40.0]),
+        nodes_held=st.sampled_from([None, 0.25, 1.0]),
+    )
+    def beat(
+        self,
+        session: int,
+        trial: int,
+        attempt: int,
+        phase: AttemptPhase | None,
+        held_s: float | None,
+        nodes_held: float | None,
+    ) -> None:
+        beat = TrialBeat(
+            trial_id=trial,
+            attempt=attempt,
+            iterations_done=1,
+            phase=phase,
+            held_s=0.0 if phase == "waiting" else held_s,
+            nodes_held=nodes_held,
+        )
         self.attempt(lambda: self.store.heartbeat(self.session(session), [beat]))
+
+    @rule(session=st.integers(0, 9), idle_node_s=st.integers(0, 50))
+    def tell_idle_time(self, session: int, idle_node_s: int) -> None:
+        worker = self.session(session)
+        status = AllocationStatus(idle_node_s=float(idle_node_s))
+        with contextlib.suppress(*REFUSALS):
+            for _ in range(2):
+                self.store.heartbeat(worker, [], status=status)
+            states = [self.store.campaign(c).state for c in (self.campaign, self.rival)]
+            if "RUNNING" in states:
+                self.idle_shared += max(idle_node_s - self.idle_told[worker], 0)
+            self.idle_told[worker] = max(idle_node_s, self.idle_told[worker])
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S + 1]))
     def wait(self, seconds: float) -> None:
         self.clock.forward(seconds)
         self.store.expire_leases()
 
-    @rule(trial=st.integers(1, 6), attempt=st.integers(1, 4), kind=st.sampled_from(list(OUTCOMES)))
-    def report(self, trial: int, attempt: int, kind: str) -> None:
+    @rule(
+        trial=st.integers(1, 6),
+        attempt=st.integers(1, 4),
+        kind=st.sampled_from(list(OUTCOMES)),
+        nodes_held=st.sampled_from([None, 0.05, 0.5, 1.0]),
+        iterations_s=st.sampled_from([None, 0.0, 1.0, 99.0]),
+    )
+    def report(
+        self,
+        trial: int,
+        attempt: int,
+        kind: str,
+        nodes_held: float | None,
+        iterations_s: float | None,
+    ) -> None:
         def twice() -> None:
-            receipts = [self.store.post_outcome(trial, attempt, OUTCOMES[kind]()) for _ in range(2)]
+            receipts = [
+                self.store.post_outcome(
+                    trial,
+                    attempt,
+                    OUTCOMES[kind](),
+                    nodes_held=nodes_held,
+                    iterations_s=iterations_s,
+                )
+                for _ in range(2)
+            ]
             assert receipts[0].accepted == receipts[1].accepted
 
         self.attempt(twice)
@@ -157,6 +218,32 @@ class Histories(RuleBasedStateMachine):
             assert abs(sum(a.node_seconds for a in attempts) - trial.node_seconds) < 1e-6
         spent = self.store.campaign(self.campaign).node_seconds
         assert abs(sum(trial.node_seconds for trial in trials) - spent) < 1e-6
+
+    @invariant()
+    def costs_are_split_without_a_rest(self) -> None:
+        trials = self.store.trials(self.campaign)
+        attempts = [a for t in trials for a in self.store.trial_detail(t.id).attempts]
+        for row in (*trials, *attempts):
+            assert min(dataclasses.astuple(row.cost)) >= 0
+            assert abs(row.cost.total - row.node_seconds) < 1e-6
+        for attempt in attempts:
+            if attempt.ending in ("lost", "returned", "superseded"):
+                assert attempt.cost.lost == attempt.cost.total
+            if attempt.ending is None:
+                assert attempt.cost.total == 0
+        campaign = self.store.campaign(self.campaign)
+        for part in ("iterations", "start", "lost"):
+            summed = sum(getattr(trial.cost, part) for trial in trials)
+            assert abs(getattr(campaign.cost, part) - summed) < 1e-6
+        assert campaign.cost.total > campaign.node_seconds - 1e-6
+
+    @invariant()
+    def idle_time_is_shared_once(self) -> None:
+        campaigns = [self.store.campaign(c) for c in (self.campaign, self.rival)]
+        shares = [campaign.cost.total - campaign.node_seconds for campaign in campaigns]
+        assert abs(sum(shares) - self.idle_shared) < 1e-6
+        # The rival runs all the time.
+        assert shares[0] < shares[1] + 1e-6
 
     @invariant()
     def an_ended_campaign_has_no_trial_that_waits(self) -> None:

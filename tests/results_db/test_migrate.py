@@ -9,6 +9,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
 from results_db import migrate
+from results_db.allocation_records import HeartbeatAnswer, NodeFacts
+from results_db.cost import Cost
 from results_db.data_dir import DataDir
 from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
 from results_db.models import Base
@@ -117,6 +119,21 @@ def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Pa
     store.close()
 
 
+PREVIOUS_ROWS = (
+    """INSERT INTO workers VALUES ('a', 'w1', 'login', 'box', 2, 4, 'GPU', '{}', '2026-01-01 00:00:00.000000',
+       '2026-01-01 00:00:00.000000', NULL)""",
+    "UPDATE campaigns SET node_seconds = 29.0 WHERE id = 1",
+    """UPDATE campaigns SET spec = '{"objective": "tokens_per_s", "probe": {"deadline_s": 90}}'
+       WHERE id = 1""",
+    """UPDATE trials SET node_seconds = 25.0, attempt = 3, lost_attempts = 1 WHERE id = 1""",
+    """INSERT INTO attempts VALUES (1, 1, 'a', '2026-01-01', '2026-01-01', '2026-01-01', 'lost', 12.0)""",
+    """INSERT INTO attempts VALUES (1, 2, 'a', '2026-01-01', '2026-01-01', '2026-01-01', 'returned',
+       3.0)""",
+    """INSERT INTO attempts VALUES (1, 3, 'a', '2026-01-01', '2026-01-01', '2026-01-01 00:00:00.000000',
+       'reported', 10.0)""",
+)
+"""What the fourth schema held besides: a worker, and attempts with what they cost."""
+
 OLD_ROWS = (
     """INSERT INTO campaigns VALUES (1, 'old', 'RUNNING', NULL, '',
        '{"name": "old", "objective": "tokens_per_s", "probe": {"warmup": 1, "iterations": 3}}', 'tiny', 'box', 'tokens_per_s',
@@ -142,11 +159,7 @@ OLD_ROWS = (
 def old_store(url: str, tmp_path: Path) -> Iterator[Store]:
     """A store of the first schema, opened by this version."""
     migrate.upgrade(url, "0001")
-    database = Database(url)
-    with database.write() as session:
-        for row in OLD_ROWS:
-            session.connection().exec_driver_sql(row)
-    database.close()
+    insert(url, OLD_ROWS)
     store = Store.open(DataDir(tmp_path))
     yield store
     store.close()
@@ -218,3 +231,91 @@ def test_a_downgrade_takes_imported_campaigns_away(old_store: Store, url: str) -
     migrate.upgrade(url)
     assert [campaign.name for campaign in old_store.campaigns()] == ["newer", "old"]
     assert old_store.trial_detail(1).trial.measurement is not None
+
+
+@pytest.fixture
+def previous_store(url: str, tmp_path: Path) -> Iterator[Store]:
+    """A store that the schema before this one was at work with."""
+    migrate.upgrade(url, "0001")
+    insert(url, OLD_ROWS)
+    migrate.upgrade(url, "0004")
+    insert(url, PREVIOUS_ROWS)
+    store = Store.open(DataDir(tmp_path))
+    yield store
+    store.close()
+
+
+def insert(url: str, rows: tuple[str, ...]) -> None:
+    database = Database(url)
+    with database.write() as session:
+        for row in rows:
+            session.connection().exec_driver_sql(row)
+    database.close()
+
+
+def test_earlier_costs_are_split_as_far_as_is_known_and_none_is_lost(previous_store: Store) -> None:
+    attempts = previous_store.trial_detail(1).attempts
+    # One step of half a second was kept; what nobody knows better is the start.
+    expected = [Cost(lost=12), Cost(lost=3), Cost(iterations=0.5, start=9.5)]
+    assert [attempt.cost for attempt in attempts] == expected
+    trial, campaign = previous_store.trial(1), previous_store.campaign(1)
+    assert trial.cost == Cost(iterations=0.5, start=9.5, lost=15)
+    assert campaign.cost == Cost(iterations=0.5, start=13.5, lost=15)
+    assert (trial.cost.total, campaign.cost.total) == (25, campaign.node_seconds)
+
+
+def test_a_worker_of_the_schema_before_goes_on_with_its_session(previous_store: Store) -> None:
+    before = previous_store.allocation("a")
+    assert (before.worker.scheduler, before.worker.state, before.nodes) == ("none", "working", ())
+    assert previous_store.heartbeat("a", []) == HeartbeatAnswer()
+    assert previous_store.allocation("a").is_there
+
+
+def test_deadlines_become_a_column_that_leases_go_by(previous_store: Store) -> None:
+    previous_store.add_trial(1, Layout())
+    previous_store.add_trial(2, Layout())
+    # The second campaign's description says nothing of a deadline: the usual one counts.
+    assert previous_store.lease("a", 2, longest_s=89) == []
+    assert [lease.campaign_id for lease in previous_store.lease("a", 2, longest_s=90)] == [1]
+    assert [lease.campaign_id for lease in previous_store.lease("a", 2, longest_s=300)] == [2]
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
+def test_a_database_of_every_released_schema_is_upgraded_with_what_it_holds(
+    url: str, tmp_path: Path, revision: str
+) -> None:
+    migrate.upgrade(url, "0001")
+    insert(url, OLD_ROWS)
+    migrate.upgrade(url, revision)
+    store = Store.open(DataDir(tmp_path))
+    migrate.check(url)
+    assert [campaign.name for campaign in store.campaigns()] == ["newer", "old"]
+    assert store.trial_detail(1).trial.measurement is not None
+    assert store.campaign(1).cost == Cost()
+    store.close()
+
+
+def test_a_downgrade_keeps_totals_and_attempts(
+    previous_store: Store, url: str, tmp_path: Path
+) -> None:
+    worker = previous_store.register_worker(
+        name="w2",
+        host="login",
+        cluster="box",
+        num_nodes=1,
+        devices_per_node=4,
+        device="GPU",
+        versions={},
+        nodes=[NodeFacts(name="n1", num_devices=4)],
+    )
+    previous_store.quarantine_node("box", "n1", "loud")
+    migrate.downgrade(url, "0004")
+    with closing(sqlite3.connect(tmp_path / "results.sqlite3")) as connection:
+        costs = connection.execute("SELECT node_seconds FROM attempts ORDER BY attempt").fetchall()
+        assert costs == [(12.0,), (3.0,), (10.0,)]
+        names = connection.execute("SELECT name FROM workers ORDER BY name").fetchall()
+        assert names == [("w1",), ("w2",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    migrate.upgrade(url)
+    assert previous_store.trial(1).cost == Cost(iterations=0.5, start=9.5, lost=15)
+    assert previous_store.allocation(worker.id).nodes == ()
