@@ -45,10 +45,17 @@ class Sweeper:
         self._last_sweep: datetime | None = None
 
     def sweep(self) -> None:
-        """Takes back what has run out; the first sweep, and one after a sleep, extends instead."""
+        """Takes back what has run out.
+
+        The first sweep, and one after a sleep, extends instead; one after the clock was set back gives
+        every lease no more than its full time.
+        """
         now = self._clock()
         if self._was_away(now):
             self._store.extend_leases(lease_s=self._lease_s)
+        elif self._last_sweep is not None and now < self._last_sweep:
+            # The clock was set back: the lease of a worker that is gone would hold until it is then again.
+            self._store.cut_leases(lease_s=self._lease_s)
         else:
             for trial_id in self._store.expire_leases():
                 _log.warning("the lease of trial %d has run out", trial_id)

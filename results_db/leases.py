@@ -122,11 +122,17 @@ class Leases(StorePart):
     def extend_leases(self, *, lease_s: float = LEASE_S) -> None:
         """Gives every lease its full time from now; for a service that was down or asleep."""
         until = self._clock() + timedelta(seconds=lease_s)
+        self._set_leases(until, Trial.lease_expires_at < until)
+
+    def cut_leases(self, *, lease_s: float = LEASE_S) -> None:
+        """Takes from every lease what goes beyond its full time from now; for a clock that was set back."""
+        until = self._clock() + timedelta(seconds=lease_s)
+        self._set_leases(until, Trial.lease_expires_at > until)
+
+    def _set_leases(self, until: datetime, which: ColumnElement[bool]) -> None:
         with self._db.write() as session:
             session.execute(
-                update(Trial)
-                .where(Trial.state == "RUNNING", Trial.lease_expires_at < until)
-                .values(lease_expires_at=until)
+                update(Trial).where(Trial.state == "RUNNING", which).values(lease_expires_at=until)
             )
 
 

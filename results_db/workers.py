@@ -142,9 +142,16 @@ class Workers(StorePart):
 
 
 def is_there(now: datetime) -> ColumnElement[bool]:
-    """Whether a worker's session goes on, and it was heard of lately."""
-    alive_after = now - timedelta(seconds=WORKER_ALIVE_S)
-    return Worker.ended_at.is_(None) & (Worker.seen_at > alive_after)
+    """Whether a worker's session goes on, and it was heard of lately.
+
+    One that was heard of in what is the future since the clock was set back is there once it says so.
+    """
+    lately = timedelta(seconds=WORKER_ALIVE_S)
+    return (
+        Worker.ended_at.is_(None)
+        & (Worker.seen_at > now - lately)
+        & (Worker.seen_at < now + lately)
+    )
 
 
 def fits(worker: Worker | type[Worker]) -> ColumnElement[bool]:

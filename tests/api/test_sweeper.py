@@ -8,6 +8,7 @@ from api.sweeper import Sweeper, sweeping
 from results_db.data_dir import DataDir
 from results_db.errors import DatabaseUnavailableError
 from results_db.leases import LEASE_S
+from results_db.records import TrialBeat
 from results_db.store import Store
 from search_spaces.layout import Layout
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
@@ -85,6 +86,49 @@ def test_a_machine_that_was_suspended_or_set_its_clock_forward_gives_every_lease
     assert machine.store.trial(trial).state == "RUNNING"
     machine.sweep_for(2)
     assert machine.store.trial(trial).state == "PENDING"
+
+
+def lease_trials(machine: Machine, number: int) -> list[int]:
+    """Several trials, leased by one worker and by another in turns."""
+    campaign = make_campaign(machine.store)
+    workers = [make_worker(machine.store, name).id for name in ("w1", "w2")]
+    trials = [
+        machine.store.add_trial(campaign, Layout(micro_batch_size=size)).id
+        for size in range(1, number + 1)
+    ]
+    for place in range(number):
+        lease_one(machine.store, workers[place % 2])
+    return trials
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_jumps_costs_no_worker_its_trials(machine: Machine, jump_s: float) -> None:
+    machine.sweeper.sweep()
+    trials = lease_trials(machine, 6)
+    machine.forward(jump_s)
+    machine.sweeper.sweep()
+    machine.sweep_for(int(LEASE_S) - 1)
+    states = [machine.store.trial(trial).state for trial in trials]
+    assert states == ["RUNNING"] * 6
+    first, second = machine.store.workers(live=False)
+    for worker in (first, second):
+        held = [t for t in trials if machine.store.trial(t).worker_id == worker.id]
+        beats = [TrialBeat(trial_id=t, attempt=1, iterations_done=2) for t in held]
+        assert machine.store.heartbeat(worker.id, beats).stop == ()
+    machine.sweep_for(int(LEASE_S) - 1)
+    assert all(machine.store.trial(trial).state == "RUNNING" for trial in trials)
+
+
+def test_a_clock_that_was_set_back_does_not_keep_the_trials_of_a_worker_that_is_gone(
+    machine: Machine,
+) -> None:
+    machine.sweeper.sweep()
+    trials = lease_trials(machine, 4)
+    machine.forward(-3600)
+    machine.sweep_for(1)
+    assert machine.store.workers() == [], "neither has said anything since"
+    machine.sweep_for(int(LEASE_S) + 2)
+    assert [machine.store.trial(trial).state for trial in trials] == ["PENDING"] * 4
 
 
 def test_an_extension_that_failed_is_made_up_for(

@@ -1,6 +1,9 @@
-import pytest
+from collections.abc import Callable
 
-from results_db.allocation_records import HeartbeatAnswer
+import pytest
+from sqlalchemy import event
+
+from results_db.allocation_records import HeartbeatAnswer, Room
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
 from results_db.leases import LEASE_S
 from results_db.records import TrialBeat
@@ -241,3 +244,65 @@ def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: Turnabl
     assert store.campaign(campaign).node_seconds == pytest.approx(28)
     costs = [a.node_seconds for a in store.trial_detail(trial.id).attempts]
     assert costs == pytest.approx([20, 8])
+
+
+def count_statements(store: Store, action: Callable[[], object]) -> list[str]:
+    """The statements that something takes; many rows in one statement count as one."""
+    statements: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(store._db.engine, "before_cursor_execute", note)
+    try:
+        action()
+    finally:
+        event.remove(store._db.engine, "before_cursor_execute", note)
+    return statements
+
+
+def test_a_heartbeat_takes_a_few_statements_however_many_trials_are_leased(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    for size in range(1, 201):
+        store.add_trial(campaign, Layout(micro_batch_size=size))
+    leases = store.lease(worker.id, 1000)
+    beats = [TrialBeat(trial_id=lease.trial_id, attempt=1, iterations_done=2) for lease in leases]
+    assert len(beats) == 200
+    assert len(count_statements(store, lambda: store.heartbeat(worker.id, beats))) < 12
+
+
+def test_a_look_for_work_that_finds_none_does_not_queue_for_the_write_lock(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    with store._db.write():  # a writer that does not end
+        assert store.lease(worker.id, 1) == []
+    store.add_trial(campaign, Layout(num_nodes=9, dp=9))
+    with store._db.write():
+        assert store.lease(worker.id, 1) == []
+        assert store.lease(worker.id, 1, room=Room(nodes=0, devices=0)) == []
+    assert store.expire_leases() == []
+
+
+def test_of_several_campaigns_on_several_clusters_each_worker_gets_its_own_the_oldest_first(
+    store: Store,
+) -> None:
+    clusters = ("frontier", "perlmutter")
+    campaigns = {
+        (cluster, name): make_campaign(store, f"{cluster}-{name}", cluster=cluster)
+        for name in ("a", "b")
+        for cluster in clusters
+    }
+    for size in (1, 2):
+        for campaign in campaigns.values():
+            store.add_trial(campaign, Layout(micro_batch_size=size))
+    workers = [
+        (cluster, make_worker(store, f"{cluster}-{number}", cluster=cluster).id)
+        for cluster in clusters
+        for number in range(2)
+    ]
+    got: dict[str, list[int]] = {cluster: [] for cluster in clusters}
+    for _ in range(2):
+        for cluster, worker in workers:
+            lease = lease_one(store, worker)
+            assert lease.spec["cluster"]["name"] == cluster
+            got[cluster].append(lease.trial_id)
+    assert got == {"frontier": [1, 3, 5, 7], "perlmutter": [2, 4, 6, 8]}

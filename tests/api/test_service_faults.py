@@ -1,0 +1,170 @@
+"""The service in trouble: killed in the middle, and many workers at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import ServeProcess
+from tests.api.service import CAMPAIGN
+from tests.results_db.factories import completed
+
+NODES = [{"name": f"n{number}", "num_devices": 4} for number in range(4)]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path)
+    yield service
+    service.end()
+
+
+@pytest.fixture
+def store(service: ServeProcess) -> Iterator[Store]:
+    store = Store(DataDir(service.data_dir).database_url)
+    yield store
+    store.close()
+
+
+def register(service: ServeProcess, name: str) -> str:
+    body = {
+        "name": name,
+        "host": "login",
+        "cluster": "local-cpu",
+        "num_nodes": 4,
+        "devices_per_node": 4,
+        "device": "CPU core",
+        "allocation": {"scheduler": "slurm", "job_id": "7", "ends_in_s": 7200.0},
+        "nodes": NODES,
+    }
+    return str(service.post("/workers", body)["worker_id"])
+
+
+def lease(service: ServeProcess, worker: str, number: int) -> list[dict[str, Any]]:
+    body = {"max_trials": number, "wait_s": 0, "room": {"nodes": 4, "devices": 0}}
+    leases: list[dict[str, Any]] = service.post(f"/workers/{worker}/leases", body)["leases"]
+    return leases
+
+
+def beat(
+    service: ServeProcess, worker: str, leases: list[dict[str, Any]], idle_node_s: float
+) -> Any:
+    trials = [
+        {
+            "trial_id": lease["trial_id"],
+            "attempt": lease["attempt"],
+            "iterations_done": 1,
+            "held_s": 2.0,
+            "nodes_held": 0.5,
+        }
+        for lease in leases
+    ]
+    nodes = [{"name": node["name"], "state": "busy", "doing": worker} for node in NODES]
+    status = {"state": "working", "ends_in_s": 60.0, "idle_node_s": idle_node_s, "nodes": nodes}
+    return service.post(f"/workers/{worker}/heartbeats", {"trials": trials, "status": status})
+
+
+def add_trials(store: Store, campaign_id: int, number: int) -> None:
+    for size in range(1, number + 1):
+        store.add_trial(campaign_id, Layout(micro_batch_size=size))
+
+
+def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
+    service: ServeProcess, store: Store
+) -> None:
+    campaign = service.post("/campaigns", CAMPAIGN)
+    add_trials(store, campaign["id"], 4)
+    worker = register(service, "w1")
+    leases = lease(service, worker, 4)
+    beat(service, worker, leases, idle_node_s=10.0)
+    service.post("/nodes/local-cpu/n3/quarantine", {"reason": "loud"})
+
+    service.end(signal.SIGKILL)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{service.service['url']}/v1/health", trust_env=False)
+    # As after an hour without a service: by the clock every lease has run out long ago.
+    with store._db.write() as session:
+        session.connection().exec_driver_sql(
+            "UPDATE trials SET lease_expires_at = '2026-01-01 00:00:00.000000' WHERE state = 'RUNNING'"
+        )
+    service.start()
+
+    trials = service.get("/campaigns/first/trials")["trials"]
+    assert [(trial["state"], trial["attempt"]) for trial in trials] == [("RUNNING", 1)] * 4
+    told = beat(service, worker, leases, idle_node_s=10.0)
+    assert told == {
+        "stop": [],
+        "release": [],
+        "quarantine": [{"node": "n3", "reason": "loud"}],
+    }
+    (allocation,) = service.get("/allocations")["allocations"]
+    assert [node["state"] for node in allocation["nodes"]] == ["busy"] * 4
+    assert len(allocation["running"]) == 4
+    assert 0 < allocation["seconds_left"] <= 60
+    assert allocation["cost"]["idle"] == 10.0, "what was told before the service died counts once"
+
+
+def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
+    service: ServeProcess, store: Store
+) -> None:
+    campaign = service.post("/campaigns", {**CAMPAIGN, "budget": {"trials": 99}})
+    add_trials(store, campaign["id"], 24)
+    faults: list[BaseException] = []
+
+    def work(name: str) -> None:
+        worker = register(service, name)
+        idle_node_s = 0.0
+        while leases := lease(service, worker, 4):
+            idle_node_s += 5.0
+            for _ in range(2):
+                assert beat(service, worker, leases, idle_node_s)["stop"] == []
+            for leased in leases:
+                outcome = completed(duration_s=8.0).to_mapping()
+                body = {"worker_id": worker, "attempt": leased["attempt"], "outcome": outcome}
+                body |= {"nodes_held": 0.5, "iterations_s": 2.0}
+                path = f"/trials/{leased['trial_id']}/outcome"
+                for _ in range(2):
+                    assert service.post(path, body)["accepted"]
+        told[name] = idle_node_s
+
+    def guarded(name: str) -> None:
+        try:
+            work(name)
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    told: dict[str, float] = {}
+    threads = [threading.Thread(target=guarded, args=(f"w{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert not faults
+    read = service.get("/campaigns/first")
+    assert read["progress"]["trials"]["COMPLETED"] == 24
+    # One device of the two that each probe held, for 2 s and for 8 s in all.
+    expected = {"iterations": 24 * 0.5, "start": 24 * 1.5, "lost": 0.0}
+    assert {part: read["cost"][part] for part in expected} == pytest.approx(expected)
+    assert read["cost"]["idle"] == pytest.approx(24 * 2.0 + sum(told.values()))
+    assert read["node_seconds"] == pytest.approx(24 * 4.0)
+
+
+def test_a_heartbeat_with_a_thousand_trials_is_taken(service: ServeProcess, store: Store) -> None:
+    campaign = service.post("/campaigns", CAMPAIGN)
+    add_trials(store, campaign["id"], 20)
+    worker = register(service, "w1")
+    leases = lease(service, worker, 20)
+    unknown = [{"trial_id": 10_000 + number, "attempt": 1} for number in range(980)]
+    told = beat(service, worker, [*leases, *unknown], 0.0)
+    assert told["stop"] == [trial["trial_id"] for trial in unknown]
+    one_more = [*leases, *unknown, {"trial_id": 5, "attempt": 1}]
+    with pytest.raises(AssertionError, match="1001"):
+        beat(service, worker, one_more, 0.0)
