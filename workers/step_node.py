@@ -8,10 +8,10 @@ read by every user of a node.
     {"order": "start", "tasks": [RankTask, ...]}, "tell" and "end" as the zygote takes them
 
     {"event": "hello", "token": ..., "name": ..., "step": ..., "num_cores": ...,
-     "core_ids": [...], "memory_available_bytes": ...}
+     "core_ids": [...], "memory_available_bytes": ..., "steps": [...]}
     {"event": "started", "pids": {...}}       the zygote is ready, the ranks are being forked
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
-    {"event": "lost", "message": ...}         the zygote is gone; with a "group", that group alone
+    {"event": "lost", "message": ...}         the zygote is gone
     and what the ranks report, as the zygote sends it
 
 It ends everything on its node when the line closes, and is ended with its parent, Slurm's manager of the
@@ -24,6 +24,8 @@ import argparse
 import os
 import socket
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from search_spaces.machine import available_memory_bytes, usable_cores
@@ -38,12 +40,16 @@ ADDRESS_VARIABLE: Final = "LAYOUT_TUNER_STEP_ADDRESS"
 TOKEN_VARIABLE: Final = "LAYOUT_TUNER_STEP_TOKEN"  # noqa: S105 (a name)
 """What the step shows to be let in."""
 
+STEP_VARIABLE: Final = "LAYOUT_TUNER_STEP"
+"""Name of the step, in the environment of all that runs in it."""
+
 _CONNECT_WITHIN_S: Final = 30.0
 _POLL_S: Final = 60.0
 _SILENT_S: Final = 5
 """Seconds without a packet after which the other end is asked whether it is there."""
 _ASK_EVERY_S: Final = 3
 _ASK_TIMES: Final = 5
+_NODE_VARIABLE: Final = "SLURMD_NODENAME"
 
 
 def notice_a_dead_peer(connection: socket.socket) -> None:
@@ -109,7 +115,7 @@ class StepNode:
         while True:
             events = ranks.poll(_POLL_S)
             self._send(*events)
-            if any(event["event"] == "lost" and "group" not in event for event in events):
+            if events and events[-1]["event"] == "lost":
                 return None
 
     def _end(self, group: str) -> None:
@@ -135,24 +141,44 @@ class StepNode:
             return
 
 
-def hello(token: str) -> Document:
-    """Who this node is and what of it the step was given."""
+def hello(token: str, *, look: bool) -> Document:
+    """Who this node is, what of it the step was given, and what else of ours is alive on it."""
     job, step = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return {
         "event": "hello",
         "token": token,
-        "name": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "name": os.environ.get(_NODE_VARIABLE) or socket.gethostname(),
         "step": f"{job}.{step}",
         "pid": os.getpid(),
         "num_cores": usable_cores(),
         "core_ids": sorted(os.sched_getaffinity(0)),
         "memory_available_bytes": available_memory_bytes(),
+        "steps": living_steps(os.environ) if look else [],
     }
+
+
+def living_steps(environment: Mapping[str, str]) -> list[str]:
+    """Names of the steps of this job that have processes on this node, but for our own.
+
+    Whatever became of their parents, all that runs in a step has its name in the environment.
+    """
+    ours = {name: environment.get(name, "") for name in ("SLURM_JOB_ID", _NODE_VARIABLE)}
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it ended while we looked, or is none of our user's
+            continue
+        theirs = dict(word.partition("=")[::2] for word in words)
+        if STEP_VARIABLE in theirs and all(theirs.get(name, "") == ours[name] for name in ours):
+            found.add(theirs[STEP_VARIABLE])
+    return sorted(found - {environment.get(STEP_VARIABLE)})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="workers.step_node", description=__doc__)
     parser.add_argument("--entry", default=RANK_ENTRY)
+    parser.add_argument("--look", action="store_true", help="say what else is alive on this node")
     arguments = parser.parse_args()
     die_with_parent(os.getppid())
     host, _, port = os.environ.pop(ADDRESS_VARIABLE).rpartition(":")
@@ -161,7 +187,7 @@ def main() -> None:
     connection.settimeout(None)
     notice_a_dead_peer(connection)
     line = JsonLines(connection)
-    line.send(hello(token))
+    line.send(hello(token, look=arguments.look))
     StepNode(line, arguments.entry).run()
 
 

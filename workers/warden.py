@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,13 @@ def python_module(name: str) -> list[str]:
     the user's that happens to hold one of that name would be run instead.
     """
     return [sys.executable, "-P", "-m", name]
+
+
+def with_our_package(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, in which Python finds this package before any other of its name."""
+    package_root = str(Path(__file__).parent.parent)
+    inherited = env.get("PYTHONPATH")
+    return {**env, "PYTHONPATH": f"{package_root}:{inherited}" if inherited else package_root}
 
 
 def start_under_warden(
@@ -58,12 +65,9 @@ def start_under_warden(
     guardians = [f"--guardian={pid}" for pid in (os.getpid(), *other_guardians)]
     fds = [f"--pass-fd={fd}" for fd in pass_fds]
     directory = [] if remove is None else [f"--remove={remove}"]
-    package_root = str(Path(__file__).parent.parent)
-    inherited = env.get("PYTHONPATH")
-    path = f"{package_root}:{inherited}" if inherited else package_root
     return subprocess.Popen(
         [*python_module("workers.warden"), *guardians, *fds, *directory, "--", *command],
-        env={**env, "PYTHONPATH": path},
+        env=with_our_package(env),
         pass_fds=pass_fds,
         stdin=subprocess.DEVNULL,
         stdout=2 if stdout is None else stdout,

@@ -15,7 +15,10 @@ from workers.launchers.srun import StepSettings
 @contextmanager
 def allocation(site: SlurmSite, num_nodes: int) -> Iterator[str]:
     """The id of a job that holds some nodes until the end of the block."""
-    held = site.run("salloc", "--no-shell", f"--nodes={num_nodes}", "--exclusive", "--time=10")
+    whole = ("--exclusive", "--gpus-per-node=8")
+    held = site.run(
+        "salloc", "--no-shell", *whole, f"--nodes={num_nodes}", "--no-kill", "--time=10"
+    )
     job_id = held.stderr.split("Granted job allocation ")[1].split()[0]
     yield job_id
     site.run("scancel", job_id, check=False)

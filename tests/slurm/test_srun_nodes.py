@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
+import subprocess
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.slurm.allocations import allocation, step_settings, steps
 from tests.slurm.site import SlurmSite, why_not
 from tests.workers.process_checks import (
+    MARK,
     RANK_PROGRAMS,
+    is_alive,
     marked,
     run_group,
     wait_until,
 )
+from workers.errors import NodeLostError
+from workers.launchers.group import GroupEnd, GroupFailure
 from workers.launchers.srun import SrunNodes
+from workers.launchers.step import Step
+from workers.packing.shares import Share
+from workers.rank_task import RankTask
+from workers.step_node import STEP_VARIABLE, TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slurm
 
@@ -30,7 +46,7 @@ def site() -> Iterator[SlurmSite]:
         yield site
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def job(site: SlurmSite) -> Iterator[str]:
     with allocation(site, 4) as job_id:
         yield job_id
@@ -38,19 +54,31 @@ def job(site: SlurmSite) -> Iterator[str]:
 
 @pytest.fixture
 def mark(site: SlurmSite, job: str) -> Iterator[str]:
-    """Of every process of the test's steps; none of them may be left, nor any step."""
+    """Of every process of the test's steps; none of them may be left."""
     mark = uuid.uuid4().hex
     yield mark
     wait_until("no process is left", lambda: not marked(mark))
-    assert steps(site, job) == []
 
 
 @pytest.fixture
 def nodes(site: SlurmSite, job: str, mark: str) -> Iterator[SrunNodes]:
-    settings = step_settings(site, job, site.node_names, mark, rank_entry=RANK_PROGRAMS)
-    nodes = SrunNodes(settings)
+    nodes = start_nodes(site, job, mark)
     yield nodes
     nodes.close()
+    wait_until("Slurm knows of no step", lambda: not steps(site, job))
+
+
+@pytest.fixture
+def unknown_to_slurm(site: SlurmSite, job: str, mark: str) -> Iterator[SrunNodes]:
+    """Nodes for a fault that Slurm itself does not notice: it counts the step for ever."""
+    nodes = start_nodes(site, job, mark)
+    yield nodes
+    nodes.close()
+
+
+def start_nodes(site: SlurmSite, job: str, mark: str, **changes: Any) -> SrunNodes:
+    entry = {"rank_entry": RANK_PROGRAMS, **changes}
+    return SrunNodes(step_settings(site, job, site.node_names, mark, **entry))
 
 
 def test_nodes_tell_their_names_and_cores_before_the_first_group(nodes: SrunNodes) -> None:
@@ -64,3 +92,246 @@ def test_ranks_of_several_nodes_meet_at_the_address_of_the_first(nodes: SrunNode
     assert end.failure is None, end
     where = {"address": "127.0.3.1", "port": 4321}
     assert [end.results[rank]["told"] for rank in range(8)] == [where] * 8
+
+
+def test_ranks_of_two_groups_run_side_by_side_on_one_node(nodes: SrunNodes) -> None:
+    """Each waits in its first iteration for the other's: one after the other would never get there."""
+    there = threading.Barrier(2, timeout=60)
+    ends: dict[int, GroupEnd] = {}
+
+    def meet_the_other(event: dict[str, Any]) -> None:
+        if event.get("index") == 0:
+            there.wait()
+
+    def run(device: int) -> None:
+        shares = (Share(node=1, devices=(device,)),)
+        ends[device] = run_group(
+            nodes, "iterate", shares=shares, num_ranks=1, on_event=meet_the_other
+        )
+
+    threads = [threading.Thread(target=run, args=[device]) for device in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [ends[device].failure for device in (0, 1)] == [None, None]
+
+
+class Hanging:
+    """A group of two ranks on each of two nodes that hang, and what happens once all of them do."""
+
+    def __init__(self, nodes: SrunNodes, strike: Callable[[Step], None]) -> None:
+        self.ranks: list[int] = []
+        started: list[Step] = []
+        start = nodes.start
+
+        def start_and_keep(tasks: Mapping[int, Sequence[RankTask]]) -> None:
+            start(tasks)
+            started.append(nodes.step(next(iter(tasks.values()))[0].group))
+
+        def strike_when_all_hang(event: dict[str, Any]) -> None:
+            if "pid" in event:
+                self.ranks.append(event["pid"])
+                if len(self.ranks) == 4:
+                    strike(started[0])
+
+        nodes.start = start_and_keep  # type: ignore[method-assign]
+        self.end = run_group(
+            nodes, "hang", num_ranks=4, num_nodes=2, deadline_s=60, on_event=strike_when_all_hang
+        )
+        nodes.start = start  # type: ignore[method-assign]
+
+    @property
+    def failure(self) -> GroupFailure:
+        assert self.end.failure is not None
+        return self.end.failure
+
+
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_sigkill_of_a_rank_ends_the_group_and_names_rank_and_node(nodes: SrunNodes) -> None:
+    ranks: list[int] = []
+
+    def strike_the_last(event: dict[str, Any]) -> None:
+        ranks.append(event["pid"])
+        if len(ranks) == 4:
+            kill(ranks[-1])
+
+    end = run_group(nodes, "hang", num_ranks=4, num_nodes=2, on_event=strike_the_last)
+    assert end.failure is not None
+    assert end.failure.reason == "crashed"
+    assert "was killed by signal 9 (SIGKILL)" in end.failure.message
+    assert end.failure.rank is not None
+    assert end.failure.node == end.failure.rank // 2
+    assert not any(map(is_alive, ranks))
+    assert not nodes.lost()
+
+
+def test_sigkill_of_a_nodes_task_loses_that_node_and_it_can_be_recovered(nodes: SrunNodes) -> None:
+    hanging = Hanging(nodes, lambda step: kill(step.pids[1]))
+    assert (hanging.failure.reason, hanging.failure.node) == ("node_lost", 1)
+    assert hanging.failure.message.startswith("node n2 was lost: its line closed")
+    assert not any(map(is_alive, hanging.ranks))
+    assert list(nodes.lost()) == [1]
+    refused = run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure
+    assert refused is not None
+    assert refused.node == 1
+    nodes.recover(1)
+    assert not nodes.lost()
+    assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
+
+
+def test_sigkill_of_slurms_manager_of_the_step_leaves_nothing(unknown_to_slurm: SrunNodes) -> None:
+    nodes = unknown_to_slurm
+    hanging = Hanging(nodes, lambda step: kill(psutil.Process(step.pids[1]).ppid()))
+    assert (hanging.failure.reason, hanging.failure.node) == ("node_lost", 1)
+    assert not any(map(is_alive, hanging.ranks))
+
+
+def test_sigkill_of_srun_ends_the_step_and_blames_no_node(nodes: SrunNodes) -> None:
+    hanging = Hanging(nodes, lambda step: kill(step.srun_pid))
+    assert hanging.failure.reason == "node_lost"
+    assert hanging.failure.message == "the step's srun ended with signal 9"
+    assert not any(map(is_alive, hanging.ranks))
+    assert not nodes.lost()
+    assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
+
+
+def test_a_daemon_that_a_rank_leaves_is_gone_with_the_group(nodes: SrunNodes) -> None:
+    end = run_group(nodes, "daemonise", num_ranks=4, num_nodes=2)
+    assert not any(is_alive(result["daemon"]) for result in end.results.values())
+
+
+def test_a_failing_ranks_last_lines_come_with_its_node(nodes: SrunNodes) -> None:
+    end = run_group(nodes, "hang", by_rank={"3": "fail-late"}, num_ranks=4, num_nodes=2)
+    assert end.failure is not None
+    assert (end.failure.rank, end.failure.node) == (3, 1)
+    assert end.log_tail.endswith("ValueError: this rank was told to fail")
+
+
+def test_processes_of_an_ended_step_keep_a_lost_node_from_being_used(
+    nodes: SrunNodes, site: SlurmSite, job: str, mark: str
+) -> None:
+    hanging = Hanging(nodes, lambda step: kill(step.pids[1]))
+    assert hanging.failure.node == 1
+    left = subprocess.Popen(
+        ["sleep", "1000"],
+        env={
+            **site.environment,
+            MARK: mark,
+            "SLURM_JOB_ID": job,
+            "SLURMD_NODENAME": "n2",
+            STEP_VARIABLE: "layout-tuner-of-before",
+        },
+    )
+    with pytest.raises(NodeLostError, match=r"are left on node n2: layout-tuner-of-before$"):
+        nodes.recover(1)
+    assert list(nodes.lost()) == [1]
+    left.kill()
+    left.wait()
+    nodes.recover(1)
+    assert not nodes.lost()
+
+
+def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
+    site: SlurmSite, nodes: SrunNodes
+) -> None:
+    shares = (Share(node=2, devices=(0,)), Share(node=3, devices=(0,)))
+    ranks: list[int] = []
+
+    def strike(event: dict[str, Any]) -> None:
+        ranks.append(event["pid"])
+        if len(ranks) == 2:
+            site.lose_node("n4")
+
+    end = run_group(nodes, "hang", shares=shares, num_nodes=2, on_event=strike)
+    assert end.failure is not None
+    assert (end.failure.reason, end.failure.node) == ("node_lost", 3)
+    assert "node n4 was lost" in end.failure.message
+    assert not any(map(is_alive, ranks))
+    assert list(nodes.lost()) == [3]
+    with pytest.raises(NodeLostError, match="n4"):
+        nodes.recover(3)
+    others = (Share(node=1, devices=(0,)), Share(node=2, devices=(0,)))
+    of_the_others = run_group(nodes, "succeed", shares=others, num_nodes=2)
+    site.return_node("n4")
+    assert of_the_others.failure is None
+
+
+def test_scancel_of_the_whole_job_ends_the_group_and_every_process(
+    site: SlurmSite, nodes: SrunNodes, job: str
+) -> None:
+    hanging = Hanging(nodes, lambda _: site.run("scancel", job) and None)
+    assert hanging.failure.reason == "node_lost"
+    assert not any(map(is_alive, hanging.ranks))
+    site.wait_for_end(int(job))
+
+
+def test_groups_beyond_the_limit_of_steps_wait_for_their_turn(
+    site: SlurmSite, job: str, mark: str
+) -> None:
+    nodes = start_nodes(site, job, mark, max_steps=1)
+    iterating = threading.Event()
+    ends: list[GroupEnd] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        iterating.set()
+
+    def run_one(kind: str, device: int) -> None:
+        shares = (Share(node=0, devices=(device,)),)
+        ends.append(run_group(nodes, kind, shares=shares, num_ranks=1, on_event=on_event))
+
+    first = threading.Thread(target=run_one, args=["iterate", 0])
+    first.start()
+    assert iterating.wait(60)
+    cancelled = run_group(nodes, "succeed", cancelled=lambda: True)
+    assert cancelled.failure is not None
+    assert cancelled.failure.reason == "cancelled"
+    assert first.is_alive()  # the one that waited has gone without a step of its own
+    run_one("succeed", 1)
+    first.join()
+    nodes.close()
+    assert [end.failure for end in ends] == [None, None]
+    assert len(ends[0].results[0]) == 1  # the first to come was the first to run
+
+
+def test_a_node_that_does_not_call_in_is_lost_by_name(site: SlurmSite, job: str, mark: str) -> None:
+    nodes = start_nodes(site, job, mark)
+    nodes.settings = replace(nodes.settings, connect_within_s=0.0)
+    end = run_group(nodes, "succeed")
+    nodes.close()
+    assert end.failure is not None
+    assert end.failure.reason == "node_lost"
+    assert end.failure.message.startswith("node n1 did not call in within 0 s")
+
+
+def test_strangers_are_turned_away(nodes: SrunNodes) -> None:
+    host, _, port = nodes.lines.address.rpartition(":")
+    for said in (b'{"token": "guessed"}\n', b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"x" * 200_000):
+        with (
+            socket.create_connection((host, int(port)), 30) as stranger,
+            contextlib.suppress(ConnectionError),
+        ):
+            stranger.sendall(said)
+            assert stranger.recv(1) == b""
+    assert run_group(nodes, "succeed").failure is None
+
+
+def test_neither_address_nor_token_can_be_read_from_a_command_line_or_in_a_rank(
+    nodes: SrunNodes, mark: str
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def look(_: dict[str, Any]) -> None:
+        for process in marked(mark):
+            command = " ".join(process.cmdline())
+            assert "127.0.3.100" not in command
+            seen.append((command, TOKEN_VARIABLE in process.environ()))
+
+    run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=1)
+    with_token = [command for command, has_token in seen if has_token]
+    assert all("srun" in command or "step_node" in command for command in with_token)
+    assert any("zygote" in command for command, _ in seen)

@@ -15,18 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from workers.errors import NodeLostError, WorkerError
+from workers.errors import NodeLostError, RanksLeftError, WorkerError
 from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.srun_process import SrunProcess
 from workers.launchers.step import Step
 from workers.launchers.step_lines import StepLines
 from workers.rank_task import RANK_ENTRY, RankTask
-from workers.step_node import ADDRESS_VARIABLE, TOKEN_VARIABLE
-from workers.warden import python_module
+from workers.step_node import ADDRESS_VARIABLE, STEP_VARIABLE, TOKEN_VARIABLE
+from workers.warden import python_module, with_our_package
 
 _LOG = logging.getLogger(__name__)
 
+_MEETING: Final = "meeting-"
+"""Begins the names of groups that are there to get to know nodes, and have no ranks."""
 MAX_STEPS: Final = 90
 """Steps at once: sites ask for fewer than a hundred `srun` a batch host."""
 
@@ -79,15 +81,15 @@ class SrunNodes:
     """
 
     def __init__(self, settings: StepSettings) -> None:
-        self._settings = settings
-        self._lines = StepLines(settings.listen_address)
+        self.settings = settings
+        self.lines = StepLines(settings.listen_address)
         self._lock = threading.Lock()
         self._running = _Running()
         self._lost: dict[int, str] = {}
         try:
             self._nodes = self._meet_all()
         except BaseException:
-            self._lines.close()
+            self.lines.close()
             raise
 
     @property
@@ -137,7 +139,7 @@ class SrunNodes:
                 return {}
             if group in self._running.waiting:
                 self._running.waiting.remove(group)
-            self._lines.expect_no_more(self._running.tokens.pop(group))
+            self.lines.expect_no_more(self._running.tokens.pop(group))
         try:
             return step.end()
         finally:
@@ -148,16 +150,22 @@ class SrunNodes:
             self._launch_what_may_run()
 
     def recover(self, node: int) -> None:
-        """Asks a lost node whether it is there again.
+        """Asks a lost node whether it is there again, and clean.
 
         Raises:
             NodeLostError: it is not.
         """
         hellos, losses = self._meet([node])
+        name = self._nodes[node].name
         if node not in hellos:
-            raise NodeLostError(
-                losses.get(node, f"node {self._nodes[node].name} does not answer"), node=node
+            raise NodeLostError(losses.get(node, f"node {name} does not answer"), node=node)
+        with self._lock:
+            running = {_step_name(group) for group in self._running.by_group}
+        if left := sorted(set(hellos[node]["steps"]) - running):
+            message = (
+                f"processes of steps that have ended are left on node {name}: {', '.join(left)}"
             )
+            raise NodeLostError(message, node=node)
         with self._lock:
             self._lost.pop(node, None)
             self._nodes[node] = self._describe(node, hellos[node])
@@ -171,14 +179,14 @@ class SrunNodes:
                 self.end((), group)
             except WorkerError as error:
                 _LOG.error("%s", error)
-        self._lines.close()
+        self.lines.close()
 
     def _meet_all(self) -> list[Node]:
         """What the nodes are, as a first small step tells.
 
         One that fails to run on all at once says little: who is missing is then asked alone.
         """
-        everyone = range(len(self._settings.node_names))
+        everyone = range(len(self.settings.node_names))
         hellos, losses = self._meet(everyone)
         for node in everyone:
             if node not in hellos:
@@ -187,68 +195,69 @@ class SrunNodes:
                 losses = {**losses, **lost}
         if not hellos:
             why = "; ".join(losses.values()) or "the first step started nowhere"
-            raise NodeLostError(f"no node of job {self._settings.job_id} answers: {why}")
+            raise NodeLostError(f"no node of job {self.settings.job_id} answers: {why}")
         some = next(iter(hellos.values()))
-        for node in everyone:
-            if node not in hellos:
-                name = self._settings.node_names[node]
-                self._lost[node] = losses.get(node, f"node {name} did not call in")
-                _LOG.warning("%s", self._lost[node])
+        self._lost = {node: losses[node] for node in everyone if node not in hellos}
+        for why in self._lost.values():
+            _LOG.warning("%s", why)
         return [self._describe(node, hellos.get(node, some)) for node in everyone]
 
     def _meet(self, nodes: Sequence[int]) -> tuple[Mapping[int, Document], Mapping[int, str]]:
         """What some nodes say of themselves, and why others don't."""
-        group = f"meet-{secrets.token_hex(6)}"
+        group = f"{_MEETING}{secrets.token_hex(6)}"
         step = self._new_step(group, nodes)
         try:
             self._launch_what_may_run()
             hellos = step.hellos()
         finally:
-            self.end(nodes, group)
+            try:
+                self.end(nodes, group)
+            except RanksLeftError as error:  # it never had a rank
+                _LOG.warning("%s", error)
         return hellos, step.losses
 
     def _describe(self, node: int, hello: Document) -> Node:
         return Node(
-            name=self._settings.node_names[node],
-            address=self._settings.addresses[node],
-            num_devices=self._settings.num_devices,
+            name=self.settings.node_names[node],
+            address=self.settings.addresses[node],
+            num_devices=self.settings.num_devices,
             num_cores=hello["num_cores"],
             core_ids=tuple(hello["core_ids"]),
-            device_cores=self._settings.device_cores,
+            device_cores=self.settings.device_cores,
         )
 
     def _new_step(self, group: str, nodes: Sequence[int]) -> Step:
-        names = {node: self._settings.node_names[node] for node in nodes}
-        step = Step(group=group, nodes=names, connect_within_s=self._settings.connect_within_s)
+        names = {node: self.settings.node_names[node] for node in nodes}
+        step = Step(group=group, nodes=names, connect_within_s=self.settings.connect_within_s)
         with self._lock:
             token = secrets.token_hex(16)
             self._running.by_group[group] = step
             self._running.tokens[group] = token
             self._running.waiting.append(group)
-        self._lines.expect(token, step)
+        self.lines.expect(token, step)
         return step
 
     def _launch_what_may_run(self) -> None:
         """Launches steps that wait, in the order of their coming, as far as the limit lets it."""
         running = self._running
         with self._lock:
-            while running.waiting and len(running.launched) < self._settings.max_steps:
+            while running.waiting and len(running.launched) < self.settings.max_steps:
                 group = running.waiting.popleft()
                 running.launched.add(group)
                 step = running.by_group[group]
                 step.launch(self._srun(group, step.nodes))
             if running.waiting:
-                most, waiting = self._settings.max_steps, len(running.waiting)
+                most, waiting = self.settings.max_steps, len(running.waiting)
                 _LOG.info("%d groups wait until fewer than %d steps run", waiting, most)
 
     def _srun(self, group: str, nodes: Sequence[int]) -> SrunProcess:
-        settings = self._settings
+        settings = self.settings
         names = [settings.node_names[node] for node in nodes]
         left_out = settings.several_nodes_only if len(names) == 1 else frozenset()
         inherited = {k: v for k, v in settings.environment.items() if k not in left_out}
         return SrunProcess(
             job_id=settings.job_id,
-            name=f"layout-tuner-{group}",
+            name=_step_name(group),
             options=[
                 "--overlap",
                 f"--nodes={len(names)}",
@@ -257,6 +266,7 @@ class SrunNodes:
                 f"--nodelist={','.join(names)}",
                 "--cpu-bind=none",
                 "--mem=0",
+                "--no-kill",  # a node that dies shall not take the others' words with it
                 "--kill-on-bad-exit=0",
                 "--wait=0",
                 "--input=none",
@@ -264,10 +274,12 @@ class SrunNodes:
                 *settings.options,
                 *python_module("workers.step_node"),
                 f"--entry={settings.rank_entry}",
+                *(["--look"] if group.startswith(_MEETING) else []),
             ],
             environment={
-                **inherited,
-                ADDRESS_VARIABLE: self._lines.address,
+                **with_our_package(inherited),
+                STEP_VARIABLE: _step_name(group),
+                ADDRESS_VARIABLE: self.lines.address,
                 TOKEN_VARIABLE: self._running.tokens[group],
             },
         )
@@ -276,3 +288,7 @@ class SrunNodes:
         with self._lock:
             for node, why in step.losses.items():
                 self._lost.setdefault(node, why)
+
+
+def _step_name(group: str) -> str:
+    return f"layout-tuner-{group}"

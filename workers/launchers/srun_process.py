@@ -12,15 +12,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from workers.errors import RanksLeftError
+from workers.slurm.errors import SlurmRefusedError, SlurmUnavailableError
+from workers.slurm.programs import call
 
 _LOG = logging.getLogger(__name__)
 
-_CANCELLED_WITHIN_S: Final = 5.0
+_CLEAN_END_WITHIN_S: Final = 15.0
+_END_WITHIN_S: Final = 2.0
+_TAKEN_OFF_THE_BOOKS_WITHIN_S: Final = 3.0
 _GONE_WITHIN_S: Final = 60.0
 """Slurm sends SIGTERM to what is left of a step, and SIGKILL after its KillWait, 30 s by default."""
-_ASK_WITHIN_S: Final = 20.0
 _LAST_WORDS: Final = 5
 _LOG_TAIL_BYTES: Final = 8 << 10
+
+_NOISE: Final = "lacks support for cpu binding"
+"""Said at every step of a site without it; ours asks for no binding."""
 
 _OTHERS_WISHES: Final = (
     "SLURM_CPU_BIND",
@@ -85,45 +91,49 @@ class SrunProcess:
         """What `srun`, and whatever the tasks print, said last; empty: nothing."""
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        return " / ".join(tail.decode(errors="replace").splitlines()[-_LAST_WORDS:])
+        lines = [line for line in tail.decode(errors="replace").splitlines() if _NOISE not in line]
+        return " / ".join(lines[-_LAST_WORDS:])
 
-    def end(self, *, step_id: str | None, by_itself_within_s: float, is_clean: bool) -> None:
+    def end(self, *, step_id: str | None, is_clean: bool, tasks_are_gone: bool) -> None:
         """Returns when nothing is left of the step.
 
         Args:
             step_id: as JOB.STEP, where a node has told it.
-            by_itself_within_s: how long it may take to end without being told.
             is_clean: whether every node has said that nothing is left on it.
+            tasks_are_gone: whether the task on every node has ended, and so all below it, whatever
+                the batch system says: one whose own processes were killed never hears of that.
 
         Raises:
             RanksLeftError: the batch system still counts the step among those that run.
         """
         try:
-            ended = self._wait(by_itself_within_s)
+            ended = self._wait(_CLEAN_END_WITHIN_S if is_clean else _END_WITHIN_S)
             if not ended:
                 self._process.terminate()
-                ended = self._wait(_CANCELLED_WITHIN_S)
+                ended = self._wait(_END_WITHIN_S)
             if not (ended and is_clean and self._process.returncode == 0):
-                self._have_it_cancelled(step_id)
+                self._have_it_cancelled(step_id, tasks_are_gone=tasks_are_gone)
         finally:
             self._process.kill()
             self._process.wait()
             self._log.close()
 
-    def _have_it_cancelled(self, step_id: str | None) -> None:
-        give_up_at = time.monotonic() + _GONE_WITHIN_S
+    def _have_it_cancelled(self, step_id: str | None, *, tasks_are_gone: bool) -> None:
+        patience_s = _TAKEN_OFF_THE_BOOKS_WITHIN_S if tasks_are_gone else _GONE_WITHIN_S
+        give_up_at = time.monotonic() + patience_s
         pause_s = 0.05
         cancelled = False
         while (running := self._running_step(step_id)) is not None:
             if not cancelled:
                 cancelled = self._ask("scancel", running) is not None
             if time.monotonic() > give_up_at:
-                raise RanksLeftError(
-                    f"step {running} still runs {_GONE_WITHIN_S:g} s after it was cancelled; "
-                    f"see `scontrol show step {running}`"
-                )
+                still = f"step {running} still runs {patience_s:g} s after it was cancelled"
+                if tasks_are_gone:
+                    return _LOG.warning("Slurm says that %s; its tasks have ended", still)
+                raise RanksLeftError(f"{still}; see `scontrol show step {running}`")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
+        return None
 
     def _running_step(self, step_id: str | None) -> str | None:
         """The step's id while the batch system counts it among those that run.
@@ -140,26 +150,16 @@ class SrunProcess:
         return None
 
     def _ask(self, *command: str) -> str | None:
-        """What a command of Slurm's answers; None: it failed."""
+        """What a program of Slurm's answers; None: nothing."""
         try:
-            asked = subprocess.run(
-                command,
-                env=self._environment,
-                capture_output=True,
-                text=True,
-                timeout=_ASK_WITHIN_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            _LOG.warning("%s: %s", command[0], error)
-            return None
-        if asked.returncode != 0:
-            said = asked.stderr.strip()
-            if "Invalid job id" in said:  # the whole job is gone from the controller's memory
+            return call(*command, environ=self._environment)
+        except SlurmRefusedError as error:
+            if "Invalid job id" in str(error):  # the whole job is gone from the controller's memory
                 return ""
-            _LOG.warning("%s ended with exit code %d: %s", command[0], asked.returncode, said)
-            return None
-        return asked.stdout
+            _LOG.warning("%s", error)
+        except SlurmUnavailableError as error:
+            _LOG.warning("%s", error)
+        return None
 
     def _wait(self, within_s: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):

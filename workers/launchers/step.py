@@ -35,10 +35,16 @@ class _Member:
     ended: Document | None = None
     lost: bool = False
     hung_up_at: float | None = None
+    is_cut_off: bool = False
 
     @property
     def is_there(self) -> bool:
         return self.line is not None and self.hung_up_at is None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its task has ended for sure: its kernel said so."""
+        return self.hung_up_at is not None and not self.is_cut_off
 
 
 class Step:
@@ -117,16 +123,19 @@ class Step:
                         self._note_start(member)
                     case "ended":
                         member.ended = document
-                    case "lost" if "group" not in document:
+                    case "lost" if member.ended:
+                        continue  # its zygote ends with the step
+                    case "lost":
                         self._lose(node, f"node {member.name} was lost: {document['message']}")
                     case _:
                         self._events.append(NodeEvent(node=node, document=document))
             self._changed.notify_all()
 
-    def hung_up(self, node: int) -> None:
+    def hung_up(self, node: int, *, is_cut_off: bool) -> None:
         """A node's line has closed."""
         with self._changed:
             self._members[node].hung_up_at = time.monotonic()
+            self._members[node].is_cut_off = is_cut_off
             self._changed.notify_all()
 
     # The group's.
@@ -172,13 +181,12 @@ class Step:
             _ENDED_WITHIN_S,
         )
         self._close_lines()
-        all_called = all(m.hello for m in self._members.values())
-        is_clean = all(m.ended or not m.ordered for m in self._members.values()) and all_called
         self._lose_who_did_not_end()
+        members = self._members.values()
         self._process.end(
             step_id=self._step_id(),
-            by_itself_within_s=_GONE_WITHIN_S if all_called else 0.0,
-            is_clean=is_clean,
+            is_clean=all(m.is_gone and (m.ended or not m.ordered) for m in members),
+            tasks_are_gone=all(m.is_gone for m in members),
         )
         return _tails({node: m.ended for node, m in self._members.items() if m.ended})
 

@@ -32,8 +32,8 @@ class Caller(Protocol):
         """What a node says."""
         ...
 
-    def hung_up(self, node: int) -> None:
-        """The node has closed its line, or the connection has broken."""
+    def hung_up(self, node: int, *, is_cut_off: bool) -> None:
+        """The node's task has closed its line or ended; or it is cut off, and nobody knows."""
         ...
 
 
@@ -111,9 +111,9 @@ class StepLines:
                 self._introduce(call, documents.pop(0))
         except (OSError, ValueError, LookupError, TypeError) as error:
             _LOG.warning("a call was ended: %s", error)
-            documents = None
+            return self._hang_up(call, is_cut_off=True)
         if documents is None:
-            return self._hang_up(call)
+            return self._hang_up(call, is_cut_off=False)
         if documents and call.caller is not None:
             call.caller.said(call.node, documents)
         return None
@@ -130,12 +130,12 @@ class StepLines:
             raise LookupError(f"{hello.get('name')!r} showed no token of a step that is expected")
         call.caller, call.node = caller, node
 
-    def _hang_up(self, call: _Call) -> None:
+    def _hang_up(self, call: _Call, *, is_cut_off: bool) -> None:
         self._selector.unregister(call.line.socket)
         del self._calls[call.line.socket.fileno()]
         call.line.close()
         if call.caller is not None:
-            call.caller.hung_up(call.node)
+            call.caller.hung_up(call.node, is_cut_off=is_cut_off)
 
     def _drop_silent_strangers(self) -> None:
         too_long_ago = time.monotonic() - _STRANGERS_MAY_STAY_S
@@ -143,4 +143,4 @@ class StepLines:
             if call.caller is None and (
                 call.since < too_long_ago or call.line.num_pending_bytes > _MOST_OF_A_STRANGER_BYTES
             ):
-                self._hang_up(call)
+                self._hang_up(call, is_cut_off=True)
