@@ -24,6 +24,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.outcome import ProbeRequest
+from workers.health_job import measure_between, measure_node
 from workers.json_lines import Document, JsonLines
 from workers.machine_timings import time_machine
 from workers.rank_task import RankTask
@@ -89,6 +90,14 @@ def _calibrate(task: RankTask, line: JsonLines) -> Document:
     timed = time_machine(task, PrefixStore(task.group, store), line)
     _leave_together(task, store)
     return timed
+
+
+def _health(task: RankTask, line: JsonLines) -> Document:
+    store = _meet(task, line)
+    measure = measure_between if task.job.get("between") else measure_node
+    measured = measure(task, PrefixStore(task.group, store))
+    _leave_together(task, store)
+    return measured
 
 
 def _meet(task: RankTask, line: JsonLines) -> Store:
@@ -167,4 +176,5 @@ _JOBS: Final[dict[str, Callable[[RankTask, JsonLines], dict[str, Any]]]] = {
     "train": _train,
     "peak": _peak,
     "calibrate": _calibrate,
+    "health": _health,
 }

@@ -70,6 +70,11 @@ class GroupLauncher(Launcher):
         return self._nodes.nodes
 
     @property
+    def device(self) -> Device:
+        """What ranks compute on."""
+        return self._device
+
+    @property
     def devices_per_node(self) -> int:
         """Ranks that a node holds without sharing."""
         return self._nodes.nodes[0].capacity(self._device)
@@ -189,6 +194,11 @@ class GroupLauncher(Launcher):
             if precision not in self._peaks:
                 self._peaks[precision] = self._measured_peak(precision, cancelled, shares)
             return self._peaks[precision]
+
+    def keep_measured_peak(self, precision: Precision, tflops: float, source: str) -> None:
+        """Takes a peak that was measured on all devices of a node at once, unless there is one."""
+        with self._measuring:
+            self._peaks.setdefault(precision, (tflops, source))
 
     def lost(self) -> Mapping[int, str]:
         """Nodes that can't be used now, and why."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Final
 
 import torch
@@ -43,8 +44,18 @@ def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
     known = known_device(torch.cuda.get_device_name()) if device == "cuda" else None
     if known is not None and precision in DENSE_PEAK_TFLOPS[known]:
         return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
-    tflops = max(_measured_tflops(device, precision, size) for size in _SIZES[device])
+    tflops, _ = measured_tflops(device, precision)
     return tflops, f"{MEASURED} ({precision})"
+
+
+def measured_tflops(device: str, precision: Precision) -> tuple[float, float]:
+    """The best and the usual rate of repeated square matrix products, in TFLOP/s.
+
+    The best is what the device can do; the usual one, a median, is what it gets done with whatever
+    else runs there.
+    """
+    rates = [_measured_tflops(device, precision, size) for size in _SIZES[device]]
+    return max(best for best, _ in rates), max(usual for _, usual in rates)
 
 
 def known_device(name: str) -> str | None:
@@ -52,16 +63,19 @@ def known_device(name: str) -> str | None:
     return max((known for known in DENSE_PEAK_TFLOPS if known in name), key=len, default=None)
 
 
-def _measured_tflops(device: str, precision: Precision, size: int) -> float:
+def _measured_tflops(device: str, precision: Precision, size: int) -> tuple[float, float]:
     a_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
     b_NN = torch.randn(size, size, device=device).to(COMPUTE_DTYPES[precision])
     linear(a_NN, b_NN)
-    best_s, started, runs = float("inf"), time.perf_counter(), 0
-    while runs < 3 or time.perf_counter() - started < _MEASURE_FOR_S:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while len(seconds) < 3 or time.perf_counter() - started < _MEASURE_FOR_S:
         before = time.perf_counter()
         linear(a_NN, b_NN)
         if device == "cuda":
             torch.cuda.synchronize()
-        best_s = min(best_s, time.perf_counter() - before)
-        runs += 1
-    return 2.0 * float(size) ** 3 / best_s / 1e12
+        seconds.append(time.perf_counter() - before)
+    flops = 2.0 * float(size) ** 3
+    return flops / min(seconds) / 1e12, flops / median(seconds) / 1e12

@@ -1,0 +1,118 @@
+"""Nodes are checked by real ranks: devices, memory, products and links."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from search_spaces.cluster import Cluster
+from tests.workers.process_checks import wait_until, wait_until_gone
+from tests.workers.several_local_nodes import SeveralLocalNodes
+from workers.health import problems
+from workers.health_check import check_nodes, rounds_of_pairs
+from workers.launchers.group_launcher import GroupLauncher
+
+ONE_CORE = Cluster(
+    name="one-core-nodes",
+    device="CPU core",
+    num_nodes=3,
+    devices_per_node=1,
+    device_memory_bytes=1 << 30,
+)
+RANK = "workers.rank:main"
+CROWDED = "tests.workers.crowded_rank:main"
+
+
+def make_launcher(nodes: SeveralLocalNodes, devices_per_node: int = 1) -> GroupLauncher:
+    cluster = replace(ONE_CORE, devices_per_node=devices_per_node)
+    return GroupLauncher(nodes, cluster, allow_sharing=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[SeveralLocalNodes]:
+    """The third has its core taken away."""
+    nodes = SeveralLocalNodes([RANK, RANK, CROWDED], num_devices=1)
+    nodes.wait_until_ready()
+    yield nodes
+    pids = [pid for part in nodes.parts for pid in part.ranks.pids.values()]
+    nodes.close()
+    wait_until_gone(pids)
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_node_whose_core_is_taken_away_is_found(nodes: SeveralLocalNodes) -> None:
+    reports = check_nodes(make_launcher(nodes), [0, 1, 2], cancelled=never)
+    assert [report.failure for report in reports.values()] == ["", "", ""]
+    assert problems(reports)[2].startswith("device 0 computes ")
+    others = median(reports[node].gemm_tflops[0] for node in (0, 1))
+    assert reports[2].gemm_tflops[0] < others / 2
+
+
+def test_links_between_nodes_are_measured(nodes: SeveralLocalNodes) -> None:
+    reports = check_nodes(make_launcher(nodes), [0, 1], cancelled=never)
+    rates = [report.between_gbytes_per_s for report in reports.values()]
+    assert rates[0] == rates[1]
+    assert rates[0] is not None
+    assert rates[0] > 0.01
+
+
+def test_a_node_that_joins_later_is_compared_with_those_that_are_known(
+    nodes: SeveralLocalNodes,
+) -> None:
+    launcher = make_launcher(nodes)
+    known = check_nodes(launcher, [0, 1], cancelled=never)
+    joined = check_nodes(launcher, [2], cancelled=never, known=known)
+    assert joined.keys() == {2}
+    assert 2 in problems({**known, **joined})
+
+
+def test_a_lost_node_fails_its_check_and_the_others_pass(nodes: SeveralLocalNodes) -> None:
+    os.kill(nodes.parts[1].ranks.pids["zygote"], signal.SIGKILL)
+    wait_until("the loss is known", lambda: 1 in nodes.lost())
+    reports = check_nodes(make_launcher(nodes), [0, 1], cancelled=never)
+    assert reports[0].failure == ""
+    assert reports[1].failure.startswith("node_lost: ")
+    assert "the health check failed: node_lost" in problems(reports)[1]
+    nodes.recover(1)
+
+
+def test_a_check_can_be_cancelled(nodes: SeveralLocalNodes) -> None:
+    reports = check_nodes(make_launcher(nodes), [0], cancelled=lambda: True)
+    assert "cancelled" in reports[0].failure
+
+
+def test_the_devices_of_a_node_are_measured_together_and_spare_probes_the_peak() -> None:
+    nodes = SeveralLocalNodes([RANK], num_devices=2)
+    launcher = make_launcher(nodes, devices_per_node=2)
+    try:
+        report = check_nodes(launcher, [0], cancelled=never)[0]
+        peak, source = launcher.peak("fp32", never)
+    finally:
+        launcher.close()
+    assert (report.num_devices, report.num_devices_seen) == (2, 2)
+    assert report.link_gbytes_per_s is not None
+    assert 0 < report.memory_free_bytes <= report.memory_bytes
+    assert (peak, source) == (report.peak_tflops, "measured matmul (fp32)")
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_every_node_is_paired_with_its_neighbours_and_once_at_a_time(count: int) -> None:
+    rounds = rounds_of_pairs(range(count))
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy))
+    paired = {frozenset(pair) for pairs in rounds for pair in pairs}
+    assert paired == {frozenset(pair) for pair in [*pairwise(range(count)), (count - 1, 0)]}
+
+
+def test_a_node_alone_has_no_pair() -> None:
+    assert rounds_of_pairs([3]) == []
