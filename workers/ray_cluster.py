@@ -1,4 +1,4 @@
-"""The worker's own Ray cluster on this machine: started, joined, and ended with the worker."""
+"""The worker's Ray cluster: one of its own on this machine, or an allocation's that it joins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,10 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from workers.errors import RayClusterFailedError
+from workers.visible_devices import ray_variables, with_variables
 from workers.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
@@ -29,8 +31,14 @@ RAY: Final = tuple(python_module("ray.scripts.scripts"))
 
 _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
+_LAST_WORDS: Final = 5
 _OBJECT_STORE_BYTES: Final = 80_000_000
 """About the least that Ray accepts; nothing but small documents passes through it."""
+
+_GCS_AWAY_S: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""After so long without the cluster's head, Ray ends whatever process has joined it."""
+
+_FOR_EVER_S: Final = str(10**9)
 
 
 def prepare_environment() -> None:
@@ -42,13 +50,86 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ[_GCS_AWAY_S] = _FOR_EVER_S  # a worker outlives its Ray
+
+
+class RayNodeProcesses:
+    """The processes of one Ray node, below a warden of this process.
+
+    However this process ends, the warden ends every one of them and removes their files.
+
+    Args:
+        address: the node's own. Several nodes on a machine need one each.
+        name: of the node, for people; it comes back under the same one.
+        port: of the cluster's head on this node, 0 for any; None: this node joins another head.
+        head: "address:port" of that other head.
+        command: what `ray` is on a command line.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        name: str,
+        port: int | None,
+        head: str | None = None,
+        command: Sequence[str] = RAY,
+    ) -> None:
+        prepare_environment()
+        # Paths of unix sockets end at 107 bytes, so Ray's directory must be a short one.
+        self.directory = Path(tempfile.mkdtemp(prefix="lt-ray-", dir=_short_temporary_directory()))
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
+        as_head = ["--head", f"--port={port}", "--include-dashboard=false"]
+        role = [f"--address={head}"] if port is None else as_head
+        environment = with_variables(os.environ, ray_variables(os.environ))
+        environment.pop(_GCS_AWAY_S, None)
+        self.warden = start_under_warden(
+            [*command, "start", *role, *_flags(address, name, self.directory)],
+            env=environment,
+            remove=self.directory,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
+        )
+
+    def have_ended(self) -> bool:
+        """Whether the node has ended by itself; then no process of it is left.
+
+        `ray start` ends a second after any of its processes, and the warden ends the rest. Ray tells
+        its clients much later.
+        """
+        return self.warden.poll() is not None
+
+    def last_words(self) -> str:
+        """What `ray start` printed last."""
+        self._log.seek(0)
+        return " / ".join(self._log.read().splitlines()[-_LAST_WORDS:])
+
+    def close(self) -> None:
+        """Ends all of it; the warden removes its files."""
+        self.warden.terminate()
+        try:
+            self.warden.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            _LOG.error("the warden of Ray, pid %d, does not end", self.warden.pid)
+        self._log.close()
+
+
+class RayCluster(Protocol):
+    """A Ray cluster that this process has joined. A process can be in one at a time."""
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, so that it can be left without asking it."""
+        ...
+
+    def close(self) -> None:
+        """Leaves it, and ends what this process has started of it."""
+        ...
 
 
 class LocalRay:
     """A Ray cluster of one node, below a warden of this process.
 
-    However this process ends, the warden ends every process of the cluster. There can be one in a
-    process at a time. It is reached with a token of its own, over loopback alone.
+    It is reached with a token of its own, over loopback alone.
 
     Args:
         command: what `ray` is on a command line.
@@ -58,100 +139,152 @@ class LocalRay:
     """
 
     def __init__(self, command: Sequence[str] = RAY) -> None:
-        prepare_environment()
-        self._command = command
-        # Paths of unix sockets end at 107 bytes, so Ray's directory must be a short one.
-        self._directory = Path(tempfile.mkdtemp(prefix="lt-ray-", dir=_short_temporary_directory()))
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the cluster)
-        self._head = self._start_head()
+        self._processes = RayNodeProcesses(
+            address=NODE_ADDRESS, name=socket.gethostname(), port=0, command=command
+        )
         try:
             self.address = self._wait_for_address()
-            self._join()
+            _join(self.address, NODE_ADDRESS, self._processes.directory)
         except BaseException:
             self.close()
             raise
 
     def has_ended(self) -> bool:
-        """Whether the cluster has ended by itself; then no process of it is left.
-
-        `ray start` ends a second after any of its processes, and the warden ends the rest. Ray tells
-        its clients much later.
-        """
-        return self._head.poll() is not None
+        """Whether the cluster has ended by itself; then no process of it is left."""
+        return self._processes.have_ended()
 
     def close(self) -> None:
-        """Leaves the cluster and ends all of it; the warden removes its files."""
-        ray = sys.modules.get("ray")
-        if ray is not None:
-            with contextlib.suppress(Exception):  # a cluster that is gone can't be left properly
-                ray.shutdown()
-        self._head.terminate()
-        try:
-            self._head.wait(_STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            _LOG.error("the warden of Ray, pid %d, does not end", self._head.pid)
-        self._log.close()
-
-    def _start_head(self) -> subprocess.Popen[bytes]:
-        options = {
-            "port": "0",
-            "node-ip-address": NODE_ADDRESS,
-            "temp-dir": str(self._directory),
-            "min-worker-port": "0",
-            "max-worker-port": "0",
-            "include-dashboard": "false",
-            "num-cpus": "1",
-            "num-gpus": "0",
-            "object-store-memory": str(_OBJECT_STORE_BYTES),
-        }
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        return start_under_warden(
-            [*self._command, "start", "--head", "--block", *flags, "--disable-usage-stats"],
-            env=dict(os.environ),
-            remove=self._directory,
-            stdout=self._log.fileno(),
-            stderr=self._log.fileno(),
-        )
+        """Leaves the cluster and ends all of it."""
+        _leave()
+        self._processes.close()
 
     def _wait_for_address(self) -> str:
         """Ray writes the address into its directory when the cluster is up."""
-        path = self._directory / "ray_current_cluster"
+        path = self._processes.directory / "ray_current_cluster"
         give_up_at = time.monotonic() + _START_WITHIN_S
         while time.monotonic() < give_up_at:
-            if self._head.poll() is not None:
+            if self._processes.have_ended():
                 break
             if path.exists() and (address := path.read_text().strip()):
                 return address
             time.sleep(0.02)
-        ended = self._head.poll() is not None
+        ended = self._processes.have_ended()
         what = "ended at its start" if ended else f"was not up within {_START_WITHIN_S:g} s"
-        self._log.seek(0)
-        last_words = " / ".join(self._log.read().splitlines()[-5:])
-        raise RayClusterFailedError(f"Ray {what}; its last words: {last_words}")
+        raise RayClusterFailedError(f"Ray {what}; its last words: {self._processes.last_words()}")
 
-    def _join(self) -> None:
-        import ray
 
-        on_sigterm = signal.getsignal(signal.SIGTERM)
-        # Ray has its workers look for modules where the driver stands first, so before our own
-        # package; this directory holds none. Nothing of this process uses a relative path meanwhile.
-        with contextlib.chdir(self._directory), warnings.catch_warnings():
-            # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
-            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-            try:
-                ray.init(
-                    address=self.address,
-                    _node_ip_address=NODE_ADDRESS,
-                    log_to_driver=False,
-                    configure_logging=False,
-                )
-            except Exception as error:
+class JoinedRay:
+    """A Ray cluster that others have started, with a node on this machine.
+
+    Args:
+        address: "address:port" of its head.
+        within_s: how long to wait for the head.
+
+    Raises:
+        RayClusterFailedError: it does not answer, or could not be joined.
+    """
+
+    def __init__(self, address: str, *, within_s: float = _START_WITHIN_S) -> None:
+        self.address = address
+        give_up_at = time.monotonic() + within_s
+        while not answers(address):  # Ray itself blocks for 40 s where nobody does
+            if time.monotonic() > give_up_at:
                 raise RayClusterFailedError(
-                    f"the Ray cluster at {self.address} could not be joined: {error}"
-                ) from error
-            finally:
-                if threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there
+                    f"no Ray cluster answered at {address} within {within_s:g} s"
+                )
+            time.sleep(0.2)
+        host = address.rpartition(":")[0]
+        with tempfile.TemporaryDirectory(prefix="lt-ray-") as empty:
+            _join(address, host if _is_ours(host) else None, Path(empty))
+
+    def has_ended(self) -> bool:
+        """Whether nobody serves the head's address any more."""
+        return refuses(self.address)
+
+    def close(self) -> None:
+        """Leaves the cluster."""
+        _leave()
+
+
+def answers(address: str, within_s: float = 2.0) -> bool:
+    """Whether a TCP port can be reached."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), within_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def refuses(address: str, within_s: float = 2.0) -> bool:
+    """Whether the machine is there and says that nobody listens on the port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), within_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _flags(address: str, name: str, directory: Path) -> list[str]:
+    """What every node of ours is started with."""
+    options = {
+        "node-ip-address": address,
+        "node-name": name,
+        "temp-dir": directory,
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "num-cpus": 1,
+        "num-gpus": 0,
+        "object-store-memory": _OBJECT_STORE_BYTES,
+    }
+    return ["--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
+
+
+def _join(address: str, node_address: str | None, directory: Path) -> None:
+    """Joins a cluster, from an empty directory.
+
+    Ray has its workers look for modules where the driver stands first, so before our own package.
+    Nothing of this process uses a relative path meanwhile.
+    """
+    import ray
+
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with contextlib.chdir(directory), warnings.catch_warnings():
+        # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+        try:
+            ray.init(
+                address=address,
+                _node_ip_address=node_address,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        except Exception as error:
+            raise RayClusterFailedError(
+                f"the Ray cluster at {address} could not be joined: {error}"
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there
+
+
+def _leave() -> None:
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        with contextlib.suppress(Exception):  # a cluster that is gone can't be left properly
+            ray.shutdown()
+
+
+def _is_ours(address: str) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        socket.create_server((address, 0)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _short_temporary_directory() -> str | None:

@@ -2,56 +2,91 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 from search_spaces.cluster import Cluster
-from workers.errors import NodeLostError, RanksLeftError
+from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
 from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
+from workers.launchers.bridge_process import BridgeProcess
+from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
-from workers.node_agent import NodeAgent
 from workers.node_ranks import START_WITHIN_S
 from workers.rank_task import RANK_ENTRY, RankTask
-from workers.ray_cluster import LocalRay, prepare_environment
 
-prepare_environment()
+_LOG = logging.getLogger(__name__)
 
-import ray  # noqa: E402 (it reads the environment while it is imported)
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+_FIRST_NODE_WITHIN_S: Final = 2 * START_WITHIN_S
+_OTHERS_WITHIN_S: Final = 60.0
+"""How long the first nodes wait for the others of the allocation, which may come later."""
 
-_CALL_WITHIN_S: Final = 30.0
-_POLL_S: Final = 5.0
-_THREADS: Final = 4
+_CALL_WITHIN_S: Final = 60.0
+"""The bridge answers every call, or says that the node is lost, long before."""
+
+_SHORTEST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 30.0
+_HEALTHY_AFTER_S: Final = 60.0
 
 
 class RayNodes:
-    """The nodes of a Ray cluster, with an agent each.
+    """The nodes of a Ray cluster, with an agent each, as the bridge to Ray tells of them.
 
     Ray is for membership and calls alone: which rank goes where is decided here, since its
     placement groups spread ranks over nodes and wait without a word for what can't be had.
 
     Args:
         num_devices: devices of a node.
+        address: "address:port" of the head of a cluster to join, whose token is in RAY_AUTH_TOKEN;
+            None: a cluster of this machine alone is started.
+        num_nodes: nodes that are waited for, for a while; more are taken up too.
+        device_cores: CPU numbers by device; empty: equal contiguous shares.
         rank_entry: "module:function" that a rank runs.
+
+    Raises:
+        RayClusterFailedError: the cluster could not be started or joined, or no node got ready.
     """
 
-    def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
+    def __init__(
+        self,
+        *,
+        num_devices: int,
+        address: str | None = None,
+        num_nodes: int = 1,
+        device_cores: tuple[tuple[int, ...], ...] = (),
+        rank_entry: str = RANK_ENTRY,
+    ) -> None:
         self._num_devices = num_devices
-        self._rank_entry = rank_entry
+        self._device_cores = device_cores
+        self._flags = [f"--entry={rank_entry}", *([f"--address={address}"] if address else [])]
+        self._router = EventRouter()
+        self._changed = threading.Condition()
         self._nodes: list[Node] = []
-        self._lost: dict[int, str] = {}
-        self._ray = LocalRay()
+        self._keys: list[str] = []
+        self._pids: list[Mapping[str, int]] = []
+        self._positions: dict[str, int] = {}  # by name and by key
+        self._calls: dict[int, tuple[int, Future[Any]]] = {}
+        self._numbers = itertools.count()
+        self._closing = False
+        self._unusable = ""
+        self._bridge = BridgeProcess(self._flags)
+        self._reader = threading.Thread(target=self._serve, name="ray-nodes", daemon=True)
+        self._reader.start()
         try:
-            self._start_agents()
+            self._wait_for_nodes(num_nodes)
         except BaseException:
             self.close()
             raise
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes that were alive at the start."""
+        """The nodes that have been there, in the order of their coming."""
         return self._nodes
 
     @property
@@ -64,134 +99,230 @@ class RayNodes:
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks ranks on some nodes, on all at once."""
-        calls = {
-            node: self._agents[node].start.remote([task.to_mapping() for task in on_node])
+        self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
+        calls = [
+            self._call(node, "start", [task.to_mapping() for task in on_node])
             for node, on_node in tasks.items()
-        }
-        self._await(calls)
+        ]
+        for call in calls:
+            call.result(_CALL_WITHIN_S)
 
     def tell(self, nodes: Sequence[int], group: str, document: Document) -> None:
         """Sends a document to every rank of a group."""
-        self._await({node: self._agents[node].tell.remote(group, document) for node in nodes})
+        for call in [self._call(node, "tell", group, document) for node in nodes]:
+            call.result(_CALL_WITHIN_S)
 
-    def poll(self, nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """What happened; every node has one call outstanding, which returns with its next events."""
-        if self._ray.has_ended():
-            why = "the Ray cluster ended by itself"
-            self._lost = dict.fromkeys(range(len(self._nodes)), why)
-            lost = {"event": "lost", "message": why}
-            return [NodeEvent(node=node, document=lost) for node in nodes]
-        for node in nodes:
-            if node not in self._polls:
-                self._polls[node] = self._agents[node].poll.remote(_POLL_S)
-        waiting = {self._polls[node]: node for node in nodes}
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
-        events: list[NodeEvent] = []
-        for call in ready:
-            node = waiting[call]
-            del self._polls[node]
-            try:
-                documents = ray.get(call)
-            except ray.exceptions.RayError as error:
-                documents = [{"event": "lost", "message": self._loss(node, error)}]
-            for document in documents:
-                if document["event"] == "lost":
-                    self._lost[node] = document["message"]
-                if document["event"] == "lost" or document["group"] == group:
-                    events.append(NodeEvent(node=node, document=document))
-        return events
+    def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
+        """What happened to a group, and to its nodes, since the last call."""
+        return self._router.poll(group, timeout_s)
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends what is left of a group, on all nodes at once."""
-        if self._ray.has_ended():
-            return {}
-        calls = {node: self._agents[node].end.remote(group) for node in nodes}
+        calls = [self._call(node, "end", group) for node in nodes]
         tails: dict[int, str] = {}
-        for call in calls.values():
+        left: RanksLeftError | None = None
+        for call in calls:
             try:
-                tails.update(ray.get(call, timeout=_CALL_WITHIN_S))
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, RanksLeftError):
-                    raise RanksLeftError(str(error.cause)) from error
-            except ray.exceptions.RayError:  # the agent is gone: its warden ends the ranks
+                tails.update({int(rank): tail for rank, tail in call.result(_CALL_WITHIN_S).items()})
+            except NodeLostError:  # its agent is gone: its warden ends the ranks
                 continue
+            except RanksLeftError as error:
+                left = error
+        self._router.close(group)
+        if left is not None:
+            raise left
         return tails
 
     def lost(self) -> Mapping[int, str]:
         """Nodes that are lost now, and why."""
-        return self._lost
+        return self._router.lost()
 
     def recover(self, node: int) -> None:
-        """Starts the cluster and its agents anew: the simplest state that is known to be clean."""
-        if node not in self._lost:
+        """Has another agent started on a lost node, as soon as Ray is there."""
+        if not self._router.is_lost(node):
             return
-        self.close()
-        self._ray = LocalRay()
-        self._start_agents()
+        why = self._router.lost().get(node, "")
+        self._bridge.send({"order": "replace", "node": self._keys[node]})
+        with self._changed:
+            back = self._changed.wait_for(lambda: not self._router.is_lost(node), START_WITHIN_S)
+        if not back:
+            raise NodeLostError(f"{why}; it has not come back in {START_WITHIN_S:g} s", node)
 
     def close(self) -> None:
-        """Ends the agents, what is below them, and the cluster."""
-        if not self._ray.has_ended():
-            with contextlib.suppress(ray.exceptions.RayError):  # the cluster's end is theirs too
-                ray.get([agent.close.remote() for agent in self._agents], timeout=_CALL_WITHIN_S)
-        self._ray.close()
+        """Ends the agents, what is below them, and the cluster where it is our own."""
+        self._closing = True
+        self._bridge.close()
+        self._reader.join()
 
-    def _start_agents(self) -> None:
-        self._polls: dict[int, Any] = {}
-        self._lost = {}
-        self._agents: list[Any] = []
-        known = ray.nodes()  # type: ignore[no-untyped-call]
-        alive = [node for node in known if node["Alive"]]
-        agent_class = ray.remote(NodeAgent)
-        for node in alive:
-            options = agent_class.options(
-                num_cpus=0,
-                max_restarts=0,
-                max_concurrency=_THREADS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+    def _wait_for_nodes(self, num_nodes: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._nodes or self._unusable, _FIRST_NODE_WITHIN_S)
+            if self._nodes:
+                enough = self._changed.wait_for(
+                    lambda: len(self._nodes) >= num_nodes, _OTHERS_WITHIN_S
+                )
+                if not enough:
+                    _LOG.warning(
+                        "%d of %d nodes are there; others may come", len(self._nodes), num_nodes
+                    )
+                return
+        within = f"no node got ready within {_FIRST_NODE_WITHIN_S:g} s"
+        raise RayClusterFailedError(self._unusable or within)
+
+    def _serve(self) -> None:
+        """Takes what the bridge tells; starts another one when it ends."""
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            started = time.monotonic()
+            for event in self._bridge.events():
+                self._take(event)
+            why = self._unusable or "the process that speaks with Ray ended"
+            self._lose(range(len(self._nodes)), why)
+            if self._closing:
+                return
+            why = f"{why}: {self._bridge.wait()}"
+            with self._changed:
+                self._unusable = why
+                self._changed.notify_all()
+            if time.monotonic() - started > _HEALTHY_AFTER_S:
+                pause_s = _SHORTEST_PAUSE_S
+            _LOG.warning("%s; another one starts in %g s", why, pause_s)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._unusable = ""
+            self._bridge.restart()
+
+    def _take(self, event: Document) -> None:
+        match event["event"]:
+            case "news":
+                self._router.deliver(self._positions[event["node"]], event["documents"])
+            case "answer":
+                self._answer(event["id"], lambda _, call: call.set_result(event["value"]))
+            case "failed":
+                kind = RanksLeftError if event["left"] else NodeLostError
+                message = event["message"]
+                self._answer(
+                    event["id"], lambda node, call: call.set_exception(self._error(kind, message, node))
+                )
+            case "joined":
+                self._take_joined(event)
+            case "lost":
+                self._take_lost(event["node"], event["message"])
+            case "unusable":
+                self._unusable = event["message"]
+
+    def _take_joined(self, event: Document) -> None:
+        """Takes a node up: at the position that it had under its name, or at a new one."""
+        told, address = event["description"], event["address"]
+        name = event["name"] if event["name"] not in ("", address) else told["name"]
+        position = self._positions.get(name)
+        if position is not None and self._is_another(position, address):
+            name = f"{name} at {address}"  # two nodes of one machine
+            position = self._positions.get(name)
+        node = Node(
+            name=name,
+            address=address,
+            num_devices=self._num_devices,
+            num_cores=told["num_cores"],
+            core_ids=tuple(told["core_ids"]),
+            device_cores=self._device_cores,
+        )
+        if position is None:
+            position = len(self._nodes)
+            self._pids.append(told["pids"])
+            self._keys.append(event["node"])
+            self._positions[name] = position
+            with self._changed:
+                self._nodes.append(node)
+        else:
+            self._lose([position], "it was started again")
+            self._pids[position], self._keys[position] = told["pids"], event["node"]
+            self._nodes[position] = node
+        self._positions[event["node"]] = position
+        self._router.find(position)
+        _LOG.info("node %s is there", name)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_another(self, position: int, address: str) -> bool:
+        return not self._router.is_lost(position) and self._nodes[position].address != address
+
+    def _take_lost(self, key: str, message: str) -> None:
+        position = self._positions.get(key)
+        if position is None:
+            _LOG.warning("a node does not get ready: %s", message)
+        elif self._keys[position] == key:
+            self._lose([position], message)
+
+    def _lose(self, positions: Iterable[int], why: str) -> None:
+        """Tells the groups of nodes, and whoever waits for an answer of one of them."""
+        lost = set(positions)
+        for position in lost:
+            self._router.lose(position, self._loss(why, position))
+        with self._changed:
+            waiting = [number for number, (node, _) in self._calls.items() if node in lost]
+        for number in waiting:
+            self._answer(
+                number, lambda node, call: call.set_exception(self._error(NodeLostError, why, node))
             )
-            self._agents.append(options.remote(self._rank_entry))
-        calls = [agent.describe.remote() for agent in self._agents]
-        try:
-            described = ray.get(calls, timeout=START_WITHIN_S)
-        except ray.exceptions.RayError as error:
-            raise NodeLostError(f"a node agent did not get ready: {_first_line(error)}") from error
-        self._pids = [description["pids"] for description in described]
-        self._nodes = [
-            Node(
-                name=description["name"],
-                address=node["NodeManagerAddress"],
-                num_devices=self._num_devices,
-                num_cores=description["num_cores"],
-                core_ids=tuple(description["core_ids"]),
-            )
-            for node, description in zip(alive, described, strict=True)
-        ]
 
-    def _await(self, calls: Mapping[int, Any]) -> None:
-        for node, call in calls.items():
-            try:
-                ray.get(call, timeout=_CALL_WITHIN_S)
-            except ray.exceptions.RayError as error:
-                self._lost[node] = self._loss(node, error)
-                raise NodeLostError(self._lost[node], node=node) from error
+    def _call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+        call: Future[Any] = Future()
+        with self._changed:
+            number = next(self._numbers)
+            self._calls[number] = node, call
+        if self._router.is_lost(node):
+            why = self._router.lost().get(node, "it was lost")
+            self._answer(number, lambda *_: call.set_exception(NodeLostError(why, node)))
+            return call
+        order = {"order": "call", "id": number, "node": self._keys[node]}
+        self._bridge.send({**order, "method": method, "arguments": arguments})
+        return call
 
-    def _loss(self, node: int, error: Exception) -> str:
-        return f"node {self._nodes[node].name} was lost: {_first_line(error)}"
+    def _answer(self, number: int, give: Callable[[int, Future[Any]], None]) -> None:
+        """Answers a call, once: its node may be lost while the answer is under way."""
+        with self._changed:
+            waiting = self._calls.pop(number, None)
+        if waiting is not None:
+            give(*waiting)
+
+    def _error(self, kind: type[NodeLostError] | type[RanksLeftError], why: str, node: int) -> Exception:
+        return kind(self._loss(why, node) if kind is NodeLostError else why, node)
+
+    def _loss(self, why: str, node: int) -> str:
+        return f"node {self._nodes[node].name} was lost: {why}"
 
 
-def ray_launcher(cluster: Cluster, *, rank_entry: str = RANK_ENTRY) -> GroupLauncher:
-    """Starts a local Ray cluster with a node agent on each node.
+def ray_launcher(
+    cluster: Cluster,
+    *,
+    address: str | None = None,
+    num_nodes: int = 1,
+    device_cores: tuple[tuple[int, ...], ...] = (),
+    rank_entry: str = RANK_ENTRY,
+) -> GroupLauncher:
+    """Joins an allocation's Ray cluster, or starts one of this machine alone.
 
     Args:
-        cluster: what this machine is a node of.
+        cluster: what the nodes are nodes of.
+        address: "address:port" of the cluster's head, whose token is in RAY_AUTH_TOKEN; None: one
+            is started.
+        num_nodes: nodes that are waited for, for a while; more are taken up too.
+        device_cores: CPU numbers by device; empty: equal contiguous shares.
         rank_entry: "module:function" that a rank runs.
+
+    Raises:
+        RayClusterFailedError: the cluster could not be started or joined.
     """
-    nodes = RayNodes(num_devices=cluster.devices_per_node, rank_entry=rank_entry)
+    if address is not None and "RAY_AUTH_TOKEN" not in os.environ:
+        raise RayClusterFailedError(
+            f"RAY_AUTH_TOKEN is not set: give the token that the nodes of {address} were started with"
+        )
+    nodes = RayNodes(
+        num_devices=cluster.devices_per_node,
+        address=address,
+        num_nodes=num_nodes,
+        device_cores=device_cores,
+        rank_entry=rank_entry,
+    )
     return GroupLauncher(nodes, cluster, allow_sharing=False)
-
-
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error  # not Ray's own coloured heading
-    lines = str(cause).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,277 @@
+"""The process that speaks with Ray for a worker: it joins the cluster and has an agent on each node.
+
+Ray ends the process that uses it when its head is away for long, when a raylet dies at the wrong
+moment, when it is joined a second time. So it is not the worker that uses it, but this process,
+below a warden, which the worker starts again when it ends. They talk over one socket:
+
+    {"order": "call", "id": ..., "node": ..., "method": ..., "arguments": [...]}   of the node's agent
+    {"order": "replace", "node": ...}                      ends the node's agent and starts another
+
+    {"event": "joined", "node": ..., "name": ..., "address": ..., "description": {...}}
+    {"event": "news", "node": ..., "documents": [...]}     as the node's zygote sent them
+    {"event": "answer", "id": ..., "value": ...}
+    {"event": "failed", "id": ..., "left": bool, "message": ...}   left: ranks that can't be ended
+    {"event": "lost", "node": ..., "message": ...}
+    {"event": "unusable", "message": ...}                  the cluster; this process ends
+
+A node's key is Ray's own id, which is another one whenever Ray has been started again there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final
+
+from workers.errors import RanksLeftError, RayClusterFailedError
+from workers.json_lines import Document, JsonLines
+from workers.node_agent import NodeAgent
+from workers.node_ranks import START_WITHIN_S
+from workers.ray_cluster import JoinedRay, LocalRay, RayCluster, prepare_environment
+
+prepare_environment()
+
+import ray  # noqa: E402 (it reads the environment while it is imported)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+
+_POLL_S: Final = 5.0
+_SILENT_AFTER_S: Final = 15.0
+"""An agent answers each poll within `_POLL_S`. One that doesn't for so long is cut off."""
+
+_TICK_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_MOST_OF_THE_TIME: Final = 0.05
+"""Looking at the members of a cluster of a thousand nodes takes no more of a core than this."""
+
+_RETRY_S: Final = 10.0
+_CLOSE_WITHIN_S: Final = 10.0
+_AGENT_THREADS: Final = 64
+"""Calls at once: the groups of a node start, are told and end side by side."""
+
+
+class Bridge:
+    """Follows the cluster's nodes, passes on calls to their agents, and what these report.
+
+    Everything is done by one thread, in the order of arrival: orders, members and answers are put
+    into its queue by others. No step is slower with more nodes but the look at the members.
+
+    Args:
+        worker: connection to the worker.
+        cluster: that has been joined.
+        rank_entry: "module:function" that a rank runs.
+    """
+
+    def __init__(self, worker: JsonLines, cluster: RayCluster, rank_entry: str) -> None:
+        self._worker = worker
+        self._cluster = cluster
+        self._rank_entry = rank_entry
+        self._todo: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._members: dict[str, Mapping[str, Any]] = {}
+        self._agents: dict[str, Any] = {}
+        self._ready: set[str] = set()
+        self._start_due: dict[str, float] = {}  # the oldest is first, in this one and the next
+        self._answer_due: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
+        self._open = True
+
+    def run(self) -> None:
+        """Serves the worker until it, or the cluster, is gone."""
+        for target in (self._take_orders, self._watch_members):
+            threading.Thread(target=target, name=target.__name__, daemon=True).start()
+        while self._open:
+            with contextlib.suppress(queue.Empty):
+                self._todo.get(timeout=_TICK_S)()
+            self._lose_the_silent()
+        self._close_agents()
+
+    def _close_agents(self) -> None:
+        """Ends what is below the agents while they are there to say that it has ended."""
+        if not self._cluster.has_ended():
+            closed = [agent.close.remote() for agent in self._agents.values()]
+            ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_WITHIN_S) if closed else None
+
+    def _take_orders(self) -> None:
+        while (orders := self._worker.read(block=True)) is not None:
+            for order in orders:
+                self._todo.put(partial(self._take_order, order))
+        self._todo.put(self._stop)
+
+    def _watch_members(self) -> None:
+        while not self._cluster.has_ended():
+            started = time.monotonic()
+            alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+            self._todo.put(partial(self._take_members, alive))
+            took_s = time.monotonic() - started
+            time.sleep(max(_LOOK_S, took_s / _MOST_OF_THE_TIME))
+        self._todo.put(partial(self._give_up, "the Ray cluster ended by itself"))
+
+    def _stop(self) -> None:
+        self._open = False
+
+    def _give_up(self, message: str) -> None:
+        self._send({"event": "unusable", "message": message})
+        self._stop()
+
+    def _take_members(self, alive: Sequence[Mapping[str, Any]]) -> None:
+        known, self._members = self._members, {node["NodeID"]: node for node in alive}
+        now = time.monotonic()
+        for key in self._members:
+            if key not in known or self._retry_at.get(key, now + 1) <= now:
+                self._start_agent(key)
+
+    def _take_order(self, order: Document) -> None:
+        match order["order"]:
+            case "call":
+                self._call(order["id"], order["node"], order["method"], order["arguments"])
+            case "replace":
+                self._forget(order["node"])
+                if order["node"] in self._members:
+                    self._start_agent(order["node"])
+
+    def _start_agent(self, key: str) -> None:
+        self._retry_at.pop(key, None)
+        options = ray.remote(NodeAgent).options(
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=_AGENT_THREADS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False),
+        )
+        agent = options.remote(self._rank_entry)
+        self._agents[key] = agent
+        self._start_due[key] = time.monotonic() + START_WITHIN_S
+        self._when_answered(agent.describe.remote(), partial(self._take_ready, key, agent))
+
+    def _take_ready(self, key: str, agent: Any, answer: Future[Any]) -> None:
+        if self._agents.get(key) is not agent:
+            return
+        if (error := answer.exception()) is not None:
+            return self._lose(key, first_line(error))
+        member = self._members.get(key)
+        if member is None:
+            return self._lose(key, "Ray has given the node up")
+        self._ready.add(key)
+        self._start_due.pop(key, None)
+        self._send(
+            {
+                "event": "joined",
+                "node": key,
+                "name": member.get("NodeName", ""),
+                "address": member["NodeManagerAddress"],
+                "description": answer.result(),
+            }
+        )
+        self._poll(key, agent)
+
+    def _poll(self, key: str, agent: Any) -> None:
+        self._answer_due.pop(key, None)  # to the end of the line
+        self._answer_due[key] = time.monotonic() + _POLL_S + _SILENT_AFTER_S
+        self._when_answered(agent.poll.remote(_POLL_S), partial(self._take_news, key, agent))
+
+    def _take_news(self, key: str, agent: Any, answer: Future[Any]) -> None:
+        if self._agents.get(key) is not agent:
+            return
+        if (error := answer.exception()) is not None:
+            return self._lose(key, first_line(error))
+        told = [document for document in answer.result() if document["event"] != "lost"]
+        if told:
+            self._send({"event": "news", "node": key, "documents": told})
+        for document in answer.result():
+            if document["event"] == "lost":
+                return self._lose(key, document["message"])
+        self._poll(key, agent)
+
+    def _call(self, call: int, key: str, method: str, arguments: list[Any]) -> None:
+        if key not in self._ready:
+            message = "the node is lost"
+            return self._send({"event": "failed", "id": call, "left": False, "message": message})
+        agent = self._agents[key]
+        answer = getattr(agent, method).remote(*arguments)
+        self._when_answered(answer, partial(self._take_answer, call, key, agent))
+
+    def _take_answer(self, call: int, key: str, agent: Any, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            return self._send({"event": "answer", "id": call, "value": answer.result()})
+        left = isinstance(getattr(error, "cause", error), RanksLeftError)
+        if not left and self._agents.get(key) is agent:
+            self._lose(key, first_line(error))
+        failed = {"event": "failed", "id": call, "left": left, "message": first_line(error)}
+        return self._send(failed)
+
+    def _lose_the_silent(self) -> None:
+        """Looks at the agents that were asked first, which are the first to be due."""
+        now = time.monotonic()
+        for due, what in ((self._start_due, "got ready"), (self._answer_due, "answered")):
+            key = next(iter(due), None)
+            if key is not None and due[key] <= now:
+                self._lose(key, f"its agent has not {what} in time: it hangs, or is cut off")
+
+    def _lose(self, key: str, message: str) -> None:
+        self._send({"event": "lost", "node": key, "message": message})
+        if key not in self._ready:
+            self._retry_at[key] = time.monotonic() + _RETRY_S
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Ends an agent, which ends every rank of its node, wherever it still can be reached."""
+        self._ready.discard(key)
+        self._start_due.pop(key, None)
+        self._answer_due.pop(key, None)
+        agent = self._agents.pop(key, None)
+        if agent is not None:
+            with contextlib.suppress(Exception):  # it is dead already, most of the time
+                ray.kill(agent)
+
+    def _when_answered(self, call: Any, take: Callable[[Future[Any]], None]) -> None:
+        call.future().add_done_callback(lambda answer: self._todo.put(partial(take, answer)))
+
+    def _send(self, event: Document) -> None:
+        try:
+            self._worker.send(event)
+        except OSError:
+            self._stop()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without Ray's own coloured heading."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="workers.ray_bridge", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--address")
+    parser.add_argument("--entry", required=True)
+    arguments = parser.parse_args()
+    worker = JsonLines(socket.socket(fileno=arguments.socket))
+    worker.socket.set_inheritable(False)
+    # Ray has its workers look for modules where this process stands, so before our own package.
+    with tempfile.TemporaryDirectory(prefix="lt-ray-") as empty:
+        os.chdir(empty)
+        try:
+            address = arguments.address
+            cluster: RayCluster = LocalRay() if address is None else JoinedRay(address)
+        except RayClusterFailedError as error:
+            worker.send({"event": "unusable", "message": str(error)})
+            sys.exit(1)
+        try:
+            Bridge(worker, cluster, arguments.entry).run()
+        finally:
+            cluster.close()
+            os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()
