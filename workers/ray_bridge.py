@@ -50,6 +50,7 @@ _SILENT_AFTER_S: Final = 15.0
 
 _TICK_S: Final = 1.0
 _LOOK_S: Final = 1.0
+_CLUSTER_LOOK_S: Final = 0.25
 _MOST_OF_THE_TIME: Final = 0.05
 """Looking at the members of a cluster of a thousand nodes takes no more of a core than this."""
 
@@ -83,22 +84,24 @@ class Bridge:
         self._answer_due: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}
         self._open = True
+        self._cluster_is_there = True
 
-    def run(self) -> None:
-        """Serves the worker until it, or the cluster, is gone."""
-        for target in (self._take_orders, self._watch_members):
+    def run(self) -> bool:
+        """Serves the worker until it, or the cluster, is gone; returns whether it is still there."""
+        for target in (self._take_orders, self._watch_members, self._watch_cluster):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
         while self._open:
             with contextlib.suppress(queue.Empty):
                 self._todo.get(timeout=_TICK_S)()
             self._lose_the_silent()
-        self._close_agents()
+        if self._cluster_is_there and self._agents:
+            self._close_agents()
+        return self._cluster_is_there
 
     def _close_agents(self) -> None:
         """Ends what is below the agents while they are there to say that it has ended."""
-        if not self._cluster.has_ended():
-            closed = [agent.close.remote() for agent in self._agents.values()]
-            ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_WITHIN_S) if closed else None
+        closed = [agent.close.remote() for agent in self._agents.values()]
+        ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_WITHIN_S)
 
     def _take_orders(self) -> None:
         while (orders := self._worker.read(block=True)) is not None:
@@ -107,19 +110,25 @@ class Bridge:
         self._todo.put(self._stop)
 
     def _watch_members(self) -> None:
-        while not self._cluster.has_ended():
+        while True:
             started = time.monotonic()
             alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             self._todo.put(partial(self._take_members, alive))
             took_s = time.monotonic() - started
             time.sleep(max(_LOOK_S, took_s / _MOST_OF_THE_TIME))
-        self._todo.put(partial(self._give_up, "the Ray cluster ended by itself"))
+
+    def _watch_cluster(self) -> None:
+        """Looks more often than a cluster can be started again, and asks nothing of Ray."""
+        while not self._cluster.has_ended():
+            time.sleep(_CLUSTER_LOOK_S)
+        self._todo.put(self._give_up)
 
     def _stop(self) -> None:
         self._open = False
 
-    def _give_up(self, message: str) -> None:
-        self._send({"event": "unusable", "message": message})
+    def _give_up(self) -> None:
+        self._send({"event": "unusable", "message": "the Ray cluster ended by itself"})
+        self._cluster_is_there = False
         self._stop()
 
     def _take_members(self, alive: Sequence[Mapping[str, Any]]) -> None:
@@ -140,25 +149,24 @@ class Bridge:
 
     def _start_agent(self, key: str) -> None:
         self._retry_at.pop(key, None)
-        options = ray.remote(NodeAgent).options(
+        options: Any = ray.remote(NodeAgent).options(
             num_cpus=0,
             max_restarts=0,
             max_concurrency=_AGENT_THREADS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False),
         )
-        agent = options.remote(self._rank_entry)
+        agent: Any = options.remote(self._rank_entry)
         self._agents[key] = agent
         self._start_due[key] = time.monotonic() + START_WITHIN_S
         self._when_answered(agent.describe.remote(), partial(self._take_ready, key, agent))
 
     def _take_ready(self, key: str, agent: Any, answer: Future[Any]) -> None:
-        if self._agents.get(key) is not agent:
+        if not self._is_well(key, agent, answer):
             return
-        if (error := answer.exception()) is not None:
-            return self._lose(key, first_line(error))
         member = self._members.get(key)
         if member is None:
-            return self._lose(key, "Ray has given the node up")
+            self._lose(key, "Ray has given the node up")
+            return
         self._ready.add(key)
         self._start_due.pop(key, None)
         self._send(
@@ -172,28 +180,37 @@ class Bridge:
         )
         self._poll(key, agent)
 
+    def _is_well(self, key: str, agent: Any, answer: Future[Any]) -> bool:
+        """Whether it is still this agent that counts, and it has answered."""
+        if self._agents.get(key) is not agent:
+            return False
+        if (error := answer.exception()) is not None:
+            self._lose(key, first_line(error))
+            return False
+        return True
+
     def _poll(self, key: str, agent: Any) -> None:
         self._answer_due.pop(key, None)  # to the end of the line
         self._answer_due[key] = time.monotonic() + _POLL_S + _SILENT_AFTER_S
         self._when_answered(agent.poll.remote(_POLL_S), partial(self._take_news, key, agent))
 
     def _take_news(self, key: str, agent: Any, answer: Future[Any]) -> None:
-        if self._agents.get(key) is not agent:
+        if not self._is_well(key, agent, answer):
             return
-        if (error := answer.exception()) is not None:
-            return self._lose(key, first_line(error))
         told = [document for document in answer.result() if document["event"] != "lost"]
         if told:
             self._send({"event": "news", "node": key, "documents": told})
-        for document in answer.result():
-            if document["event"] == "lost":
-                return self._lose(key, document["message"])
-        self._poll(key, agent)
+        losses = [document for document in answer.result() if document["event"] == "lost"]
+        if losses:
+            self._lose(key, losses[0]["message"])
+        else:
+            self._poll(key, agent)
 
     def _call(self, call: int, key: str, method: str, arguments: list[Any]) -> None:
         if key not in self._ready:
             message = "the node is lost"
-            return self._send({"event": "failed", "id": call, "left": False, "message": message})
+            self._send({"event": "failed", "id": call, "left": False, "message": message})
+            return
         agent = self._agents[key]
         answer = getattr(agent, method).remote(*arguments)
         self._when_answered(answer, partial(self._take_answer, call, key, agent))
@@ -201,12 +218,12 @@ class Bridge:
     def _take_answer(self, call: int, key: str, agent: Any, answer: Future[Any]) -> None:
         error = answer.exception()
         if error is None:
-            return self._send({"event": "answer", "id": call, "value": answer.result()})
+            self._send({"event": "answer", "id": call, "value": answer.result()})
+            return
         left = isinstance(getattr(error, "cause", error), RanksLeftError)
         if not left and self._agents.get(key) is agent:
             self._lose(key, first_line(error))
-        failed = {"event": "failed", "id": call, "left": left, "message": first_line(error)}
-        return self._send(failed)
+        self._send({"event": "failed", "id": call, "left": left, "message": first_line(error)})
 
     def _lose_the_silent(self) -> None:
         """Looks at the agents that were asked first, which are the first to be due."""
@@ -266,11 +283,10 @@ def main() -> None:
         except RayClusterFailedError as error:
             worker.send({"event": "unusable", "message": str(error)})
             sys.exit(1)
-        try:
-            Bridge(worker, cluster, arguments.entry).run()
-        finally:
+        if Bridge(worker, cluster, arguments.entry).run():
             cluster.close()
-            os.chdir("/")
+        os.chdir("/")
+    os._exit(0)  # what Ray would do at an exit it can't do without its cluster
 
 
 if __name__ == "__main__":

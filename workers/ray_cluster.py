@@ -31,6 +31,7 @@ RAY: Final = tuple(python_module("ray.scripts.scripts"))
 
 _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
+_CONNECT_WITHIN_S: Final = 2.0
 _LAST_WORDS: Final = 5
 _OBJECT_STORE_BYTES: Final = 80_000_000
 """About the least that Ray accepts; nothing but small documents passes through it."""
@@ -193,35 +194,76 @@ class JoinedRay:
                     f"no Ray cluster answered at {address} within {within_s:g} s"
                 )
             time.sleep(0.2)
+        self._head = HeadWatch(address)
         host = address.rpartition(":")[0]
         with tempfile.TemporaryDirectory(prefix="lt-ray-") as empty:
             _join(address, host if _is_ours(host) else None, Path(empty))
 
     def has_ended(self) -> bool:
         """Whether nobody serves the head's address any more."""
-        return refuses(self.address)
+        return self._head.has_ended()
 
     def close(self) -> None:
         """Leaves the cluster."""
+        self._head.close()
         _leave()
 
 
-def answers(address: str, within_s: float = 2.0) -> bool:
+def answers(address: str) -> bool:
     """Whether a TCP port can be reached."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), within_s).close()
+        socket.create_connection((host, int(port)), _CONNECT_WITHIN_S).close()
     except OSError:
         return False
     return True
 
 
-def refuses(address: str, within_s: float = 2.0) -> bool:
-    """Whether the machine is there and says that nobody listens on the port."""
-    host, _, port = address.rpartition(":")
+class HeadWatch:
+    """An idle connection to the head of a cluster: it closes the moment that the head ends.
+
+    Looking costs the head nothing, however many nodes do so.
+
+    Args:
+        address: "address:port" of the head, which answers now.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+
+    def has_ended(self) -> bool:
+        """Whether nobody serves the port any more.
+
+        A head may close an idle connection, and then takes another. One that can't be reached has
+        not ended, as far as can be known.
+        """
+        if self._connection is not None and _is_open(self._connection):
+            return False
+        self.close()
+        host, _, port = self._address.rpartition(":")
+        try:
+            self._connection = socket.create_connection((host, int(port)), _CONNECT_WITHIN_S)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        self._connection.setblocking(False)
+        return False
+
+    def close(self) -> None:
+        """Gives the connection up."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the other end is there; what it has said is dropped."""
     try:
-        socket.create_connection((host, int(port)), within_s).close()
-    except ConnectionRefusedError:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
         return True
     except OSError:
         return False

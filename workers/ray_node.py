@@ -20,20 +20,17 @@ import sys
 import time
 from typing import Final
 
-from workers.ray_cluster import RayNodeProcesses, answers, refuses
+from workers.ray_cluster import HeadWatch, RayNodeProcesses, answers
 
 _LOG = logging.getLogger(__name__)
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.25
+_HEAD_LOOK_S: Final = 1.0
 _SHORTEST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _HEALTHY_AFTER_S: Final = 60.0
 """A Ray that has lasted for so long has ended by an accident, not because it can't work here."""
-
-_REFUSED_S: Final = 3.0
-"""A head whose port is refused for so long has ended. Where it doesn't answer at all it may be the
-network: Ray itself decides after some twenty seconds."""
 
 
 class RayNode:
@@ -73,7 +70,7 @@ class RayNode:
     def _wait_for_head(self) -> bool:
         """Waits for the head to answer; returns false when told to end instead."""
         while self._port is None and not answers(self._head):
-            if self._told.within(_LOOK_S):
+            if self._told.within(_HEAD_LOOK_S):
                 return False
         return not self._told.within(0)
 
@@ -83,15 +80,15 @@ class RayNode:
             address=self._address, name=self._name, port=self._port, head=self._head
         )
         _LOG.info("Ray starts on %s; the head is %s", self._address, self._head)
-        refused_s = 0.0
+        head = HeadWatch(self._head)
         try:
             while not processes.have_ended() and not self._told.within(_LOOK_S):
-                if self._port is None:
-                    refused_s = refused_s + _LOOK_S if refuses(self._head) else 0.0
-                if refused_s >= _REFUSED_S:
+                # Ray would notice after a minute, and its new head knows nothing of this node.
+                if self._port is None and head.has_ended():
                     return f"nobody serves the head's port at {self._head} any more"
             return f"its last words: {processes.last_words()}"
         finally:
+            head.close()
             processes.close()
 
 

@@ -123,7 +123,9 @@ class RayNodes:
         left: RanksLeftError | None = None
         for call in calls:
             try:
-                tails.update({int(rank): tail for rank, tail in call.result(_CALL_WITHIN_S).items()})
+                tails.update(
+                    {int(rank): tail for rank, tail in call.result(_CALL_WITHIN_S).items()}
+                )
             except NodeLostError:  # its agent is gone: its warden ends the ranks
                 continue
             except RanksLeftError as error:
@@ -202,7 +204,8 @@ class RayNodes:
                 kind = RanksLeftError if event["left"] else NodeLostError
                 message = event["message"]
                 self._answer(
-                    event["id"], lambda node, call: call.set_exception(self._error(kind, message, node))
+                    event["id"],
+                    lambda node, call: call.set_exception(self._error(kind, message, node)),
                 )
             case "joined":
                 self._take_joined(event)
@@ -286,7 +289,9 @@ class RayNodes:
         if waiting is not None:
             give(*waiting)
 
-    def _error(self, kind: type[NodeLostError] | type[RanksLeftError], why: str, node: int) -> Exception:
+    def _error(
+        self, kind: type[NodeLostError] | type[RanksLeftError], why: str, node: int
+    ) -> Exception:
         return kind(self._loss(why, node) if kind is NodeLostError else why, node)
 
     def _loss(self, why: str, node: int) -> str:

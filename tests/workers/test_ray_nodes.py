@@ -1,0 +1,274 @@
+"""Several Ray nodes: groups over them and beside each other, and what the loss of one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.process_checks import (
+    RANK_PROGRAMS,
+    is_alive,
+    run_group,
+    wait_until,
+    wait_until_gone,
+)
+from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
+from workers.launchers.group import GroupEnd
+from workers.launchers.ray import RayNodes, ray_launcher
+from workers.packing.shares import Share
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOSS_SHOWS_WITHIN_S = 30.0
+"""Ray tells of a dead raylet after fifteen seconds, and we after two; the machine may be busy."""
+
+ON_0 = (Share(node=0, devices=(0, 1)),)
+ON_1 = (Share(node=1, devices=(0, 1)),)
+ON_BOTH = (Share(node=0, devices=(0,)), Share(node=1, devices=(1,)))
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[RayNodeProcess]]:
+    processes = make_nodes("127.0.1.31", "127.0.1.32")
+    for process in processes:
+        process.start()
+    yield processes
+    for process in processes:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(processes: list[RayNodeProcess]) -> Iterator[RayNodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", processes[0].token)
+        nodes = RayNodes(
+            num_devices=2, address=processes[0].head, num_nodes=2, rank_entry=RANK_PROGRAMS
+        )
+        yield nodes
+        pids = [pid for on_node in nodes.pids for pid in on_node.values()]
+        nodes.close()
+        wait_until_gone(pids)
+
+
+@pytest.fixture
+def nodes(cluster: RayNodes) -> RayNodes:
+    """The nodes, once none of the two is lost."""
+    wait_until("both are there", lambda: not {0, 1} & cluster.lost().keys(), PATIENCE_S)
+    return cluster
+
+
+def position(nodes: RayNodes, name: str) -> int:
+    return [node.name for node in nodes.nodes].index(name)
+
+
+def on(nodes: RayNodes, name: str) -> tuple[Share, ...]:
+    return (Share(node=position(nodes, name), devices=(0, 1)),)
+
+
+@contextmanager
+def hanging(nodes: RayNodes, **where: Any) -> Iterator[tuple[Future[GroupEnd], list[int]]]:
+    """A group whose ranks hang, and their pids; it is cancelled at the end where it still runs."""
+    pids: list[int] = []
+    ended: list[bool] = []
+    with ThreadPoolExecutor(1) as thread:
+        group = thread.submit(
+            run_group,
+            nodes,
+            "hang",
+            on_event=lambda event: pids.append(event["pid"]),
+            deadline_s=where.pop("deadline_s", 200.0),
+            cancelled=lambda: bool(ended),
+            **where,
+        )
+        wait_until("the ranks hang", lambda: len(pids) == 2 or group.done(), PATIENCE_S)
+        assert len(pids) == 2, group.result()
+        try:
+            yield group, pids
+        finally:
+            ended.append(True)
+
+
+def test_a_group_over_two_nodes_meets_at_the_address_of_the_first(nodes: RayNodes) -> None:
+    assert {node.name for node in nodes.nodes} == {"n0", "n1"}
+    end = run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2)
+    assert end.failure is None
+    where = {"address": nodes.nodes[0].address, "port": 4321}
+    assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where]
+
+
+def test_a_probe_trains_over_two_nodes(
+    processes: list[RayNodeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", processes[0].token)
+    pair = Cluster(
+        name="pair",
+        device="CPU core",
+        num_nodes=2,
+        devices_per_node=1,
+        device_memory_bytes=1 << 30,
+        peak_flops_per_s={"fp32": 1e11},
+    )
+    request = ProbeRequest(
+        model=model_preset("tiny"), layout=Layout(dp=2, num_nodes=2), warmup=2, iterations=2
+    )
+    with ray_launcher(pair, address=processes[0].head, num_nodes=2) as launcher:
+        outcome = launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
+    assert outcome.state == "completed", outcome
+
+
+def test_groups_on_disjoint_devices_run_side_by_side_and_one_fails_alone(nodes: RayNodes) -> None:
+    half = [(Share(node=1, devices=(device,)),) for device in (0, 1)]
+    with hanging(nodes, shares=ON_0) as (group, pids):
+        failed = run_group(nodes, "fail", shares=half[0], num_ranks=1)
+        assert failed.failure is not None
+        assert (failed.failure.reason, failed.failure.node) == ("crashed", 1)
+        done = run_group(nodes, "succeed", shares=half[1], num_ranks=1)
+        assert done.failure is None
+        assert all(map(is_alive, pids))
+    cancelled = group.result(PATIENCE_S).failure
+    assert cancelled is not None
+    assert cancelled.reason == "cancelled"
+    assert not nodes.lost()
+
+
+def test_a_killed_rank_is_a_crash_and_no_lost_node(nodes: RayNodes) -> None:
+    with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
+        os.kill(pids[0], signal.SIGKILL)
+        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
+    assert failure is not None
+    assert failure.reason == "crashed"
+    assert not any(map(is_alive, pids))
+    assert not nodes.lost()
+
+
+def raylet_of(nodes: RayNodes, node: int) -> int:
+    return int(psutil.Process(nodes.pids[node]["agent"]).ppid())
+
+
+VICTIMS: dict[str, Callable[[RayNodes, int], int]] = {
+    "agent": lambda nodes, node: nodes.pids[node]["agent"],
+    "warden": lambda nodes, node: nodes.pids[node]["warden"],
+    "zygote": lambda nodes, node: nodes.pids[node]["zygote"],
+    "raylet": raylet_of,
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_sigkill_on_one_node_is_its_loss_and_no_others(nodes: RayNodes, victim: str) -> None:
+    lost = position(nodes, "n1")
+    before = nodes.pids[lost]
+    with (
+        hanging(nodes, shares=on(nodes, "n0")) as (unharmed, well),
+        hanging(nodes, shares=on(nodes, "n1")) as (group, pids),
+    ):
+        os.kill(VICTIMS[victim](nodes, lost), signal.SIGKILL)
+        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
+        assert failure is not None
+        assert (failure.reason, failure.node) == ("node_lost", lost)
+        assert "node n1 was lost: " in failure.message
+        wait_until_gone([*pids, *before.values()])
+        assert not unharmed.done()
+        assert all(map(is_alive, well))
+        nodes.recover(lost)
+        assert run_group(nodes, "succeed", shares=on(nodes, "n1")).failure is None
+        assert all(map(is_alive, well))
+    assert nodes.pids[lost] != before
+
+
+def test_a_node_that_falls_silent_is_lost_and_its_groups_end(nodes: RayNodes) -> None:
+    lost = position(nodes, "n1")
+    agent = psutil.Process(nodes.pids[lost]["agent"])
+    with hanging(nodes, shares=on(nodes, "n1"), deadline_s=5.0) as (group, pids):
+        agent.suspend()
+        failure = group.result(PATIENCE_S).failure
+    assert failure is not None
+    assert failure.reason == "timeout"
+    wait_until("the silence is noticed", lambda: lost in nodes.lost(), PATIENCE_S)
+    assert "hangs, or is cut off" in nodes.lost()[lost]
+    wait_until_gone(pids, PATIENCE_S)
+    nodes.recover(lost)
+    assert run_group(nodes, "succeed", shares=on(nodes, "n1")).failure is None
+
+
+def test_a_node_that_dies_whole_comes_back_at_its_position(
+    nodes: RayNodes, processes: list[RayNodeProcess]
+) -> None:
+    lost = position(nodes, "n1")
+    with (
+        hanging(nodes, shares=on(nodes, "n0")) as (unharmed, well),
+        hanging(nodes, shares=on(nodes, "n1")) as (group, _),
+    ):
+        processes[1].kill_tree()
+        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
+        assert failure is not None
+        assert (failure.reason, failure.node) == ("node_lost", lost)
+        processes[1].wait_until_nothing_is_left()
+        assert not unharmed.done()
+        processes[1].start()
+        wait_until("n1 is back", lambda: not nodes.lost(), PATIENCE_S)
+        assert all(map(is_alive, well))
+    assert position(nodes, "n1") == lost
+    assert len(nodes.nodes) == 2
+    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
+
+
+def test_a_node_that_comes_late_is_taken_up(
+    nodes: RayNodes, processes: list[RayNodeProcess]
+) -> None:
+    first = processes[0]
+    late = RayNodeProcess(name="n2", address="127.0.1.33", head=first.head, token=first.token)
+    late.start()
+    try:
+        wait_until("n2 is there", lambda: len(nodes.nodes) == 3, PATIENCE_S)
+        assert position(nodes, "n2") == 2
+        assert run_group(nodes, "succeed", shares=on(nodes, "n2")).failure is None
+    finally:
+        late.end()
+    wait_until("n2 is lost", lambda: 2 in nodes.lost(), PATIENCE_S)
+
+
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
+def test_the_end_of_the_head_loses_all_nodes_until_they_have_joined_again(
+    nodes: RayNodes, processes: list[RayNodeProcess], victim: str
+) -> None:
+    with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
+        started = time.monotonic()
+        os.kill(processes[0].pid_of(victim), signal.SIGKILL)
+        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
+        assert failure is not None
+        assert failure.reason == "node_lost"
+        assert time.monotonic() - started < LOSS_SHOWS_WITHIN_S
+    wait_until_gone(pids, PATIENCE_S)
+    wait_until("both are back", lambda: not {0, 1} & nodes.lost().keys(), PATIENCE_S)
+    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
+
+
+def test_the_end_of_the_process_that_speaks_with_ray_is_no_end_of_the_worker(
+    nodes: RayNodes,
+) -> None:
+    me = psutil.Process()
+    (bridge,) = [
+        process
+        for process in me.children(recursive=True)
+        if "workers.ray_bridge" in process.cmdline() and "workers.warden" not in process.cmdline()
+    ]
+    with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
+        bridge.kill()
+        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
+        assert failure is not None
+        assert failure.reason == "node_lost"
+    wait_until_gone(pids, PATIENCE_S)
+    wait_until("both are back", lambda: not {0, 1} & nodes.lost().keys(), PATIENCE_S)
+    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
