@@ -153,15 +153,29 @@ class NodeRanks:
         return {int(rank): tail for rank, tail in ended["log_tails"].items()}
 
     def close(self) -> None:
-        """Ends the zygote and everything below it; returns when it is gone."""
+        """Ends the zygote and everything below it; returns when it is gone.
+
+        Raises:
+            RanksLeftError: something below it can't be ended; its warden goes on trying.
+        """
         self._line.close()
         try:
             self._warden.wait(_CLOSE_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._warden.terminate()  # the warden kills what does not end by itself
+            self._wait_for_warden()
+        finally:
+            self._reader.join(_CLOSE_WITHIN_S)
+            self._log.close()
+
+    def _wait_for_warden(self) -> None:
+        try:
             self._warden.wait(_CLOSE_WITHIN_S)
-        self._reader.join(_CLOSE_WITHIN_S)
-        self._log.close()
+        except subprocess.TimeoutExpired as error:
+            raise RanksLeftError(
+                f"the warden, process {self._warden.pid}, could not end everything below it in "
+                f"{2 * _CLOSE_WITHIN_S:g} s; look for a hung device or file system on this node"
+            ) from error
 
     def _order(self, order: Document) -> None:
         try:

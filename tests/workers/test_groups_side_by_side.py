@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -23,15 +24,16 @@ from tests.workers.process_checks import (
     wait_until,
     wait_until_gone,
 )
-from tests.workers.side_by_side import SideBySide
+from tests.workers.side_by_side import SideBySide, make_task
 from workers.launchers.group import GroupEnd
 from workers.launchers.local import LocalNodes
+from workers.node_ranks import NodeRanks
 
 ROOT = Path(__file__).parents[2]
 
 AGENT = """
 import sys
-from tests.workers.side_by_side import SideBySide
+from tests.workers.side_by_side import SideBySide, make_task
 node = SideBySide()
 for group in [node.start("daemonise-then-hang", num_ranks=2) for _ in range(2)]:
     node.report(group, "hanging")
@@ -239,6 +241,62 @@ def test_sigkill_of_the_agent_leaves_nothing_of_any_group(
             os.kill(warden, signal.SIGKILL)
         agent.kill()
     wait_until("no process is left", lambda: not marked(mark), 20)
+
+
+def test_what_forks_has_one_thread_and_no_device() -> None:
+    """With torch and the trainer loaded: a fork of more threads than one may hang in the child."""
+    ranks = NodeRanks()
+    ranks.wait_until_ready()
+    job = {"kind": "calibrate"}  # it waits for a word that nobody says
+    ranks.start([make_task("a", rank=1, world_size=2, job=job, rendezvous=True)])
+    zygote = psutil.Process(ranks.pids["zygote"])
+    (keeper,) = wait_until("there is a keeper", zygote.children)
+    wait_until("there is a rank", keeper.children)
+    for process in (zygote, keeper):
+        assert process.num_threads() == 1
+        held = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert not [path for path in held if path.startswith(("/dev/kfd", "/dev/dri", "/dev/nv"))]
+    ranks.end("a")
+    ranks.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    nodes = LocalNodes(num_devices=4, rank_entry=RANK_PROGRAMS)
+    nodes.wait_until_ready()
+    reasons = {
+        "succeed": None,
+        "meet": None,
+        "say-much": None,
+        "daemonise": None,
+        "fork-a-child": None,
+        "fail": "crashed",
+        "kill-itself": "crashed",
+        "leave": "crashed",
+        "allocate-too-much": "out_of_memory",
+        "talk": "crashed",
+        "hang": "timeout",
+        "hang-past-alarm": "timeout",
+        "daemonise-then-hang": "timeout",
+    }
+    kinds = [kind for _ in range(8) for kind in reasons]
+
+    def run(kind: str) -> tuple[str, str | None]:
+        end = run_group(nodes, kind, deadline_s=0.5 if reasons[kind] == "timeout" else 60.0)
+        return kind, None if end.failure is None else end.failure.reason
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(run, kinds))
+    assert ended == [(kind, reasons[kind]) for kind in kinds]
+    zygote = psutil.Process(nodes.ranks.pids["zygote"])
+    wait_until("only the zygote is left", lambda: not zygote.children())
+    assert zygote.num_fds() <= 6  # its standard ones, the agent's, the warden's
+    nodes.close()
+    wait_until("no process is left", lambda: not marked(mark))
 
 
 def test_cores_that_the_node_does_not_give_fail_the_rank_and_say_so(node: SideBySide) -> None:

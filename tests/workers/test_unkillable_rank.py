@@ -44,3 +44,19 @@ def test_a_rank_that_cannot_be_ended_is_named_and_reaped_once_it_can(freezer: Pa
     wait_until_gone([frozen])
     assert set(node.ranks.end(other)) == {0}
     node.ranks.close()
+
+
+@pytest.mark.slow  # twenty seconds pass before it is given up
+def test_a_node_that_cannot_be_closed_says_who_is_still_at_it(freezer: Path) -> None:
+    node = SideBySide()
+    group = node.start("hang")
+    frozen = node.report(group, "hanging")["pid"]
+    warden = node.ranks.pids["warden"]
+    (freezer / "cgroup.procs").write_text(str(frozen))
+    (freezer / "freezer.state").write_text("FROZEN")
+    with pytest.raises(RanksLeftError, match=f"the warden, process {warden}, could not end"):
+        node.ranks.close()
+    assert is_alive(frozen)
+    (freezer / "freezer.state").write_text("THAWED")
+    node.ranks.close()  # now it can
+    wait_until_gone([frozen, warden])
