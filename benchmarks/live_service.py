@@ -140,7 +140,7 @@ class LiveService:
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
         self.data = DataDir(data_dir or folder / "data")
-        self._host = host
+        self.http = httpx.Client()
         self._num_campaigns = 0
         self._processes: list[LiveProcess] = []
         command = ["serve", "--data-dir", str(self.data.path), "--host", host, "--port", "0"]
@@ -203,6 +203,7 @@ class LiveService:
             return False
         self.url: str = announced["url"]
         token = self.data.token_file.read_text().strip()
+        self.http.close()
         self.http = httpx.Client(
             base_url=f"{self.url}/v1", headers={"Authorization": f"Bearer {token}"}, timeout=30
         )

@@ -26,6 +26,11 @@ from workers.rank_task import RankTask
 
 LOSES_WORKER: Final = "loses its worker"
 
+HELD_SEED: Final = 1_000_000
+"""Seed of a probe whose first attempt stays in its second iteration until it is let go."""
+LET_GO: Final = "let-go"
+"""File in the directory that lets it go."""
+
 FOLDER: Final = "LAYOUT_TUNER_BENCH_FAULTS"
 """Variable that names the directory where faults say that they have struck."""
 
@@ -81,7 +86,14 @@ def fault_of(task: RankTask) -> Fault | None:
     if struck.exists():
         return None
     struck.touch()
+    if seed == HELD_SEED:
+        return Fault(name="is held", strike=_wait_until_let_go, reasons=(None,))
     return FAULTS[(seed - 1) % len(FAULTS)]
+
+
+def _wait_until_let_go() -> None:
+    while not (Path(os.environ[FOLDER]) / LET_GO).exists():
+        time.sleep(0.05)
 
 
 def _crash() -> None:

@@ -116,7 +116,8 @@ class Leases(StorePart):
                 attempt = running_attempt(session, trial)
                 worker = session.get_one(Worker, attempt.worker_id)
                 why = f"worker {worker.name} on {worker.host} was not heard of in time"
-                lose_attempt(locked_campaign(session, trial.campaign_id), trial, attempt, now, why)
+                campaign = locked_campaign(session, trial.campaign_id)
+                lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
             return [trial.id for trial in trials]
 
     def extend_leases(self, *, lease_s: float = LEASE_S) -> None:

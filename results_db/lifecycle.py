@@ -89,21 +89,23 @@ def close_attempt(
 
 
 def lose_attempt(
-    campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str
+    campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str, *, host: str
 ) -> None:
-    """The running attempt is lost: nothing was learnt about the layout."""
+    """The running attempt is lost with its worker's host: nothing was learnt about the layout."""
     close_attempt(campaign, trial, attempt, "lost", now)
-    count_lost_attempt(campaign, trial, now, why)
+    count_lost_attempt(campaign, trial, now, why, node=host)
 
 
-def count_lost_attempt(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
+def count_lost_attempt(
+    campaign: Campaign, trial: Trial, now: datetime, why: str, *, node: str
+) -> None:
     """Puts a trial back after a lost attempt, or ends it after the last that may be lost."""
     trial.lost_attempts += 1
     if trial.cancel_requested:
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
     elif trial.lost_attempts >= MAX_LOST_ATTEMPTS:
         message = f"{trial.lost_attempts} attempts were lost; the last: {why}"
-        end_trial(campaign, trial, "FAILED", now, reason="node_lost", message=message)
+        end_trial(campaign, trial, "FAILED", now, reason="node_lost", message=message, node=node)
     else:
         put_back(trial)
 

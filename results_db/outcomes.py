@@ -149,6 +149,8 @@ def _take(
     attempt.ended_at = attempt.seen_at = now
     if teaches_nothing:
         _give_back(campaign, trial, outcome, now)
+        if trial.state in ENDED_TRIAL_STATES:
+            _keep(session, trial, outcome)
         return True
     if trial.state == "RUNNING" and not current:
         # A late outcome of an earlier attempt; the worker of this one hears it with its next beat.
@@ -190,7 +192,8 @@ def _cost(session: Session, trial: Trial, attempt: Attempt, outcome: Outcome) ->
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:
     if outcome.reason == "node_lost":
-        count_lost_attempt(campaign, trial, now, outcome.message or "a node was lost")
+        why = outcome.message or "a node was lost"
+        count_lost_attempt(campaign, trial, now, why, node=outcome.node)
     else:
         put_back_or_cancel(campaign, trial, now, outcome.message or "stopped by its worker")
 

@@ -198,4 +198,5 @@ def _lose_trials(session: Session, worker: Worker, now: datetime) -> None:
     for trial in _running_trials(session, worker):
         campaign = locked_campaign(session, trial.campaign_id)
         why = f"worker {worker.name} started anew"
-        lose_attempt(campaign, trial, running_attempt(session, trial), now, why)
+        attempt = running_attempt(session, trial)
+        lose_attempt(campaign, trial, attempt, now, why, host=worker.host)

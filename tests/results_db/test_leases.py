@@ -93,6 +93,7 @@ def test_three_lost_attempts_end_a_trial(store: Store, clock: TurnableClock) -> 
     ended = store.trial(trial.id)
     assert (ended.state, ended.reason, ended.ended_seq) == ("FAILED", "node_lost", 1)
     assert "3 attempts were lost" in ended.message
+    assert ended.node == "node-1"
     assert "w1 on node-1" in ended.message
     assert store.lease(worker.id, 1) == []
 

@@ -162,7 +162,9 @@ def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
         assert lease_one(store, worker_id).attempt == attempt
         receipt = store.post_outcome(trial_id, attempt, failed("node_lost"))
     assert receipt.state == "FAILED"
-    assert store.trial(trial_id).reason == "node_lost"
+    ended = store.trial_detail(trial_id)
+    assert (ended.trial.reason, ended.trial.node) == ("node_lost", "node-1")
+    assert ended.log_tail == "Traceback ..."
     assert len(store.trials_told_since(campaign, 0)) == 1
 
 

@@ -152,7 +152,11 @@ def test_a_rank_that_leaves_without_a_result_has_failed(nodes: LocalNodes) -> No
 def test_a_hang_meets_the_deadline_and_the_message_says_how_far_it_got(nodes: LocalNodes) -> None:
     failure = failure_of(nodes, "hang", by_rank={"0": "iterate-then-hang"}, deadline_s=0.3)
     assert failure.reason == "timeout"
-    assert failure.message == "the probe did not end within deadline_s=0.3 (last: iteration 3)"
+    where = nodes.nodes[0].name
+    assert failure.message == (
+        f"the probe did not end within deadline_s=0.3 (last: iteration 3) on {where}"
+    )
+    assert failure.node == 0
 
 
 def test_a_cancelled_group_ends_within_a_moment(nodes: LocalNodes) -> None:

@@ -159,15 +159,21 @@ class Group:
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
             elif left_s <= 0:
-                message = (
-                    f"the probe did not end within deadline_s={self._deadline_s:g} "
-                    f"({progress.last()})"
-                )
-                progress.note(GroupFailure(reason="timeout", message=message))
+                progress.note(self._out_of_time())
             else:
                 timeout_s = min(left_s, progress.wait_s())
                 for event in self._nodes.poll(self._used, self._group, timeout_s):
                     self._take(event)
+
+    def _out_of_time(self) -> GroupFailure:
+        """It is on all of its nodes; where it was on one alone, that one is named."""
+        names = ", ".join(self._nodes.nodes[node].name for node in self._used)
+        return GroupFailure(
+            reason="timeout",
+            message=f"the probe did not end within deadline_s={self._deadline_s:g} "
+            f"({self._progress.last()}) on {names}",
+            node=self._used[0] if len(self._used) == 1 else None,
+        )
 
     def _take(self, event: NodeEvent) -> None:
         document = event.document

@@ -1,0 +1,97 @@
+"""Probes that stay in mid-iteration for as long as a test likes, on a live service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from benchmarks.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.rank_faults import FOLDER, HELD_SEED, LET_GO
+from search_spaces.layout import Layout
+from search_spaces.machine import usable_cores
+
+RANK_ENTRY = "benchmarks.recorded_rank:main"
+NUM_RANKS = min(2, usable_cores())
+PATIENCE_S = 120.0
+LEASE_PATIENCE_S = 60.0
+"""A lease of the service runs out in 15 s."""
+
+
+class HeldProbes:
+    """Adds probes to a service, and lets them go."""
+
+    def __init__(self, service: LiveService) -> None:
+        self.service = service
+        self._folder = service.folder / "faults"
+        self._folder.mkdir()
+        service.environment[FOLDER] = str(self._folder)
+
+    def add(self, seed: int = 0, deadline: str = "120s") -> int:
+        """A 2-rank probe; what befalls it follows from its seed."""
+        probe = {"warmup": 2, "iterations": 2, "deadline": deadline}
+        return self.service.add(Layout(dp=NUM_RANKS), seed=seed, probe=probe)
+
+    def hold(self) -> int:
+        """A probe that stays in its second iteration; returns once it is there."""
+        self._struck(HELD_SEED).unlink(missing_ok=True)
+        (self._folder / LET_GO).unlink(missing_ok=True)
+        trial = self.add(HELD_SEED)
+        self.wait_until_struck(HELD_SEED)
+        wait_until("it has said so", lambda: self.service.trial(trial).trial.iterations_done, 30)
+        return trial
+
+    def wait_until_struck(self, seed: int) -> None:
+        """Waits until a rank is about to meet what befalls this seed."""
+        wait_until("a rank is struck", self._struck(seed).exists, PATIENCE_S)
+
+    def strike_again(self, seed: int) -> None:
+        """Has what befalls this seed befall the next attempt too."""
+        self._struck(seed).unlink()
+
+    def let_go(self) -> None:
+        """Has the held probe go on."""
+        (self._folder / LET_GO).touch()
+
+    def _struck(self, seed: int) -> Path:
+        return self._folder / f"struck-{seed}"
+
+    def wait_for_state(self, trial: int, state: str, patience_s: float = PATIENCE_S) -> None:
+        """Waits until a trial is in a state."""
+        wait_until(
+            f"trial {trial} is {state}",
+            lambda: self.service.trial(trial).trial.state == state,
+            patience_s,
+        )
+
+    def endings(self, trial: int) -> list[str | None]:
+        """How the trial's attempts ended."""
+        return [attempt.ending for attempt in self.service.trial(trial).attempts]
+
+    def ranks_and_zygotes(self) -> list[psutil.Process]:
+        """The living processes of nodes: wardens, zygotes, ranks, and what ranks have left."""
+        return [process for process in self.service.processes() if _belongs_to_a_node(process)]
+
+
+def spooled(spool: Path) -> list[str]:
+    """Outcomes that wait in a spool."""
+    return sorted(path.name for path in spool.glob("trial-*.json"))
+
+
+def assert_nothing_left(service: LiveService, *workers: LiveProcess) -> None:
+    """Ends the workers; then nothing but the service is there."""
+    for worker in workers:
+        assert worker.stop() == 0, worker.said()
+    wait_until(
+        "only the service is left",
+        lambda: [process.pid for process in service.processes()] == [service.serve.pid],
+        30,
+    )
+
+
+def _belongs_to_a_node(process: psutil.Process) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "workers.zygote" in words or "time.sleep" in words
