@@ -14,6 +14,7 @@ import click
 
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
+from workers.allocation_options import allocation_options
 from workers.command_input import described, fail, refuse
 from workers.layout_options import layout_options
 
@@ -64,6 +65,7 @@ class PositiveNumber(click.FloatRange):
     show_default=True,
     help="Seconds that the service may be away at the start.",
 )
+@allocation_options
 def worker(
     url: str,
     token_file: Path,
@@ -71,8 +73,13 @@ def worker(
     name: str | None,
     spool_dir: Path | None,
     patience: float,
+    **allocation: Any,
 ) -> None:
-    """Run trials of the service's campaigns on this machine until told to end."""
+    """Run trials of the service's campaigns, on this machine or over an allocation.
+
+    It ends when it is told to (SIGTERM), or in time before the allocation does: the probes that can't
+    end are given back to the service.
+    """
     from workers.errors import WorkerError
     from workers.local_worker import work
 
@@ -86,6 +93,7 @@ def worker(
             name=name,
             spool_dir=spool_dir,
             patience_s=patience,
+            **allocation,
         )
     except (WorkerError, SearchSpaceError) as error:
         fail(str(error))

@@ -83,6 +83,10 @@ class CalibrationFailedError(WorkerError):
     """The machine's constants could not be measured."""
 
 
+class AllocationMissingError(WorkerError):
+    """What was asked for works inside a Slurm job alone."""
+
+
 class SpoolInUseError(WorkerError):
     """Another worker process of the same name uses the spool directory."""
 

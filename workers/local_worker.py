@@ -1,4 +1,4 @@
-"""A worker of this machine, put together: the service, the spool, Ray, and the loop over them."""
+"""A worker of this machine or allocation, put together: the service, the spool, the launcher."""
 
 from __future__ import annotations
 
@@ -7,24 +7,88 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from search_spaces.cluster import Cluster
 from search_spaces.presets.clusters import resolve_cluster
+from workers.allocation_end import EndsIn, ends_after
 from workers.drain import Drain
+from workers.errors import AllocationMissingError
 from workers.launchers.base import Launcher
 from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
-from workers.protocol import WorkerIdentity
+from workers.protocol import AllocationIdentity, NodeIdentity, WorkerIdentity
 from workers.rank_task import RANK_ENTRY
 from workers.revision import software_versions
 from workers.scheduler import SchedulerOptions
-from workers.spool import Spool
+from workers.slurm.allocation import SlurmAllocation, current_allocation, ends_in_s
+from workers.slurm.site import Site, cluster_part, site_of
+from workers.spool import Spool, adopt_abandoned
 from workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
 
 _DRAIN_S: Final = 30.0
+
+LauncherName = Literal["local", "ray", "srun"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Machine:
+    """What the worker runs on."""
+
+    cluster: Cluster
+    site: Site | None
+    allocation: SlurmAllocation | None
+    """The Slurm job whose nodes it uses; None: it uses no other node than this."""
+    num_nodes: int
+    launcher: LauncherName
+    ray_address: str | None
+    """Of the cluster to join; None: one is started."""
+    rank_entry: str
+
+    @property
+    def devices_are_cores(self) -> bool:
+        """Whether probes side by side on a node disturb each other."""
+        return "cpu" in self.cluster.device.lower()
+
+    def shares_nodes(self, wish: bool | None) -> bool:
+        """Whether probes smaller than a node run side by side: the user says, else the site."""
+        if wish is not None:
+            return wish
+        if self.site is not None and self.site.share_nodes is not None:
+            return self.site.share_nodes
+        return not self.devices_are_cores
+
+    def start_launcher(self) -> Launcher:
+        """Starts what runs the probes."""
+        if self.launcher == "local":
+            from workers.launchers.local import local_launcher
+
+            return local_launcher(self.cluster)
+        if self.launcher == "srun":
+            from workers.launchers.srun_launcher import srun_launcher
+
+            if self.allocation is None:
+                raise AllocationMissingError(
+                    "the srun launcher works inside a Slurm job; use another --launcher here"
+                )
+            return srun_launcher(
+                self.cluster, self.site, self.allocation, rank_entry=self.rank_entry
+            )
+        from workers.launchers.ray import ray_launcher
+
+        if self.ray_address is None:
+            return ray_launcher(self.cluster, rank_entry=self.rank_entry)
+        return ray_launcher(
+            self.cluster,
+            address=self.ray_address,
+            num_nodes=self.num_nodes,
+            device_cores=() if self.site is None else self.site.device_cores,
+            rank_entry=self.rank_entry,
+        )
 
 
 def work(
@@ -35,9 +99,15 @@ def work(
     name: str | None,
     spool_dir: Path | None,
     patience_s: float,
+    launcher: LauncherName = "ray",
+    ray_address: str | None = None,
+    num_nodes: int | None = None,
+    time_left_s: float | None = None,
+    end_when_idle_s: float | None = None,
+    share_nodes: bool | None = None,
     rank_entry: str = RANK_ENTRY,
 ) -> None:
-    """Works until SIGTERM or SIGINT.
+    """Works until SIGTERM or SIGINT, or until the allocation's time is over.
 
     Args:
         url: of the service.
@@ -46,53 +116,103 @@ def work(
         name: of the worker; None: the host's.
         spool_dir: where outcomes wait; None: a place that follows from the service and the name.
         patience_s: how long the service may be away at the start.
+        launcher: what starts ranks.
+        ray_address: "host:port" of a Ray cluster to join; None: one of this machine is started.
+        num_nodes: nodes of that cluster; None: those of the Slurm job, or one.
+        time_left_s: seconds until the nodes are taken away; None: Slurm knows, or never.
+        end_when_idle_s: seconds without a trial after which it ends; None: never.
+        share_nodes: whether small probes run side by side on a node; None: as the site says.
         rank_entry: "module:function" that a rank runs.
 
     Raises:
         WorkerError: the worker can't start, or can't go on.
         SearchSpaceError: the cluster is unknown or impossible here.
     """
-    cluster, warning = resolve_cluster(described_cluster)
+    site = site_of(described_cluster)
+    cluster, warning = resolve_cluster(cluster_part(described_cluster))
     if warning is not None:
         _LOG.warning(warning)
-    host = socket.gethostname()
-    identity = WorkerIdentity(
-        name=name or host,
-        host=host,
-        cluster=cluster.name,
-        num_nodes=1,
-        devices_per_node=cluster.devices_per_node,
-        device=cluster.device,
-        versions=software_versions(),
+    spans_nodes = launcher == "srun" or ray_address is not None
+    allocation = current_allocation(os.environ) if spans_nodes else None
+    if num_nodes is None:
+        num_nodes = 1 if allocation is None else len(allocation.node_names)
+    machine = _Machine(
+        cluster=cluster,
+        site=site,
+        allocation=allocation,
+        num_nodes=num_nodes,
+        launcher=launcher,
+        ray_address=ray_address,
+        rank_entry=rank_entry,
     )
-
-    def start_launcher() -> Launcher:
-        from workers.launchers.ray import ray_launcher
-
-        return ray_launcher(cluster, rank_entry=rank_entry)
-
-    devices_are_cores = "cpu" in cluster.device.lower()
+    options = SchedulerOptions(
+        share_nodes=machine.shares_nodes(share_nodes),
+        drain_s=_DRAIN_S if site is None or allocation is None else site.drain_s,
+        devices_are_cores=machine.devices_are_cores,
+        end_when_idle_s=end_when_idle_s,
+    )
+    look_up_end = _end_of(allocation, time_left_s)
+    identity = _identity(machine, name, options, None if look_up_end is None else look_up_end())
     drain = Drain()
     drain.listen()
     directory = spool_dir or _default_spool(url, identity.name)
     with LeaseClient(url, token) as client, Spool(directory) as spool:
+        if spool_dir is None:
+            adopt_abandoned(spool, f"*-{_name_of_service(url)}")
         worker = Worker(
             client=client,
             identity=identity,
-            start_launcher=start_launcher,
+            start_launcher=machine.start_launcher,
             outbox=Outbox(client, spool),
             drain=drain,
-            options=SchedulerOptions(
-                share_nodes=not devices_are_cores,
-                drain_s=_DRAIN_S,
-                devices_are_cores=devices_are_cores,
-            ),
+            options=options,
+            ends_in_s=look_up_end,
         )
         worker.run(patience_s=patience_s)
+
+
+def _identity(
+    machine: _Machine, name: str | None, options: SchedulerOptions, left_s: float | None
+) -> WorkerIdentity:
+    host, allocation = socket.gethostname(), machine.allocation
+    devices_per_node = machine.cluster.devices_per_node
+    return WorkerIdentity(
+        name=name or host,
+        host=host,
+        cluster=machine.cluster.name,
+        num_nodes=machine.num_nodes,
+        devices_per_node=devices_per_node,
+        device=machine.cluster.device,
+        versions=software_versions(),
+        allocation=AllocationIdentity(
+            scheduler="none" if allocation is None else "slurm",
+            job_id=None if allocation is None else allocation.job_id,
+            launcher=machine.launcher,
+            ends_in_s=left_s,
+            shares_nodes=options.share_nodes,
+        ),
+        nodes=tuple(
+            NodeIdentity(name=node, num_devices=devices_per_node)
+            for node in (() if allocation is None else allocation.node_names)
+        ),
+    )
+
+
+def _end_of(allocation: SlurmAllocation | None, time_left_s: float | None) -> EndsIn | None:
+    """Looks up when the nodes are taken away; what the user says goes before what Slurm says."""
+    if time_left_s is not None:
+        return ends_after(time_left_s)
+    if allocation is None:
+        return None
+    job_id = allocation.job_id
+    return lambda: ends_in_s(job_id, os.environ)
 
 
 def _default_spool(url: str, name: str) -> Path:
     """A directory of this service and worker: trial ids mean nothing to another service."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    service = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
-    return state / "layout-tuner" / "spool" / f"{name}-{service}"
+    return state / "layout-tuner" / "spool" / f"{name}-{_name_of_service(url)}"
+
+
+def _name_of_service(url: str) -> str:
+    return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]

@@ -108,6 +108,11 @@ class Spool:
         """
         self._set_aside(self._path(report), why)
 
+    @property
+    def directory(self) -> Path:
+        """Where they are."""
+        return self._directory
+
     def _read(self, path: Path) -> list[OutcomeReport]:
         with _usable("an outcome can't be read"):
             content = path.read_bytes()
@@ -134,6 +139,32 @@ class Spool:
 
     def _path(self, report: OutcomeReport) -> Path:
         return self._directory / f"trial-{report.trial_id}-attempt-{report.attempt}.json"
+
+
+def adopt_abandoned(spool: Spool, pattern: str) -> None:
+    """Takes over what workers of other names have left beside this one's directory.
+
+    A job's worker is named after the job, and may have been killed with outcomes that it could not
+    post; the next job's worker does that.
+
+    Args:
+        spool: takes them over.
+        pattern: of the directories' names: those of the same service.
+    """
+    for directory in spool.directory.parent.glob(pattern):
+        if directory == spool.directory:
+            continue
+        try:
+            with Spool(directory):
+                for path in directory.glob("*.json"):
+                    path.rename(spool.directory / path.name)
+                    _LOG.info("outcome %s was left behind in %s", path.name, directory)
+        except (
+            SpoolInUseError,
+            SpoolUnusableError,
+            OSError,
+        ):  # its worker lives, or it can't be read
+            continue
 
 
 def _is_outcome(entry: os.DirEntry[str]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from workers.allocation_end import AllocationEnd, EndsIn
 from workers.drain import Drain, DrainRequested
 from workers.errors import WorkerError, WorkerSupersededError, WorkerUnknownError
 from workers.heartbeat import Heartbeat
@@ -43,6 +44,7 @@ class Worker:
         outbox: where outcomes wait until they are posted.
         drain: whether to end.
         options: how trials are run.
+        ends_in_s: looks up when the nodes are taken away; None: never.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Worker:
         outbox: Outbox,
         drain: Drain,
         options: SchedulerOptions,
+        ends_in_s: EndsIn | None = None,
     ) -> None:
         self._client = client
         self._identity = identity
@@ -61,6 +64,7 @@ class Worker:
         self._outbox = outbox
         self._drain = drain
         self._options = options
+        self._ends_in_s = ends_in_s
         self._events: Events = SimpleQueue()
 
     def run(self, *, patience_s: float) -> None:
@@ -91,6 +95,7 @@ class Worker:
         )
         posting = Posting(self._outbox)
         leasing = Leasing(self._client, self._identity, registration.worker_id, self._events)
+        end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
         try:
             launcher = self._start_launcher()
             try:
@@ -111,6 +116,8 @@ class Worker:
             finally:
                 launcher.close()
         finally:
+            if end is not None:
+                end.close()
             heartbeat.end()
             posting.close(_POST_WITHIN_S)
             is_registering = heartbeat.news.worker_id is None
