@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from search_spaces.outcome import Outcome, ProbeRequest
+from workers.errors import NodeLostError
 from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
 from workers.packing.shares import Placement
 
@@ -41,7 +42,7 @@ class FakeLauncher:
         sizes: Sequence[int] = (2,),
     ) -> None:
         self._program = program
-        self._placed = placed
+        self.placed = placed
         self._lock = threading.Lock()
         self.nodes: list[Node] = [make_node(f"n{index}", size) for index, size in enumerate(sizes)]
         self.requests: list[ProbeRequest] = []
@@ -51,7 +52,8 @@ class FakeLauncher:
         self.running: list[Placement] = []
         self.losses: dict[int, str] = {}
         self.recoveries: list[int] = []
-        self.recover_error: Exception | None = None
+        self.recover_errors: list[str] = []
+        """What the next recoveries fail with."""
         self.closed = False
 
     def run(
@@ -65,8 +67,8 @@ class FakeLauncher:
         assert shares is not None
         self._begin(request, shares)
         try:
-            if self._placed is not None:
-                return self._placed(request, shares, on_event, cancelled)
+            if self.placed is not None:
+                return self.placed(request, shares, on_event, cancelled)
             assert self._program is not None
             return self._program(on_event, cancelled)
         finally:
@@ -98,8 +100,8 @@ class FakeLauncher:
     def recover(self, node: int) -> None:
         with self._lock:
             self.recoveries.append(node)
-        if self.recover_error is not None:
-            raise self.recover_error
+        if self.recover_errors:
+            raise NodeLostError(self.recover_errors.pop(0))
         self.losses.pop(node, None)
 
     def close(self) -> None:

@@ -24,6 +24,12 @@ class FakeService:
         self.outcomes: list[dict[str, Any]] = []
         self.unregistered: list[str] = []
         self.stop: list[int] = []
+        self.asks: list[dict[str, Any]] = []
+        """Requests for leases."""
+        self.quarantined: list[dict[str, str]] = []
+        """Nodes under quarantine when a worker registers."""
+        self.quarantine: list[dict[str, str]] = []
+        self.release: list[str] = []
         self.away = False
         """Answers 503 to everything."""
         self.refuse_outcomes = False
@@ -76,7 +82,8 @@ class FakeService:
                         self.superseded[self.live_worker] = body["name"]
                     self.registrations.append(body)
                     self.live_worker = f"session-{len(self.registrations)}"
-                    created = {"worker_id": self.live_worker, "lease_s": 15.0}
+                    created: dict[str, Any] = {"worker_id": self.live_worker, "lease_s": 15.0}
+                    created["quarantined"] = self.quarantined
                     return 201, {**created, "heartbeat_interval_s": 0.05}
                 case "POST", ["v1", "trials", trial_id, "outcome"]:
                     if self.refuse_outcomes:
@@ -88,6 +95,7 @@ class FakeService:
                 case _, ["v1", "workers", worker_id, *_] if worker_id != self.live_worker:
                     return self.gone(worker_id)
                 case "POST", ["v1", "workers", _, "leases"]:
+                    self.asks.append(body)
                     self.changed.wait_for(self._has_news, body["wait_s"])
                     if self.live_worker != path[2]:
                         return self.gone(path[2])
@@ -96,7 +104,8 @@ class FakeService:
                 case "POST", ["v1", "workers", _, "heartbeats"]:
                     self.heartbeats.append(body)
                     self.changed.wait_for(lambda: not self.stalls, 30)
-                    return 200, {"stop": self.stop}
+                    wishes = {"release": self.release, "quarantine": self.quarantine}
+                    return 200, {"stop": self.stop, **wishes}
                 case "DELETE", ["v1", "workers", worker_id]:
                     self.unregistered.append(worker_id)
                     self.live_worker = None

@@ -21,6 +21,7 @@ from tests.workers.fake_launcher import FakeLauncher, Program
 from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
+from workers.allocation_end import EndsIn
 from workers.drain import Drain
 from workers.errors import (
     RanksLeftError,
@@ -95,6 +96,7 @@ def work(
     token: str = TOKEN,
     patience_s: float = 5.0,
     options: SchedulerOptions = ONE_NODE,
+    ends_in_s: EndsIn | None = None,
 ) -> FakeLauncher:
     """Runs a worker in this thread until a condition ends it."""
     launcher = program if isinstance(program, FakeLauncher) else FakeLauncher(program)
@@ -107,6 +109,7 @@ def work(
             outbox=Outbox(client, spool),
             drain=drain,
             options=options,
+            ends_in_s=ends_in_s,
         )
         with end_when(until):
             drain.listen()

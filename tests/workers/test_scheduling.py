@@ -1,0 +1,368 @@
+"""Many trials at once over several nodes, against a real HTTP service and a launcher that obeys."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.fake_launcher import FakeLauncher, make_node
+from tests.workers.fake_service import FakeService, serve
+from tests.workers.process_checks import wait_until
+from tests.workers.test_worker import CANCELLED, FAILED, node_states, work
+from workers.allocation_end import AllocationEnd
+from workers.launchers.base import Cancelled, OnEvent
+from workers.packing.shares import Placement
+from workers.scheduler import SchedulerOptions
+
+DONE = Outcome(state="infeasible", reason="out_of_memory", message="a result that nobody doubts")
+SHARED = SchedulerOptions(share_nodes=True, drain_s=0.5)
+
+
+def make_request(
+    num_devices: int = 1, num_nodes: int = 1, deadline_s: float = 300.0, seed: int = 0
+) -> dict[str, Any]:
+    layout = Layout(num_nodes=num_nodes, dp=num_devices)
+    request = ProbeRequest(
+        model=model_preset("tiny"), layout=layout, deadline_s=deadline_s, seed=seed
+    )
+    return request.to_mapping()
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with serve(FakeService()) as service:
+        yield service
+
+
+def posted(service: FakeService) -> dict[int, dict[str, Any]]:
+    return {body["trial_id"]: body["outcome"] for body in service.outcomes}
+
+
+def latest_beats(service: FakeService) -> dict[int, dict[str, Any]]:
+    return {beat["trial_id"]: beat for body in service.heartbeats[-1:] for beat in body["trials"]}
+
+
+def completed_when(
+    condition: Callable[[], Any],
+) -> Callable[[ProbeRequest, Placement, OnEvent, Cancelled], Outcome]:
+    """A probe that holds its devices until a condition holds, or it is cancelled."""
+
+    def run(_r: ProbeRequest, _p: Placement, on_event: OnEvent, cancelled: Cancelled) -> Outcome:
+        on_event({"event": "iteration", "index": 0, "step_time_s": 0.01})
+        wait_until("the probe may end", lambda: condition() or cancelled(), 30)
+        return CANCELLED if cancelled() else DONE
+
+    return run
+
+
+def test_probes_of_different_sizes_run_side_by_side(service: FakeService, tmp_path: Path) -> None:
+    sizes = {1: (4, 2), 2: (2, 1), 3: (1, 1), 4: (1, 1)}
+    for trial_id, (num_devices, num_nodes) in sizes.items():
+        service.add_trial(trial_id, make_request(num_devices, num_nodes))
+    launcher = FakeLauncher(sizes=(2, 2, 4))
+    launcher.placed = completed_when(lambda: launcher.most_at_once == 8)
+    work(service, tmp_path, launcher, until=lambda: len(service.outcomes) == 4, options=SHARED)
+    assert launcher.most_at_once == 8, "all of them at the same time, on devices of their own"
+
+
+def test_one_trial_is_leased_ahead_while_all_devices_are_busy(
+    service: FakeService, tmp_path: Path
+) -> None:
+    for trial_id in range(1, 6):
+        service.add_trial(trial_id, make_request(2))
+    go = threading.Event()
+    launcher = FakeLauncher(placed=completed_when(go.is_set), sizes=(2,))
+
+    def is_ahead() -> bool:
+        phases = {i: beat["phase"] for i, beat in latest_beats(service).items()}
+        return phases == {1: "iterating", 2: "waiting"}
+
+    def watch() -> bool:
+        if not go.is_set() and is_ahead():
+            held = [beat["held_s"] for i, beat in latest_beats(service).items() if i == 2]
+            waits.extend([*held, latest_beats(service)[2]["waiting_because"]])
+            left.append(len(service.trials))
+            go.set()
+        return len(service.outcomes) == 5
+
+    waits: list[Any] = []
+    left: list[int] = []
+    work(service, tmp_path, launcher, until=watch)
+    assert left == [3], "one ahead, the others stay with the service"
+    assert waits[0] == 0.0
+    assert "waits for" in waits[1]
+    assert [request.layout.dp for request in launcher.requests] == [2] * 5
+
+
+def test_a_large_trial_that_waits_is_passed_by_small_ones_that_fit_beside_it(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(1, make_request(2))  # on one node, for as long as the test wants
+    service.add_trial(2, make_request(4, num_nodes=2))  # needs both
+    go = threading.Event()
+    launcher = FakeLauncher(placed=completed_when(go.is_set), sizes=(2, 2))
+
+    def watch() -> bool:
+        rooms = [ask["room"] for ask in service.asks if ask.get("room")]
+        if rooms and not service.trials and not seen:
+            seen.extend(rooms)
+            # As long as the first one may take: the large one is not delayed.
+            service.add_trial(3, make_request(2, deadline_s=5.0))
+        if len(launcher.requests) == 2:
+            go.set()
+        return len(service.outcomes) == 3
+
+    seen: list[dict[str, int]] = []
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    assert seen[0] == {"nodes": 1, "devices": 2}
+    assert [request.layout.num_nodes for request in launcher.requests] == [1, 1, 2]
+
+
+def test_a_trial_that_can_not_end_in_time_is_neither_leased_nor_started(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(1, make_request(2, deadline_s=3000.0))
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(
+        service,
+        tmp_path,
+        launcher,
+        until=lambda: service.outcomes,
+        ends_in_s=lambda: 100.0,
+    )
+    assert launcher.requests == []
+    (outcome,) = posted(service).values()
+    assert outcome["state"] == "cancelled"
+    assert "before the allocation ends" in outcome["message"]
+    assert any(ask.get("longest_s", 1000) < 100 for ask in service.asks)
+
+
+def test_the_worker_drains_before_its_time_is_over(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often = functools.partial(AllocationEnd, look_every_s=0.05)
+    monkeypatch.setattr("workers.worker.AllocationEnd", look_often)
+    service.add_trial(1, make_request(2, deadline_s=0.5))
+    ends_at: list[float] = []
+
+    def ends_in_s() -> float:
+        # The end moves nearer, as where an administrator shortens a job.
+        if launcher.requests and not ends_at:
+            ends_at.append(time.monotonic() + 2.0)
+        return ends_at[0] - time.monotonic() if ends_at else 3600.0
+
+    launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: service.unregistered, ends_in_s=ends_in_s)
+    assert launcher.requests, "it had started"
+    assert service.outcomes == [], "its lease went back with the session"
+    assert service.unregistered == ["session-1"]
+    assert time.monotonic() < ends_at[0] + 0.5
+
+
+def test_a_worker_without_work_ends_by_itself_where_it_shall(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(1, make_request(2))
+    options = SchedulerOptions(share_nodes=False, drain_s=1.0, end_when_idle_s=0.3)
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: service.unregistered, options=options)
+    assert len(service.outcomes) == 1
+
+
+def test_a_lost_node_is_brought_back_while_the_others_work(
+    service: FakeService, tmp_path: Path
+) -> None:
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2, 2))
+    launcher.losses[1] = "its raylet was killed"
+    launcher.recover_errors = ["not yet", "not yet"]
+    service.add_trial(1, make_request(2))
+
+    def watch() -> bool:
+        states = node_states(service)
+        seen.add(states.get("n1", ""))
+        return bool(service.outcomes) and states == {"n0": "idle", "n1": "idle"}
+
+    seen: set[str] = set()
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    assert launcher.recoveries == [1, 1, 1]
+    assert seen & {"lost", "recovering"}
+
+
+def test_a_trial_that_needs_lost_nodes_is_not_asked_for(
+    service: FakeService, tmp_path: Path
+) -> None:
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2, 2))
+    launcher.losses[1] = "its raylet was killed"
+    launcher.recover_errors = ["not yet"] * 100
+    work(service, tmp_path, launcher, until=lambda: service.asks, options=SHARED)
+    assert service.asks[0]["room"] == {"nodes": 1, "devices": 2}
+
+
+def test_a_failure_is_seen_on_another_node_before_it_counts(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def fail_on_n0(_r: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        if shares[0].node == 0:
+            return Outcome(
+                state="failed",
+                reason="crashed",
+                message="the node's fault",
+                node="n0",
+                duration_s=1.0,
+            )
+        return Outcome(
+            state="failed", reason="crashed", message="the layout's", node="n1", duration_s=2.0
+        )
+
+    service.add_trial(1, make_request(2))
+    launcher = FakeLauncher(placed=fail_on_n0, sizes=(2, 2))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes, options=SHARED)
+    assert [placement[0].node for placement in launcher.placements] == [0, 1]
+    (body,) = service.outcomes
+    assert (body["outcome"]["message"], body["outcome"]["duration_s"]) == ("the layout's", 3.0)
+    assert body["nodes_held"] == 1.0
+
+
+def test_a_failure_that_has_no_other_node_to_be_seen_on_counts_at_once(
+    service: FakeService, tmp_path: Path
+) -> None:
+    failed = Outcome(state="failed", reason="crashed", message="no luck", node="n0")
+    service.add_trial(1, make_request(4, num_nodes=2))
+    launcher = FakeLauncher(lambda *_: failed, sizes=(2, 2))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes, options=SHARED)
+    assert len(launcher.requests) == 1
+
+
+def test_users_quarantine_and_release_nodes(service: FakeService, tmp_path: Path) -> None:
+    service.quarantine = [{"node": "n1", "reason": "smells of smoke"}]
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2, 2))
+
+    def watch() -> bool:
+        states = node_states(service)
+        if states.get("n1") == "quarantined" and not seen:
+            status = service.heartbeats[-1]["status"]["nodes"][1]
+            seen.append(status["reason"])
+            service.quarantine, service.release = [], ["n1"]
+        return bool(seen) and states.get("n1") == "idle"
+
+    seen: list[str] = []
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    assert seen == ["smells of smoke"]
+
+
+def test_a_node_under_quarantine_stays_there_in_the_next_worker(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.quarantined = [{"node": "n0", "reason": "failed twice"}]
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2, 2))
+    service.add_trial(1, make_request(2))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes, options=SHARED)
+    assert [placement[0].node for placement in launcher.placements] == [1]
+
+
+def test_a_node_that_joins_late_is_taken_up(service: FakeService, tmp_path: Path) -> None:
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+
+    def watch() -> bool:
+        if node_states(service) and len(launcher.nodes) == 1:
+            launcher.nodes.append(make_node("n1", 2))
+        return node_states(service).get("n1") == "idle"
+
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+
+
+def test_a_launcher_that_breaks_down_costs_a_trial_and_not_the_worker(
+    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(request: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        if request.seed == 1:
+            raise ZeroDivisionError("a bug")
+        return FAILED
+
+    service.add_trial(1, make_request(2, seed=1))
+    service.add_trial(2, make_request(2, seed=2))
+    launcher = FakeLauncher(placed=break_down, sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: len(service.outcomes) == 2)
+    outcome = posted(service)[1]
+    assert outcome["reason"] == "crashed"
+    assert "ZeroDivisionError: a bug" in outcome["message"]
+    assert posted(service)[2]["message"] == FAILED.message
+
+
+def test_a_trial_of_more_devices_than_the_allocation_has_is_refused(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(1, make_request(8, num_nodes=2))
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(4, 2))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes, options=SHARED)
+    assert launcher.requests == []
+    outcome = posted(service)[1]
+    assert outcome["reason"] == "unsupported"
+    assert "are 4 a node, and this allocation has 1 nodes of so many devices" in outcome["message"]
+
+
+def test_a_trial_is_stopped_before_it_has_devices(service: FakeService, tmp_path: Path) -> None:
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(2))
+    launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2,))
+
+    def watch() -> bool:
+        if 2 in latest_beats(service):
+            service.stop = [2]
+        return bool(service.outcomes)
+
+    work(service, tmp_path, launcher, until=watch)
+    assert posted(service)[2]["state"] == "cancelled"
+    assert len(launcher.requests) == 1
+
+
+def test_what_waits_is_dropped_with_its_session_and_what_runs_is_reported(
+    service: FakeService, tmp_path: Path
+) -> None:
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(2))
+    go = threading.Event()
+    launcher = FakeLauncher(placed=completed_when(go.is_set), sizes=(2,))
+
+    def watch() -> bool:
+        if set(latest_beats(service)) == {1, 2} and len(service.registrations) == 1:
+            service.forget_worker()
+        if len(service.registrations) == 2 and set(latest_beats(service)) == {1}:
+            go.set()
+        return bool(service.outcomes)
+
+    work(service, tmp_path, launcher, until=watch)
+    assert len(launcher.requests) == 1
+    assert set(posted(service)) == {1}
+
+
+def test_idle_node_seconds_add_up(service: FakeService, tmp_path: Path) -> None:
+    service.add_trial(1, make_request(1))
+    launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2, 2))
+
+    def idle() -> list[float]:
+        return [body["status"]["idle_node_s"] for body in service.heartbeats if body["trials"]]
+
+    def free() -> list[int]:
+        nodes = [body["status"]["nodes"] for body in service.heartbeats[-1:] if body["trials"]]
+        return [node["free_devices"] for on_all in nodes for node in on_all]
+
+    started = time.monotonic()
+    work(
+        service,
+        tmp_path,
+        launcher,
+        until=lambda: len(idle()) > 5 and free() == [1, 2],
+        options=SHARED,
+    )
+    assert idle() == sorted(idle())
+    assert 0 < idle()[-1] < 2 * (time.monotonic() - started)
