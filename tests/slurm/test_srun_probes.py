@@ -1,0 +1,180 @@
+"""Real probes, torch and gloo, in steps of a real allocation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from search_spaces.cluster import Cluster
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.slurm.allocations import allocation
+from tests.slurm.site import SlurmSite, why_not
+from tests.workers.process_checks import MARK, is_alive, marked, wait_until
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.srun_launcher import srun_launcher
+from workers.packing.shares import Placement, Share
+from workers.slurm.allocation import SlurmAllocation
+from workers.slurm.site import Site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+CLUSTER = Cluster(
+    name="pretended",
+    device="CPU core",
+    num_nodes=4,
+    devices_per_node=2,
+    device_memory_bytes=1 << 30,
+    peak_flops_per_s={"fp32": 1e11},
+)
+HERE = Site(
+    node_address="127.0.4.1{index}", environment_of_several_nodes={"OF_SEVERAL_NODES": "yes"}
+)
+
+
+@dataclass
+class Probes:
+    """A launcher in an allocation of four nodes, and the mark of all that it starts."""
+
+    launcher: GroupLauncher
+    mark: str
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, layout: Layout, shares: Placement, **settings: Any) -> Outcome:
+        on_event = settings.pop("on_event", self.told.append)
+        request = ProbeRequest(
+            model=model_preset("tiny"),
+            layout=layout,
+            **{"warmup": 2, "iterations": 2, "deadline_s": 120.0, **settings},
+        )
+        return self.launcher.run(request, shares=shares, on_event=on_event, cancelled=lambda: False)
+
+    def ranks(self) -> list[psutil.Process]:
+        """What sits two levels below a zygote: its keepers' children."""
+        zygotes = [p for p in marked(self.mark) if is_zygote(p) and not is_zygote(p.parent())]
+        return [
+            rank for zygote in zygotes for keeper in zygote.children() for rank in keeper.children()
+        ]
+
+
+def is_zygote(process: psutil.Process | None) -> bool:
+    return process is not None and "workers.zygote" in process.cmdline()[:5]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[SlurmSite]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with SlurmSite(num_nodes=4) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def probes(site: SlurmSite) -> Iterator[Probes]:
+    mark = uuid.uuid4().hex
+    with allocation(site, 4) as job_id:
+        held = SlurmAllocation(job_id=job_id, node_names=tuple(site.node_names), ends_in_s=None)
+        environment = {
+            **site.environment,
+            **HERE.environment_of_several_nodes,
+            MARK: mark,
+            "SLURMD_NODENAME": "n1",
+        }
+        with srun_launcher(CLUSTER, HERE, held, environment=environment) as launcher:
+            yield Probes(launcher, mark)
+    wait_until("no process is left", lambda: not marked(mark))
+
+
+def whole(*nodes: int) -> Placement:
+    return tuple(Share(node=node, devices=(0, 1)) for node in nodes)
+
+
+def test_a_probe_runs_on_one_node(probes: Probes) -> None:
+    probes.told.clear()
+    outcome = probes.run(Layout(tp=2, num_microbatches=2), whole(2))
+    assert outcome.state == "completed", outcome
+    assert [event["event"] for event in probes.told][:2] == ["listening", "iteration"]
+    assert outcome.environment is not None
+    assert outcome.environment.backend == "gloo"
+    assert not marked(probes.mark)
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_a_probe_runs_across_nodes(probes: Probes, num_nodes: int) -> None:
+    layout = Layout(dp=num_nodes, num_nodes=num_nodes, num_microbatches=1)
+    outcome = probes.run(layout, whole(*range(4 - num_nodes, 4)))
+    assert outcome.state == "completed", outcome
+    assert not marked(probes.mark)
+
+
+def test_two_probes_run_at_once_on_one_node_each_on_its_own_core(probes: Probes) -> None:
+    """Each goes on in its first iteration once the other has come there."""
+    both = threading.Barrier(2, timeout=120)
+    outcomes: dict[int, Outcome] = {}
+    cores: list[set[int]] = []
+
+    def run(device: int) -> None:
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "iteration" and event["index"] == 0 and both.wait() == 0:
+                cores.extend(set(rank.cpu_affinity()) for rank in probes.ranks())
+
+        shares = (Share(node=0, devices=(device,)),)
+        outcomes[device] = probes.run(Layout(), shares, on_event=on_event, iterations=50)
+
+    threads = [threading.Thread(target=run, args=[device]) for device in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [outcomes[device].state for device in (0, 1)] == ["completed"] * 2, outcomes
+    assert len(cores) == 2
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not cores[0] & cores[1]
+
+
+def test_ranks_of_a_step_are_held_to_their_memory_limit(probes: Probes) -> None:
+    outcome = probes.run(Layout(tp=2), whole(3), memory_limit_bytes=4 << 20)
+    assert (outcome.state, outcome.reason, outcome.node) == ("infeasible", "out_of_memory", "n4")
+    assert "MemoryLimitExceededError" in outcome.message
+
+
+def test_a_killed_rank_fails_the_probe_with_rank_node_and_log(probes: Probes) -> None:
+    ranks: list[int] = []
+
+    def kill_one(event: dict[str, Any]) -> None:
+        if event["event"] == "iteration" and not ranks:
+            ranks.extend(rank.pid for rank in probes.ranks())
+            os.kill(ranks[0], signal.SIGKILL)
+
+    layout = Layout(dp=2, num_nodes=2)
+    outcome = probes.run(layout, whole(0, 1), iterations=10_000, on_event=kill_one)
+    assert (outcome.state, outcome.reason) == ("failed", "crashed")
+    assert "was killed by signal 9 (SIGKILL)" in outcome.message
+    assert outcome.node in ("n1", "n2")
+    assert len(ranks) == 2
+    assert not any(map(is_alive, ranks))
+
+
+def test_variables_of_several_nodes_are_kept_from_a_probe_on_one(probes: Probes) -> None:
+    found: dict[int, set[str | None]] = {}
+    for num_nodes in (1, 2):
+
+        def look(event: dict[str, Any], num_nodes: int = num_nodes) -> None:
+            if event["event"] == "listening":
+                ranks = probes.ranks()
+                found[num_nodes] = {rank.environ().get("OF_SEVERAL_NODES") for rank in ranks}
+
+        layout = Layout(dp=num_nodes, num_nodes=num_nodes)
+        outcome = probes.run(layout, whole(*range(num_nodes)), on_event=look, iterations=1)
+        assert outcome.state == "completed", outcome
+    assert found == {1: {None}, 2: {"yes"}}
