@@ -171,7 +171,8 @@ def _note(attempt: Attempt, beat: TrialBeat, now: datetime) -> None:
     attempt.waiting_because = beat.waiting_because
     if beat.held_s is not None:
         attempt.held_s = max(beat.held_s, attempt.held_s or 0.0)
-    if beat.nodes_held is not None:
+    if beat.nodes_held:
+        # One that waits for a second run holds none, and is charged for those of the first.
         attempt.nodes_held = beat.nodes_held
 
 

@@ -105,6 +105,19 @@ def test_a_lost_attempt_costs_what_its_worker_said_that_it_held(
     assert (attempt.cost, attempt.held_s, attempt.nodes_held) == (Cost(lost=3.5), 7.0, 0.5)
 
 
+def test_an_attempt_that_waits_for_a_second_run_is_charged_for_the_first(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout(dp=4))
+    lease_one(store, worker.id)
+    store.heartbeat(worker.id, [beat(trial.id, held_s=8.0, nodes_held=0.5)])
+    store.heartbeat(worker.id, [beat(trial.id, phase="waiting", held_s=9.0, nodes_held=0.0)])
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    assert store.campaign(campaign).cost == Cost(lost=4.5)
+
+
 def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
     store: Store, clock: TurnableClock
 ) -> None:
