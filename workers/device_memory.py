@@ -34,7 +34,8 @@ class DeviceUse:
 
     names: tuple[str, str]
     """What lists of visible devices call it: its number and its UUID."""
-    used_bytes: int
+    used_bytes: int | None
+    """None: it does not tell."""
 
 
 def devices_in_use(
@@ -59,7 +60,10 @@ def host_bytes_in_use(root: Path = ROOT) -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         sizes[name] = int(value.split()[0]) * 1024
-    return sizes["MemTotal"] - sizes["MemAvailable"] - sizes["AnonPages"]
+    total, available, private = (
+        sizes.get(name, 0) for name in ("MemTotal", "MemAvailable", "AnonPages")
+    )
+    return total - available - private
 
 
 def device_name(task: RankTask, environment: Mapping[str, str], *, amd: bool) -> str:
@@ -86,11 +90,18 @@ def _amd_devices(root: Path) -> tuple[DeviceUse, ...]:
         properties = _properties(node / "properties")
         if not properties.get("simd_count"):  # a processor's
             continue
-        used = root / f"sys/class/drm/renderD{properties['drm_render_minor']}/device"
+        device = root / f"sys/class/drm/renderD{properties.get('drm_render_minor')}/device"
         uuid = f"GPU-{properties.get('unique_id', 0):016x}"
-        used_bytes = int((used / "mem_info_vram_used").read_text())
+        used_bytes = _number(device / "mem_info_vram_used")
         found.append(DeviceUse(names=(str(len(found)), uuid), used_bytes=used_bytes))
     return tuple(found)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except OSError:  # it is not there, or not for us
+        return None
 
 
 def _properties(path: Path) -> dict[str, int]:
@@ -116,7 +127,7 @@ def _nvidia_devices(command: Sequence[str]) -> tuple[DeviceUse, ...]:
         return ()
     rows = [[cell.strip() for cell in line.split(",")] for line in listed.stdout.splitlines()]
     return tuple(
-        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB)
+        # "[N/A]" where the device shares the host's memory.
+        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB if mib.isdecimal() else None)
         for index, uuid, mib in rows
-        if mib.isdecimal()  # "[N/A]" where the device shares the host's memory
     )

@@ -148,8 +148,12 @@ class MemoryWatch:
 
     def _in_use(self, names: Iterable[str]) -> dict[str, int]:
         devices = devices_in_use(self._root, self._nvidia_smi)
-        found = ((name, device) for name in names for device in devices if _is(device, name))
-        return {name: device.used_bytes for name, device in found}
+        return {
+            name: device.used_bytes
+            for name in names
+            for device in devices
+            if device.used_bytes is not None and _is(device, name)
+        }
 
 
 def _is(device: DeviceUse, name: str) -> bool:

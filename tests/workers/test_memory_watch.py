@@ -149,6 +149,14 @@ def test_a_driver_that_tells_no_more_has_not_given_memory_back(machine: Machine)
         watch.wait_until_back("a")
 
 
+def test_a_device_that_keeps_its_memory_to_itself_is_not_waited_for(machine: Machine) -> None:
+    (machine.root / "sys/class/drm/renderD128/device/mem_info_vram_used").unlink()
+    watch = machine.watch()
+    watch.group_starts([make_task("a", device="cuda"), make_task("a", device="cuda", rank=1)])
+    watch.wait_until_back("a")
+    assert [device.used_bytes for device in devices_in_use(machine.root)] == [None, 10 * MIB]
+
+
 def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> None:
     (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
     machine.use(1, GIB)
@@ -164,6 +172,7 @@ def test_nvidias_devices_are_listed_by_number_and_uuid(tmp_path: Path) -> None:
     assert [(device.names, device.used_bytes) for device in devices] == [
         (("0", "GPU-5ad1a9d5-aaaa"), 4 * MIB),
         (("1", "GPU-bbbb"), GIB),
+        (("2", "GPU-cccc"), None),
     ]
 
 
