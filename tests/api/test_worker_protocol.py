@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from results_db.allocation_records import ALLOCATION_STATES, ATTEMPT_PHASES, NODE_STATES
 from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -13,6 +15,7 @@ from search_spaces.outcome import ProbeRequest
 from tests.api.process import ServeProcess
 from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed
+from workers import protocol
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.lease_client import LeaseClient
 from workers.protocol import Beat, LeaseAsk, OutcomeReport, WorkerIdentity
@@ -83,3 +86,97 @@ def test_the_lease_client_knows_a_refused_token(service: ServeProcess, tmp_path:
         pytest.raises(TokenRefusedError, match="token"),
     ):
         client.register(IDENTITY)
+
+
+def test_service_and_worker_use_the_same_words() -> None:
+    assert set(get_args(protocol.NodeState)) == set(NODE_STATES)
+    assert set(get_args(protocol.Phase)) == set(ATTEMPT_PHASES)
+    assert set(get_args(protocol.WorkerState)) == set(ALLOCATION_STATES)
+
+
+def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
+    service: ServeProcess, client: LeaseClient
+) -> None:
+    nodes = tuple(protocol.NodeIdentity(name=f"n-{s}", num_devices=4) for s in NODE_STATES)
+    registration = client.register(
+        dataclasses.replace(
+            IDENTITY,
+            name="says-all",
+            cluster="elsewhere",
+            num_nodes=len(nodes),
+            nodes=nodes,
+            allocation=protocol.AllocationIdentity(
+                scheduler="slurm", job_id="12", launcher="srun", ends_in_s=60.0, shares_nodes=True
+            ),
+        )
+    )
+    ask = LeaseAsk(wait_s=0, room=protocol.LeaseRoom(nodes=1, devices=2), longest_s=30.0)
+    assert client.lease(registration.worker_id, ask) is None
+    status = protocol.WorkerStatus(
+        state="draining",
+        ends_in_s=30.0,
+        idle_node_s=3.5,
+        nodes=tuple(
+            protocol.NodeStatus(
+                name=f"n-{state}",
+                state=state,
+                doing="trial 1 of first",
+                reason="why",
+                free_devices=1,
+                health={"gemm_tflops": [1.0, 2.0], "link_gbytes_per_s": None},
+            )
+            for state in NODE_STATES
+        ),
+    )
+    beats = [
+        Beat(
+            trial_id=999,
+            attempt=1,
+            iterations_done=0,
+            phase=phase,
+            held_s=1.0,
+            nodes_held=0.5,
+            waiting_because="every node is busy",
+        )
+        for phase in ATTEMPT_PHASES
+    ]
+    answer = client.heartbeat(registration.worker_id, beats, status)
+    assert set(answer.stop) == {999}
+    read = service.get(f"/allocations/{registration.worker_id}")
+    assert [(node["name"], node["state"]) for node in read["nodes"]] == [
+        (f"n-{state}", state) for state in NODE_STATES
+    ]
+    assert (read["state"], read["cost"]["idle"]) == ("draining", 3.5)
+
+    service.post("/nodes/elsewhere/n-quarantined/release")
+    service.post("/nodes/elsewhere/n-idle/quarantine", {"reason": "loud"})
+    answer = client.heartbeat(registration.worker_id, [], status)
+    assert answer.release == ("n-quarantined",)
+    assert answer.quarantine == (protocol.NodeWish(node="n-idle", reason="loud"),)
+    again = client.register(dataclasses.replace(IDENTITY, name="later", cluster="elsewhere"))
+    assert again.quarantined == (protocol.NodeWish(node="n-idle", reason="loud"),)
+
+
+def test_a_worker_of_the_version_before_goes_on_as_it_did(service: ServeProcess) -> None:
+    campaign = service.post("/campaigns", {**CAMPAIGN, "name": "before"})
+    store = Store(DataDir(service.data_dir).database_url)
+    trial = store.add_trial(campaign["id"], LAYOUT)
+    identity = {
+        name: value
+        for name, value in dataclasses.asdict(IDENTITY).items()
+        if name not in ("allocation", "nodes")
+    }
+    told = service.post("/workers", identity)
+    assert {"worker_id", "heartbeat_interval_s"} <= set(told)
+    worker = told["worker_id"]
+    (lease,) = service.post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 5.0})["leases"]
+    assert (lease["trial_id"], lease["attempt"]) == (trial.id, 1)
+    beat = {"trial_id": trial.id, "attempt": 1, "iterations_done": 3}
+    assert service.post(f"/workers/{worker}/heartbeats", {"trials": [beat]})["stop"] == []
+    outcome = completed(LAYOUT, duration_s=8.0).to_mapping()
+    body = {"worker_id": worker, "attempt": 1, "outcome": outcome}
+    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
+    read = service.get(f"/trials/{trial.id}")
+    assert (read["state"], read["node_seconds"]) == ("COMPLETED", 8.0), "of the layout's one node"
+    assert read["cost"]["total"] == 8.0
+    store.close()
