@@ -290,6 +290,16 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrialSize:
+    """What an open trial needs of an allocation."""
+
+    num_nodes: int
+    num_devices: int
+    is_waiting: bool
+    """Whether no worker has it yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRecord:
     """A trial handed to a worker until the lease expires."""
 

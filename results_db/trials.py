@@ -30,6 +30,7 @@ from results_db.records import (
     ENDED_TRIAL_STATES,
     TrialDetail,
     TrialRecord,
+    TrialSize,
     TrialState,
 )
 from results_db.rows import (
@@ -189,6 +190,19 @@ class Trials(StorePart):
         )
         with self._db.read() as session:
             return session.scalar(query) or 0
+
+    def open_trial_sizes(self, campaign_id: int) -> list[TrialSize]:
+        """What the trials that wait or run need, the oldest first."""
+        query = (
+            select(Trial.num_nodes, Trial.num_devices, Trial.state)
+            .where(Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING")))
+            .order_by(Trial.id)
+        )
+        with self._db.read() as session:
+            return [
+                TrialSize(num_nodes=nodes, num_devices=devices, is_waiting=state == "PENDING")
+                for nodes, devices, state in session.execute(query)
+            ]
 
     def _add(
         self, campaign_id: int, layout: Layout, *, repeat_of: int | None, repeat_index: int

@@ -112,19 +112,20 @@ class Workers(StorePart):
         with self._db.read() as session:
             return active_quarantines(session, cluster)
 
-    def workers(self, *, live: bool = True) -> list[WorkerRecord]:
-        """Workers' sessions, the youngest first; by default those heard of lately."""
+    def workers(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
+        """Workers' sessions, the youngest first.
+
+        Args:
+            live: only those that are there: seen within `WORKER_ALIVE_S`.
+            cluster: only those of this cluster.
+        """
         query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id)
         if live:
             query = query.where(is_there(self._clock()))
+        if cluster is not None:
+            query = query.where(Worker.cluster == cluster)
         with self._db.read() as session:
             return [worker_record(row) for row in session.scalars(query)]
-
-    def capacity(self, cluster_name: str) -> int:
-        """How many workers of the cluster are there: seen within `WORKER_ALIVE_S`."""
-        query = select(func.count()).where(Worker.cluster == cluster_name, is_there(self._clock()))
-        with self._db.read() as session:
-            return session.scalar(query) or 0
 
     def count_too_large(self, campaign_id: int) -> int:
         """How many of the campaign's waiting trials fit none of the workers that are there."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from results_db.errors import CampaignStateError, TrialDuplicateError
 from results_db.leases import HEARTBEAT_INTERVAL_S
-from results_db.records import CampaignRecord, CampaignState, TrialRecord
+from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
 from search_spaces.errors import SearchSpaceError
 from tuner.analysis import analyse
@@ -28,16 +28,14 @@ from tuner.budget import (
 from tuner.campaign_search import CampaignSearch
 from tuner.errors import TunerError
 from tuner.remeasuring import most_repeats, round_of_repeats
+from tuner.supply import Supply
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
 """Between two looks when no campaign runs."""
 MAX_RETRY_INTERVAL_S: Final = 10.0
-NUM_AHEAD: Final = 1
-"""Trials that wait beyond those that the live workers can run: the next one is ready at once, and
-few enough that none was chosen without what the running ones are about to teach."""
-MAX_TOO_LARGE: Final = 10
-"""Trials too large for every live worker that may wait beyond those: smaller ones go on."""
+MAX_A_ROUND: Final = 16
+"""Trials that are asked for before outcomes are looked at again."""
 ANALYSIS_INTERVAL_S: Final = 60.0
 """Between two analyses of a campaign that runs; at its end there is another one."""
 ENDINGS_AN_ANALYSIS: Final = 5
@@ -140,6 +138,7 @@ class Driver:
     def _drive(self, campaign: CampaignRecord) -> None:
         # Counted before the outcomes are read: what has ended by now is told before the next ask.
         counts = self._store.count_trials(campaign.id)
+        supply = self._supply(campaign)
         search = self._search(campaign)
         for trial in self._store.trials_told_since(campaign.id, search.last_ended_seq):
             search.tell(trial)
@@ -155,7 +154,8 @@ class Driver:
         if ending is not None:
             self._wind_up(campaign, ending)
         else:
-            self._go_on(campaign, search, spent, counts["PENDING"] + counts["RUNNING"])
+            num_open = counts["PENDING"] + counts["RUNNING"]
+            self._go_on(campaign, search, spent, supply, num_open=num_open)
 
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
@@ -168,26 +168,30 @@ class Driver:
             _log.info("campaign %r: %s; %d trials finish", campaign.name, ending, num_running)
 
     def _go_on(
-        self, campaign: CampaignRecord, search: CampaignSearch, spent: Spent, num_open: int
+        self,
+        campaign: CampaignRecord,
+        search: CampaignSearch,
+        spent: Spent,
+        supply: Supply,
+        *,
+        num_open: int,
     ) -> None:
         """Keeps the workers supplied; ends the campaign when nothing is left to try."""
         left = trials_left(search.spec.budget, spent)
-        num_wanted = self._num_missing(campaign, num_open)
-        if left is not None:
-            num_wanted = min(num_wanted, left)
-        num_repeats = self._repeat_doubtful(campaign, num_wanted)
-        num_wanted -= num_repeats
+        most = MAX_A_ROUND if left is None else min(MAX_A_ROUND, left)
+        num_repeats = self._repeat_doubtful(campaign, supply, most)
+        most -= num_repeats
         settings = search.spec.stop
         converged = self._converged(campaign, search)
         kept_back = is_kept_back(search.spec.budget, spent, most_repeats(settings.remeasure))
         added = False
         if converged is None and not kept_back:
-            added = self._add_trials(campaign, search, num_wanted)
+            added = self._add_trials(campaign, search, supply, most)
         if num_open or num_repeats or added or self._remeasure(campaign, search, left):
             return
         if converged is not None:
             self._complete(campaign, "converged", converged)
-        elif kept_back and self._add_trials(campaign, search, num_wanted):
+        elif kept_back and self._add_trials(campaign, search, supply, most):
             return  # The best stands alone: the search has the rest.
         elif left == 0:
             ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
@@ -234,14 +238,9 @@ class Driver:
             )
         return len(again)
 
-    def _num_missing(self, campaign: CampaignRecord, num_open: int) -> int:
-        """How many open trials the live workers lack; 0 or less when none."""
-        num_workers = self._store.capacity(campaign.cluster_name)
-        num_missing = num_workers + NUM_AHEAD - num_open
-        if num_workers:
-            # None of the live workers will ever take these: they supply nobody.
-            num_missing += min(self._store.count_too_large(campaign.id), MAX_TOO_LARGE)
-        return num_missing
+    def _supply(self, campaign: CampaignRecord) -> Supply:
+        workers = self._store.workers(cluster=campaign.cluster_name)
+        return Supply(workers, self._store.open_trial_sizes(campaign.id))
 
     def _search(self, campaign: CampaignRecord) -> CampaignSearch:
         search = self._searches.get(campaign.id)
@@ -261,29 +260,35 @@ class Driver:
             )
         return search
 
-    def _repeat_doubtful(self, campaign: CampaignRecord, count: int) -> int:
-        """Measures up to so many trials again whose losses contradict each other; says how many."""
-        if count <= 0:
-            return 0
-        doubtful = self._store.trials_in_doubt(campaign.id)[:count]
-        for trial_id in doubtful:
+    def _repeat_doubtful(self, campaign: CampaignRecord, supply: Supply, most: int) -> int:
+        """Measures trials again whose losses contradict each other; says how many."""
+        doubtful = self._store.trials_in_doubt(campaign.id) if supply.is_short else []
+        repeated = 0
+        for trial_id in doubtful[:most]:
+            if not supply.is_short:
+                break
             trial = self._store.repeat_trial(trial_id)
+            supply.add(_size(trial))
+            repeated += 1
             _log.info(
                 "campaign %r: trial %d repeats %s", campaign.name, trial.number, trial.layout_key
             )
-        return len(doubtful)
+        return repeated
 
-    def _add_trials(self, campaign: CampaignRecord, search: CampaignSearch, count: int) -> bool:
-        """Writes up to so many new trials, and says whether there was any."""
-        added = False
-        for _ in range(count):
+    def _add_trials(
+        self, campaign: CampaignRecord, search: CampaignSearch, supply: Supply, most: int
+    ) -> bool:
+        """Writes the new trials that are missing, and says whether there was any."""
+        added = 0
+        while added < most and supply.is_short:
             layout = search.ask()
             if layout is None:
                 break
             trial = self._store.add_trial(campaign.id, layout)
             _log.info("campaign %r: trial %d is %s", campaign.name, trial.number, layout.key)
-            added = True
-        return added
+            supply.add(_size(trial))
+            added += 1
+        return added > 0
 
     def _analysis_is_due(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
         seq, at = self._analysed.setdefault(campaign.id, (0, time.monotonic()))
@@ -327,3 +332,8 @@ def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRe
     else:
         what = f"{search.spec.objective} {value:.4g}"
     _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)
+
+
+def _size(trial: TrialRecord) -> TrialSize:
+    layout = trial.layout
+    return TrialSize(num_nodes=layout.num_nodes, num_devices=layout.num_devices, is_waiting=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from results_db.allocation_records import AllocationFacts
 from results_db.records import LeaseRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -50,6 +51,7 @@ def make_worker(
     cluster: str = "local-cpu",
     num_nodes: int = 1,
     devices_per_node: int = 8,
+    shares_nodes: bool = False,
 ) -> WorkerRecord:
     return store.register_worker(
         name=name,
@@ -59,6 +61,7 @@ def make_worker(
         devices_per_node=devices_per_node,
         device="CPU core",
         versions={"python": "3.11"},
+        allocation=AllocationFacts(shares_nodes=shares_nodes),
     )
 
 

@@ -186,22 +186,22 @@ def test_draining_gives_leases_back_without_counting_them_as_lost(store: Store) 
     store.drain_worker(worker.id)
     returned = store.trial(trial.id)
     assert (returned.state, returned.attempt, returned.lost_attempts) == ("PENDING", 1, 0)
-    assert store.capacity("local-cpu") == 0
+    assert store.workers(cluster="local-cpu") == []
     with pytest.raises(WorkerNotFoundError, match="has ended"):
         store.drain_worker(worker.id)
     with pytest.raises(WorkerNotFoundError, match="no worker 'nobody'"):
         store.drain_worker("nobody")
 
 
-def test_capacity_counts_the_workers_that_were_heard_of(store: Store, clock: TurnableClock) -> None:
+def test_workers_are_there_that_were_heard_of_lately(store: Store, clock: TurnableClock) -> None:
     first = make_worker(store, "a")
     make_worker(store, "b")
     make_worker(store, "c", cluster="frontier")
-    assert (store.capacity("local-cpu"), store.capacity("nowhere")) == (2, 0)
+    assert {worker.name for worker in store.workers(cluster="local-cpu")} == {"a", "b"}
+    assert store.workers(cluster="nowhere") == []
     clock.forward(WORKER_ALIVE_S - 1)
     store.heartbeat(first.id, [])
     clock.forward(2)
-    assert store.capacity("local-cpu") == 1
     assert [worker.name for worker in store.workers()] == ["a"]
     assert len(store.workers(live=False)) == 3
 

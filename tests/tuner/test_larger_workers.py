@@ -11,7 +11,8 @@ from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.driver import MAX_TOO_LARGE, NUM_AHEAD, Driver
+from tuner.driver import Driver
+from tuner.supply import MAX_TOO_LARGE, NUM_AHEAD
 
 
 @pytest.fixture
