@@ -31,8 +31,6 @@ class ProbeRun:
     """One run of a trial's probe that is over."""
 
     outcome: Outcome
-    blamed: int | None
-    """Position of the node that it failed on; None: it did not, or nobody knows."""
     held_s: float
     nodes_held: float
     iterations_s: float
@@ -90,11 +88,10 @@ class HeldTrial:
         self.holds_whole_nodes, self.nodes_held = whole, nodes_held
         self.placement = placement
 
-    def finish(self, outcome: Outcome, blamed: int | None) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Its probe has ended, and its devices are free."""
         run = ProbeRun(
             outcome=outcome,
-            blamed=blamed,
             held_s=time.monotonic() - self.started_at,
             nodes_held=self.nodes_held,
             iterations_s=self.progress.iterations_s,

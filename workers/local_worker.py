@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,7 +16,9 @@ from search_spaces.presets.clusters import resolve_cluster
 from workers.allocation_end import EndsIn, ends_after
 from workers.drain import Drain
 from workers.errors import AllocationMissingError
-from workers.launchers.base import Launcher
+from workers.health import HealthReport
+from workers.launchers.base import Cancelled, Launcher
+from workers.launchers.group_launcher import GroupLauncher
 from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
 from workers.protocol import AllocationIdentity, NodeIdentity, WorkerIdentity
@@ -167,8 +169,22 @@ def work(
             drain=drain,
             options=options,
             ends_in_s=look_up_end,
+            # Another rank program has no health check.
+            check=_checked if rank_entry == RANK_ENTRY else None,
         )
         worker.run(patience_s=patience_s)
+
+
+def _checked(
+    launcher: Launcher,
+    nodes: Sequence[int],
+    cancelled: Cancelled,
+    known: Mapping[int, HealthReport],
+) -> Mapping[int, HealthReport]:
+    from workers.health_check import check_nodes
+
+    assert isinstance(launcher, GroupLauncher), "every launcher of ours is one"
+    return check_nodes(launcher, nodes, cancelled=cancelled, known=known)
 
 
 def _identity(

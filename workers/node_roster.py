@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from workers.background import in_background
 from workers.errors import RanksLeftError
-from workers.launchers.base import Launcher
+from workers.health import HealthReport, problems
+from workers.launchers.base import Cancelled, Launcher
 from workers.packing.packer import Packer
 from workers.protocol import NodeState, NodeWish
-from workers.worker_events import Events, NodeRecovered, WorkerEvent
+from workers.worker_events import Events, NodeRecovered, NodesChecked, WorkerEvent
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,9 +34,16 @@ class NodeRecord:
     state: NodeState = "starting"
     """idle stands for idle and busy: what it runs, others know."""
     reason: str = ""
+    report: HealthReport | None = None
+    """What its last check measured."""
     tries: int = 0
     """Recoveries that have failed, one after the other."""
     next_try_at: float = 0.0
+
+
+Check = Callable[[Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]]
+"""Checks the health of some nodes, which nobody else uses meanwhile, beside reports of others; what
+looks suspicious has been measured twice when it returns."""
 
 
 class NodeRoster:
@@ -43,22 +51,30 @@ class NodeRoster:
 
     A node is checked before its first probe, after it was lost, and when it is released from
     quarantine. One that is lost is brought back in the background, as often as it takes. One that
-    a check finds wanting twice, that can't be cleaned, that has failed what others run, or that
-    a user says so of, is quarantined until a user releases it.
+    is not fit by its check, that can't be cleaned, that has failed what others run, or that a user
+    says so of, is quarantined until a user releases it.
 
     Args:
         launcher: knows the nodes.
         packer: is told of each node, and whether it can be used.
         events: where checks and recoveries say how they ended.
+        check: checks nodes; None: they are believed to be fit.
         cpu: whether devices are cores, of which a node may have fewer than it is described with.
     """
 
     def __init__(
-        self, launcher: Launcher, packer: Packer, events: Events, *, cpu: bool = False
+        self,
+        launcher: Launcher,
+        packer: Packer,
+        events: Events,
+        *,
+        check: Check | None = None,
+        cpu: bool = False,
     ) -> None:
         self._launcher = launcher
         self._packer = packer
         self._events = events
+        self._health_check = check
         self._cpu = cpu
         self._nodes: list[NodeRecord] = []
         self._closing = threading.Event()
@@ -105,13 +121,27 @@ class NodeRoster:
             name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
             self._packer.add_node(num_devices, name=name)
             self._nodes.append(NodeRecord(name=name, num_devices=num_devices))
-        for index, why in self._launcher.lost().items():
-            if index < len(self._nodes):
-                self._lose(index, why)
+        self._notice_losses()
         self._check([i for i, node in enumerate(self._nodes) if node.state == "starting"])
         for index, known in enumerate(self._nodes):
             if known.state == "lost" and now >= known.next_try_at:
                 self._recover(index)
+
+    def take_checked(self, event: NodesChecked) -> None:
+        """Takes the end of a health check."""
+        self._notice_losses()
+        for index in event.nodes:
+            self._change(index, report=event.reports.get(index))
+        found = problems(self._reports())
+        for index in event.nodes:
+            node = self._nodes[index]
+            if node.state != "checking" or self._closing.is_set():
+                continue  # lost, or quarantined by a user meanwhile; or nobody will need it
+            why = found.get(index, "") if node.report else f"it could not be checked: {event.error}"
+            if why:
+                self.quarantine(index, why)
+            else:
+                self._set(index, "idle", "")
 
     def take_recovered(self, event: NodeRecovered, now: float) -> None:
         """Takes the end of a recovery."""
@@ -160,6 +190,14 @@ class NodeRoster:
         """Has checks under way end soon."""
         self._closing.set()
 
+    def _reports(self) -> dict[int, HealthReport]:
+        return {i: node.report for i, node in enumerate(self._nodes) if node.report is not None}
+
+    def _notice_losses(self) -> None:
+        for index, why in self._launcher.lost().items():
+            if index < len(self._nodes):
+                self._lose(index, why)
+
     def _lose(self, index: int, why: str) -> None:
         node = self._nodes[index]
         if node.state in ("lost", "recovering", "quarantined"):
@@ -176,8 +214,21 @@ class NodeRoster:
         self._nodes[index] = replace(self._nodes[index], **changes)
 
     def _check(self, indices: list[int]) -> None:
+        check, known = self._health_check, self._reports()
         for index in indices:
-            self._set(index, "idle", "")
+            self._set(index, "idle" if check is None else "checking", "")
+        if check is None or not indices:
+            return
+        nodes, cancelled = tuple(indices), self._closing.is_set
+        others = {index: known[index] for index in known if index not in nodes}
+
+        def measure() -> WorkerEvent:
+            return NodesChecked(nodes=nodes, reports=check(nodes, cancelled, others))
+
+        def failed(error: Exception) -> WorkerEvent:
+            return NodesChecked(nodes=nodes, reports={}, error=str(error))
+
+        in_background(self._events, measure, name="health-check", failed=failed)
 
     def _recover(self, index: int) -> None:
         self._set(index, "recovering", self._nodes[index].reason)

@@ -28,6 +28,7 @@ from workers.worker_events import (
     HeartbeatAnswered,
     LeaseAnswered,
     NodeRecovered,
+    NodesChecked,
     ProbeEnded,
     SessionBegan,
     SessionLost,
@@ -150,6 +151,8 @@ class Scheduler:
             case SessionBegan(registration=registration):
                 self._begin_session(registration)
                 _LOG.info("registered again as %s", registration.worker_id)
+            case NodesChecked():
+                self._roster.take_checked(event)
             case NodeRecovered():
                 self._roster.take_recovered(event, time.monotonic())
             case EndMoved(ends_at=ends_at):
@@ -229,27 +232,27 @@ class Scheduler:
     def _take_probe_ended(self, event: ProbeEnded) -> None:
         trial, outcome = event.trial, event.outcome
         self._packer.release(trial.key)
-        blamed = self._opinions.blamed(trial, outcome)
-        trial.finish(outcome, blamed)
         for node in event.unclean_nodes:
             self._roster.quarantine(node, event.unclean)
         if outcome.reason == "node_lost":
             self._roster.look(time.monotonic())  # before others are placed there
-        if self._is_to_be_run_again(trial):
+        suspects = self._opinions.judge(trial, outcome)
+        trial.finish(outcome)
+        if suspects and self._may_run_again(trial):
             _LOG.info("%s %s: is it the node?", trial.key, _told(outcome))
-            self._submit(trial, avoid=blamed)
-            return
-        self._finish(trial)
+            self._submit(trial, avoid=suspects)
+        else:
+            self._finish(trial)
 
-    def _is_to_be_run_again(self, trial: HeldTrial) -> bool:
-        if trial.is_returned or trial.stop.is_set() or not self._opinions.is_wanted(trial):
-            return False
+    def _may_run_again(self, trial: HeldTrial) -> bool:
         until = self._usable_until()
-        return until is None or time.monotonic() + _at_most_s(trial.request) <= until
+        in_time = until is None or time.monotonic() + _at_most_s(trial.request) <= until
+        return in_time and not trial.is_returned and not trial.stop.is_set()
 
     def _finish(self, trial: HeldTrial) -> None:
         """The trial's last run has ended: it is reported, unless its lease is another's."""
         del self._held[trial.key]
+        self._opinions.forget(trial)
         outcome = trial.runs[-1].outcome
         _LOG.info("%s %s", trial.key, _told(outcome))
         if outcome.state == "cancelled" and trial.is_returned:
@@ -259,6 +262,7 @@ class Scheduler:
     def _drop(self, trial: HeldTrial) -> None:
         """A trial that waits is held no longer."""
         self._packer.withdraw(trial.key)
+        self._opinions.forget(trial)
         del self._held[trial.key]
 
     # Leases
@@ -321,7 +325,7 @@ class Scheduler:
             )
         )
 
-    def _submit(self, trial: HeldTrial, avoid: int | None = None) -> None:
+    def _submit(self, trial: HeldTrial, avoid: frozenset[int] = frozenset()) -> None:
         layout = trial.request.layout
         self._packer.submit(
             PackRequest(
@@ -329,7 +333,7 @@ class Scheduler:
                 num_nodes=layout.num_nodes,
                 num_devices=layout.num_devices,
                 at_most_s=_at_most_s(trial.request),
-                avoid=frozenset() if avoid is None else frozenset({avoid}),
+                avoid=avoid,
             )
         )
         self._held[trial.key] = trial
@@ -384,7 +388,8 @@ class Scheduler:
                 self._posting.take(trial.report(outcome))
         self._roster.take_wishes(event.answer.quarantine)
         for name in event.answer.release:
-            self._roster.release(name)
+            if self._roster.release(name):
+                self._opinions.release(name)
 
     def _take_session_lost(self, event: SessionLost) -> None:
         self._is_asking = False

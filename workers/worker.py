@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from workers.allocation_end import AllocationEnd, EndsIn
 from workers.drain import Drain, DrainRequested
 from workers.errors import WorkerError, WorkerSupersededError, WorkerUnknownError
+from workers.health import HealthReport
 from workers.heartbeat import Heartbeat
-from workers.launchers.base import Launcher
+from workers.launchers.base import Cancelled, Launcher
 from workers.lease_client import LeaseClient
 from workers.leasing import Leasing
 from workers.node_roster import NodeRoster
@@ -30,6 +32,11 @@ _POST_WITHIN_S: Final = 10.0
 _REGISTER_WITHIN_S: Final = 10.0
 _LEAVE_LEASING_WITHIN_S: Final = 1.0
 
+CheckOf = Callable[
+    [Launcher, Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]
+]
+"""Checks the health of some nodes of a launcher, beside reports of others."""
+
 
 class Worker:
     """Runs trials until it is asked to end, or its time is over.
@@ -45,6 +52,7 @@ class Worker:
         drain: whether to end.
         options: how trials are run.
         ends_in_s: looks up when the nodes are taken away; None: never.
+        check: checks a launcher's nodes; None: they are believed to be fit.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class Worker:
         drain: Drain,
         options: SchedulerOptions,
         ends_in_s: EndsIn | None = None,
+        check: CheckOf | None = None,
     ) -> None:
         self._client = client
         self._identity = identity
@@ -65,6 +74,7 @@ class Worker:
         self._drain = drain
         self._options = options
         self._ends_in_s = ends_in_s
+        self._check = check
         self._events: Events = SimpleQueue()
 
     def run(self, *, patience_s: float) -> None:
@@ -104,7 +114,11 @@ class Worker:
                     launcher=launcher,
                     packer=packer,
                     roster=NodeRoster(
-                        launcher, packer, self._events, cpu=self._options.devices_are_cores
+                        launcher,
+                        packer,
+                        self._events,
+                        check=None if self._check is None else partial(self._check, launcher),
+                        cpu=self._options.devices_are_cores,
                     ),
                     leasing=leasing,
                     posting=posting,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from search_spaces.outcome import Outcome
+from workers.health import HealthReport
 from workers.held_trial import HeldTrial
 from workers.protocol import HeartbeatAnswer, Lease, LeaseAsk, Registration
 
@@ -71,6 +72,18 @@ class ProbeEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodesChecked:
+    """A health check has ended."""
+
+    nodes: tuple[int, ...]
+    """Those that were to be checked."""
+    reports: Mapping[int, HealthReport]
+    """What was measured, by position."""
+    error: str = ""
+    """Why a node has no report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecovered:
     """A lost node is back, or could not be brought back."""
 
@@ -98,6 +111,7 @@ WorkerEvent = (
     | HeartbeatAnswered
     | ProbeEnded
     | NodeRecovered
+    | NodesChecked
     | EndMoved
 )
 

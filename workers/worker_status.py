@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from workers.held_trial import HeldTrial
 from workers.node_roster import NodeRecord
 from workers.protocol import NodeStatus, WorkerState, WorkerStatus
 
+_NOT_FINITE: Final = re.compile("NaN|Infinity")
+
+_MOST_OF_HEALTH: Final = 500
 _MOST_WORDS: Final = 2000
 """Characters of a text that the service takes."""
 
@@ -73,6 +78,13 @@ def _statuses(nodes: Sequence[NodeRecord], trials: Sequence[HeldTrial]) -> tuple
             doing=", ".join(doing.get(index, ()))[:_MOST_WORDS],
             reason=node.reason[:_MOST_WORDS],
             free_devices=max(0, free[index]),
+            health=None if node.report is None else _sayable(node.report.to_mapping()),
         )
         for index, node in enumerate(nodes)
     )
+
+
+def _sayable(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a report a JSON document can hold, and a heartbeat shall."""
+    short = {n: v[:_MOST_OF_HEALTH] if isinstance(v, str) else v for n, v in report.items()}
+    return {n: v for n, v in short.items() if not _NOT_FINITE.search(json.dumps(v))}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome, ProbeRequest
 from search_spaces.presets.models import model_preset
+from tests.results_db.factories import completed
 from tests.workers.fake_launcher import FakeLauncher, make_node
 from tests.workers.fake_service import FakeService, serve
 from tests.workers.process_checks import wait_until
 from tests.workers.test_worker import CANCELLED, FAILED, node_states, work
 from workers.allocation_end import AllocationEnd
-from workers.launchers.base import Cancelled, OnEvent
+from workers.health import HealthReport
+from workers.launchers.base import Cancelled, Launcher, OnEvent
 from workers.packing.shares import Placement
 from workers.scheduler import SchedulerOptions
 
@@ -240,6 +243,94 @@ def test_a_failure_that_has_no_other_node_to_be_seen_on_counts_at_once(
     launcher = FakeLauncher(lambda *_: failed, sizes=(2, 2))
     work(service, tmp_path, launcher, until=lambda: service.outcomes, options=SHARED)
     assert len(launcher.requests) == 1
+
+
+def test_a_node_that_fails_twice_what_another_completes_is_quarantined(
+    service: FakeService, tmp_path: Path
+) -> None:
+    crashed = Outcome(state="failed", reason="crashed", message="segmentation fault", node="n0")
+
+    def fail_on_n0(request: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        return crashed if shares[0].node == 0 else completed(request.layout)
+
+    for trial_id in range(1, 6):
+        service.add_trial(trial_id, make_request(2))
+    launcher = FakeLauncher(placed=fail_on_n0, sizes=(2, 2))
+
+    def watch() -> bool:
+        if len(service.outcomes) == 5 and node_states(service).get("n0") == "quarantined":
+            status = service.heartbeats[-1]["status"]["nodes"][0]
+            seen.append(status["reason"])
+        return bool(seen)
+
+    seen: list[str] = []
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    assert {outcome["state"] for outcome in posted(service).values()} == {"completed"}
+    assert "failed trials" in seen[0]
+    assert "segmentation fault" in seen[0]
+    assert sum(placement[0].node == 0 for placement in launcher.placements) == 2
+
+
+def make_report(failure: str = "") -> HealthReport:
+    return HealthReport(
+        device="cpu",
+        num_devices=2,
+        num_devices_seen=2,
+        memory_bytes=8,
+        memory_free_bytes=8,
+        gemm_tflops=(1.0, math.nan),
+        failure=failure,
+    )
+
+
+def test_a_node_is_checked_before_its_first_probe_and_when_it_is_released(
+    service: FakeService, tmp_path: Path
+) -> None:
+    checked: list[tuple[int, ...]] = []
+
+    def check(
+        _launcher: Launcher,
+        nodes: Sequence[int],
+        _cancelled: Cancelled,
+        known: Mapping[int, HealthReport],
+    ) -> dict[int, HealthReport]:
+        checked.append(tuple(nodes))
+        wait_until("checking is seen", lambda: "checking" in node_states(service).values(), 10)
+        bad = "it smells" if len(checked) == 1 else ""
+        return {node: make_report(bad if node == 1 else "") for node in nodes}
+
+    def watch() -> bool:
+        states = node_states(service)
+        if states == {"n0": "idle", "n1": "quarantined"} and not seen:
+            seen.append(service.heartbeats[-1]["status"]["nodes"][1])
+            service.release = ["n1"]
+        return bool(seen) and states == {"n0": "idle", "n1": "idle"}
+
+    seen: list[dict[str, Any]] = []
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2, 2))
+    work(service, tmp_path, launcher, until=watch, options=SHARED, check=check)
+    assert checked == [(0, 1), (1,)]
+    assert seen[0]["reason"] == "the health check failed: it smells"
+    assert seen[0]["health"]["num_devices_seen"] == 2
+    assert "gemm_tflops" not in seen[0]["health"], "it is no number that JSON knows"
+
+
+def test_a_check_that_breaks_down_is_no_clean_bill(service: FakeService, tmp_path: Path) -> None:
+    def check(*_: object) -> dict[int, HealthReport]:
+        raise ZeroDivisionError("a bug")
+
+    def reasons() -> list[str]:
+        return [n["reason"] for body in service.heartbeats[-1:] for n in body["status"]["nodes"]]
+
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(
+        service,
+        tmp_path,
+        launcher,
+        until=lambda: reasons() == ["it could not be checked: a bug"],
+        check=check,
+    )
+    assert launcher.requests == []
 
 
 def test_users_quarantine_and_release_nodes(service: FakeService, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from workers.outbox import Outbox
 from workers.protocol import OutcomeReport
 from workers.scheduler import SchedulerOptions
 from workers.spool import Spool
-from workers.worker import Worker
+from workers.worker import CheckOf, Worker
 
 REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2)).to_mapping()
 FAILED = Outcome(state="failed", reason="crashed", message="rank 0: no luck")
@@ -97,6 +97,7 @@ def work(
     patience_s: float = 5.0,
     options: SchedulerOptions = ONE_NODE,
     ends_in_s: EndsIn | None = None,
+    check: CheckOf | None = None,
 ) -> FakeLauncher:
     """Runs a worker in this thread until a condition ends it."""
     launcher = program if isinstance(program, FakeLauncher) else FakeLauncher(program)
@@ -110,6 +111,7 @@ def work(
             drain=drain,
             options=options,
             ends_in_s=ends_in_s,
+            check=check,
         )
         with end_when(until):
             drain.listen()
