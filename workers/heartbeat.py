@@ -44,7 +44,7 @@ class Heartbeat:
         self._within_s = max(2 * interval_s, _SHORTEST_BEAT_S)
         self._events = events
         self._ended = threading.Event()
-        self._away = False
+        self._complaint = ""
         self._is_refused = False
         self.news = news
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -67,23 +67,26 @@ class Heartbeat:
         try:
             answer = self._send(worker_id, beats, news.status())
         except ServiceUnreachableError as error:
-            if not self._away:
-                _LOG.warning("%s; the probes go on", error)
-            self._away = True
-            return True
+            self._complain(f"{error}; the probes go on")
         except WorkerUnknownError:
             self._events.put(SessionLost(worker_id=worker_id))
         except WorkerSupersededError as error:
             self._events.put(WorkerBroken(error=error))
             return False
         except WorkerError as error:
-            _LOG.warning("the heartbeat was refused: %s", error)
+            self._complain(f"the heartbeat was refused: {error}")
         else:
             self._events.put(
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
             )
-        self._away = False
+            self._complaint = ""
         return True
+
+    def _complain(self, complaint: str) -> None:
+        """Once about the same: beats come every few seconds."""
+        if complaint != self._complaint:
+            _LOG.warning("%s", complaint)
+        self._complaint = complaint
 
     def _send(
         self, worker_id: str, beats: Sequence[Beat], status: WorkerStatus | None

@@ -43,12 +43,12 @@ class FakeService:
         """Names by the sessions that another has taken over."""
         self.url = ""
 
-    def add_trial(self, trial_id: int, request: dict[str, Any]) -> None:
+    def add_trial(self, trial_id: int, request: dict[str, Any], attempt: int = 1) -> None:
         with self.changed:
             self.trials.append(
                 {
                     "trial_id": trial_id,
-                    "attempt": 1,
+                    "attempt": attempt,
                     "campaign": "c",
                     "number": trial_id,
                     "request": request,

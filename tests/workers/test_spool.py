@@ -10,7 +10,7 @@ import pytest
 
 from workers.errors import SpoolInUseError, SpoolUnusableError
 from workers.protocol import OutcomeReport
-from workers.spool import Spool
+from workers.spool import Spool, adopt_abandoned
 
 
 def make_report(trial_id: int = 7) -> OutcomeReport:
@@ -91,3 +91,12 @@ def test_the_name_of_an_outcome_is_on_disk_before_it_counts_as_kept(
     with Spool(tmp_path) as spool:
         spool.keep(make_report())
     assert synced == [(False, False), (True, True)]
+
+
+def test_what_workers_of_other_names_left_behind_is_taken_over(tmp_path: Path) -> None:
+    for name, trial_id in (("job1-abc", 1), ("job2-abc", 2), ("job1-xyz", 3)):
+        with Spool(tmp_path / name) as spool:
+            spool.keep(make_report(trial_id))
+    with Spool(tmp_path / "job2-abc"), Spool(tmp_path / "job3-abc") as spool:
+        adopt_abandoned(spool, "*-abc")
+        assert spool.kept() == [make_report(1)], "not of a worker that lives, nor another service's"

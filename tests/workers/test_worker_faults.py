@@ -1,0 +1,215 @@
+"""The worker when the service, the disk or the launcher fails it: nothing is lost, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.outcome import Outcome, ProbeRequest
+from tests.workers.fake_launcher import FakeLauncher
+from tests.workers.fake_service import FakeService, serve
+from tests.workers.process_checks import wait_until
+from tests.workers.test_scheduling import (
+    DONE,
+    SHARED,
+    completed_when,
+    latest_beats,
+    make_request,
+    posted,
+)
+from tests.workers.test_worker import FAILED, work
+from workers.launchers.base import Cancelled, OnEvent
+from workers.packing.shares import Placement
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with serve(FakeService()) as service:
+        yield service
+
+
+def test_probes_go_on_while_the_service_is_away_and_are_reported_when_it_is_back(
+    service: FakeService, tmp_path: Path
+) -> None:
+    for trial_id in (1, 2, 3):
+        service.add_trial(trial_id, make_request(1))
+
+    def run(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        # Two are on the two devices, the third is leased ahead and starts without the service.
+        wait_until("all are leased", lambda: len(latest_beats(service)) == 3 or service.away, 20)
+        service.away = True
+        return DONE
+
+    def watch() -> bool:
+        if len(list(tmp_path.glob("*.json"))) == 3:
+            service.away = False
+        return len(service.outcomes) == 3
+
+    launcher = FakeLauncher(placed=run, sizes=(2,))
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    assert set(posted(service)) == {1, 2, 3}
+    assert len(service.registrations) == 1
+
+
+def test_what_is_no_answer_of_the_service_is_asked_for_again(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy answers everything with a page of its own for a while: leases, beats and outcomes."""
+    answer = service.answer
+    pages: list[str] = []
+    most = 6
+
+    def answer_with_a_page(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        if path != ["v1", "workers"] and len(pages) < most:
+            pages.append(path[-1])
+            return 200, "<html>maintenance</html>"
+        return answer(method, path, body)
+
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(2))
+    monkeypatch.setattr(service, "answer", answer_with_a_page)
+
+    def watch() -> bool:
+        nonlocal most
+        if set(posted(service)) == {1}:
+            most = 12  # once more, now that an outcome is on its way
+        return len(service.outcomes) == 2
+
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(service, tmp_path, launcher, until=watch)
+    assert set(posted(service)) == {1, 2}
+    assert not list(tmp_path.glob("rejected/*")), "a page refuses nothing"
+
+
+def test_a_service_that_breaks_down_over_leases_is_asked_again(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = service.answer
+    broken: list[str] = []
+
+    def break_down(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        if path[-1] == "leases" and len(broken) < 3:
+            broken.append(path[-1])
+            return 500, None
+        return answer(method, path, body)
+
+    service.add_trial(1, make_request(2))
+    monkeypatch.setattr(service, "answer", break_down)
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes)
+    assert len(broken) == 3
+
+
+def test_a_status_that_the_service_does_not_take_costs_no_lease(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = service.answer
+
+    def be_of_an_older_version(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        if path[-1] == "heartbeats" and "status" in body:
+            return 422, {"detail": "extra fields are not permitted: status"}
+        return answer(method, path, body)
+
+    service.add_trial(1, make_request(2))
+    monkeypatch.setattr(service, "answer", be_of_an_older_version)
+
+    def is_told() -> bool:
+        return any(beat["trial_id"] == 1 for body in service.heartbeats for beat in body["trials"])
+
+    launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2,))
+    work(service, tmp_path, launcher, until=is_told)
+
+
+@contextmanager
+def tiny_disk(directory: Path) -> Iterator[Path]:
+    """A file system of a few pages."""
+    directory.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system can't be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_outcomes_are_posted_from_memory_while_the_disk_is_full(
+    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for trial_id in (1, 2, 3):
+        service.add_trial(trial_id, make_request(2))
+
+    with tiny_disk(tmp_path / "disk") as disk:
+
+        def fill_the_disk(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+            with (disk / "ballast").open("wb", buffering=0) as file:
+                try:
+                    while file.write(b"x" * 4096):
+                        pass
+                except OSError:
+                    return FAILED
+            raise AssertionError("the disk has no end")
+
+        launcher = FakeLauncher(placed=fill_the_disk, sizes=(2,))
+        work(service, disk, launcher, until=lambda: len(service.outcomes) == 3)
+    assert set(posted(service)) == {1, 2, 3}
+    assert "No space left on device" in caplog.text
+
+
+def test_a_trial_that_is_leased_again_ends_its_older_attempt(
+    service: FakeService, tmp_path: Path
+) -> None:
+    """The network was cut until the lease ran out: the service leases the trial once more, here."""
+    service.add_trial(1, make_request(1))
+    runs: list[int] = []
+    go = threading.Event()
+
+    def run(request: ProbeRequest, *rest: Any) -> Outcome:
+        runs.append(1)
+        return completed_when(go.is_set if len(runs) > 1 else lambda: False)(request, *rest)
+
+    def watch() -> bool:
+        if len(runs) == 1 and not service.trials and service.heartbeats:
+            service.add_trial(1, make_request(1), attempt=2)
+        if len(runs) == 2 and len(launcher.running) == 1:
+            go.set()
+        return bool(service.outcomes)
+
+    launcher = FakeLauncher(placed=run, sizes=(2,))
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    (body,) = service.outcomes
+    assert body["attempt"] == 2, "the older one has nothing to say"
+
+
+def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.scheduler._DRAIN_WITHIN_S", 0.3)
+    end = threading.Event()
+
+    def hang(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        end.wait(30)
+        return FAILED
+
+    service.add_trial(1, make_request(2))
+    launcher = FakeLauncher(placed=hang, sizes=(2,))
+    try:
+        work(service, tmp_path, launcher, until=lambda: launcher.running)
+        assert service.unregistered == ["session-1"]
+        assert service.outcomes == []
+    finally:
+        end.set()
