@@ -1,14 +1,13 @@
 """What of a node's memory is in use, by device, seen from outside: no context is created.
 
 AMD's driver tells it in /sys/class/drm, its KFD which of the devices there is which to ROCm (Linux,
-Documentation/gpu/amdgpu/driver-misc.rst, and drivers/gpu/drm/amd/amdkfd/kfd_topology.c); NVIDIA's
-tells it through nvidia-smi, in a process of its own that can be left alone if the driver hangs.
+Documentation/gpu/amdgpu/driver-misc.rst, and drivers/gpu/drm/amd/amdkfd/kfd_topology.c). NVIDIA's
+is asked by `workers.nvidia_memory`.
 """
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,13 +18,6 @@ from workers.rank_task import RankTask
 from workers.visible_devices import CUDA, HIP, ROCR, rank_variables
 
 _KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
-_MIB: Final = 1 << 20
-NVIDIA_SMI: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,memory.used",
-    "--format=csv,noheader,nounits",
-)
-_NVIDIA_WITHIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +28,6 @@ class DeviceUse:
     """What lists of visible devices call it: its number and its UUID."""
     used_bytes: int | None
     """None: it does not tell."""
-
-
-def devices_in_use(
-    root: Path = ROOT, nvidia_smi: Sequence[str] = NVIDIA_SMI
-) -> tuple[DeviceUse, ...]:
-    """The devices that this process may use, in their runtime's order; none where nothing tells.
-
-    Args:
-        root: where the kernel's files are.
-        nvidia_smi: the command that lists number, UUID and MiB in use.
-    """
-    return _amd_devices(root) or _nvidia_devices(nvidia_smi)
 
 
 def host_bytes_in_use(root: Path = ROOT) -> int:
@@ -78,12 +58,12 @@ def device_name(task: RankTask, environment: Mapping[str, str], *, amd: bool) ->
     return below.split(",")[int(entry)] if below and entry.isdecimal() else entry
 
 
-def is_amd(root: Path = ROOT) -> bool:
-    """Whether the devices are AMD's."""
-    return bool(_amd_devices(root))
+def amd_devices(root: Path = ROOT) -> tuple[DeviceUse, ...]:
+    """AMD's devices that this process may use, in ROCm's order; none where there are none.
 
-
-def _amd_devices(root: Path) -> tuple[DeviceUse, ...]:
+    Args:
+        root: where the kernel's files are.
+    """
     nodes = [path for path in (root / _KFD_NODES).glob("*") if path.name.isdecimal()]
     found: list[DeviceUse] = []
     for node in sorted(nodes, key=lambda path: int(path.name)):
@@ -111,23 +91,3 @@ def _properties(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {name: int(value) for name, value in (line.split() for line in lines)}
-
-
-def _nvidia_devices(command: Sequence[str]) -> tuple[DeviceUse, ...]:
-    try:
-        listed = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_WITHIN_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):  # not there, or it can't tell
-        return ()
-    rows = [[cell.strip() for cell in line.split(",")] for line in listed.stdout.splitlines()]
-    return tuple(
-        # "[N/A]" where the device shares the host's memory.
-        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB if mib.isdecimal() else None)
-        for index, uuid, mib in rows
-    )

@@ -5,20 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from search_spaces.machine import ROOT
-from workers.device_memory import (
-    NVIDIA_SMI,
-    DeviceUse,
-    device_name,
-    devices_in_use,
-    host_bytes_in_use,
-    is_amd,
-)
+from workers.device_memory import DeviceUse, amd_devices, device_name, host_bytes_in_use
 from workers.errors import MemoryNotBackError
+from workers.nvidia_memory import NvidiaDevices
 from workers.rank_task import RankTask
 
 WAIT_S: Final = 10.0
@@ -45,7 +39,7 @@ class MemoryWatch:
     Args:
         environment: of the zygote; it says which devices the ranks see.
         root: where the kernel's files are.
-        nvidia_smi: the command that lists NVIDIA's devices.
+        nvidia_devices: lists NVIDIA's devices; None: as this machine does.
         wait_s: how long memory may take to come back.
         device_slack_bytes: what a device may have less.
         host_slack_bytes: what the host may have less.
@@ -56,14 +50,14 @@ class MemoryWatch:
         environment: Mapping[str, str] = os.environ,
         *,
         root: Path = ROOT,
-        nvidia_smi: Sequence[str] = NVIDIA_SMI,
+        nvidia_devices: Callable[[], Sequence[DeviceUse]] | None = None,
         wait_s: float = WAIT_S,
         device_slack_bytes: int = DEVICE_SLACK_BYTES,
         host_slack_bytes: int = HOST_SLACK_BYTES,
     ) -> None:
         self._environment = environment
         self._root = root
-        self._nvidia_smi = nvidia_smi
+        self._nvidia_devices = nvidia_devices or NvidiaDevices()
         self._wait_s = wait_s
         self._device_slack_bytes = device_slack_bytes
         self._host_slack_bytes = host_slack_bytes
@@ -142,12 +136,12 @@ class MemoryWatch:
     def _device_names(self, tasks: Sequence[RankTask]) -> frozenset[str]:
         if tasks[0].device == "cpu":
             return frozenset()
-        amd = is_amd(self._root)
+        amd = bool(amd_devices(self._root))
         names = {device_name(task, self._environment, amd=amd) for task in tasks}
         return frozenset(names - {""})
 
     def _in_use(self, names: Iterable[str]) -> dict[str, int]:
-        devices = devices_in_use(self._root, self._nvidia_smi)
+        devices = amd_devices(self._root) or self._nvidia_devices()
         return {
             name: device.used_bytes
             for name in names

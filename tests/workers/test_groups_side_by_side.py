@@ -314,15 +314,23 @@ def test_a_rank_runs_on_the_very_cores_that_it_is_given(node: SideBySide) -> Non
     node.ranks.end(group)
 
 
+@pytest.mark.parametrize(
+    ("spare_descriptors", "num_ranks", "message"),
+    [
+        (0, 1, "no process could be forked for the group: "),
+        (6, 8, "8 ranks could not be forked: "),
+    ],
+)
 def test_a_machine_that_takes_no_more_processes_loses_the_group_and_not_the_node(
-    node: SideBySide,
+    node: SideBySide, spare_descriptors: int, num_ranks: int, message: str
 ) -> None:
     zygote = psutil.Process(node.ranks.pids["zygote"])
     before = zygote.rlimit(psutil.RLIMIT_NOFILE)
-    zygote.rlimit(psutil.RLIMIT_NOFILE, (zygote.num_fds(), before[1]))
-    group = node.start("succeed")
-    assert "could be forked for the group: " in node.event(group, "group_lost")["message"]
-    assert node.ranks.end(group) == {}
+    zygote.rlimit(psutil.RLIMIT_NOFILE, (zygote.num_fds() + spare_descriptors, before[1]))
+    group = node.start("daemonise-then-hang", num_ranks=num_ranks)
+    assert message in node.event(group, "group_lost")["message"]
+    node.ranks.end(group)
+    wait_until("nothing is left of it", lambda: not descendants_of_zygote(node))
     zygote.rlimit(psutil.RLIMIT_NOFILE, before)
     group = node.start("succeed")
     assert node.report(group, "result")

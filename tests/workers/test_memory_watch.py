@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.process_checks import RANK_PROGRAMS, wait_until
 from tests.workers.side_by_side import make_task
-from workers.device_memory import devices_in_use
+from workers.device_memory import amd_devices
 from workers.errors import MemoryNotBackError
 from workers.memory_watch import MemoryWatch
 from workers.node_ranks import NodeRanks
@@ -55,7 +55,7 @@ class Machine:
         self._write("proc/meminfo", "".join([*lines, "HugePages_Total: 0\n"]))
 
     def watch(self, *, wait_s: float = 0.05, **environment: str) -> MemoryWatch:
-        return MemoryWatch(environment, root=self.root, nvidia_smi=["false"], wait_s=wait_s)
+        return MemoryWatch(environment, root=self.root, nvidia_devices=lambda: (), wait_s=wait_s)
 
     def _write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -154,26 +154,15 @@ def test_a_device_that_keeps_its_memory_to_itself_is_not_waited_for(machine: Mac
     watch = machine.watch()
     watch.group_starts([make_task("a", device="cuda"), make_task("a", device="cuda", rank=1)])
     watch.wait_until_back("a")
-    assert [device.used_bytes for device in devices_in_use(machine.root)] == [None, 10 * MIB]
+    assert [device.used_bytes for device in amd_devices(machine.root)] == [None, 10 * MIB]
 
 
 def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> None:
     (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
     machine.use(1, GIB)
-    (device,) = devices_in_use(machine.root)
+    (device,) = amd_devices(machine.root)
     assert device.names == ("0", f"GPU-{UUIDS[1]:016x}")
     assert device.used_bytes == GIB
-
-
-def test_nvidias_devices_are_listed_by_number_and_uuid(tmp_path: Path) -> None:
-    lines = "0, GPU-5ad1a9d5-aaaa, 4\n1, GPU-bbbb, 1024\n2, GPU-cccc, [N/A]\n"
-    listing = [sys.executable, "-c", f"print({lines!r}, end='')"]
-    devices = devices_in_use(tmp_path, listing)
-    assert [(device.names, device.used_bytes) for device in devices] == [
-        (("0", "GPU-5ad1a9d5-aaaa"), 4 * MIB),
-        (("1", "GPU-bbbb"), GIB),
-        (("2", "GPU-cccc"), None),
-    ]
 
 
 def test_a_machine_that_tells_nothing_of_its_devices_is_not_held_up(tmp_path: Path) -> None:
