@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-LEAST_GEMM: Final = {"cuda": 0.8, "cpu": 0.5}
+LEAST_GEMM: Final = {"cuda": 0.8, "cpu": 0.3}
 """Of the others' median rate in a product, what each device must reach; cores have other users."""
-LEAST_LINK: Final = {"cuda": 0.5, "cpu": 0.25}
+LEAST_LINK: Final = {"cuda": 0.5, "cpu": 0.1}
 """Of the others' median rates, what a node's links must reach: they vary more."""
 LEAST_MEMORY: Final = 0.5
 """Of the others' median, what of its memory each device must have free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
@@ -47,9 +47,13 @@ def check_nodes(
     check = _Check(launcher, cancelled)
     reports = check.each_alone(nodes)
     check.in_pairs(reports)
-    suspicious = problems({**(known or {}), **reports}).keys() & set(nodes)
-    check.again(reports, sorted(suspicious))
-    check.keep_peak(reports.values())
+    measured_twice: set[int] = set()
+    # One that was like the others may be behind those that have been measured again, alone.
+    while suspicious := problems({**(known or {}), **reports}).keys() & set(nodes) - measured_twice:
+        check.again(reports, sorted(suspicious))
+        measured_twice |= suspicious
+    if len(nodes) == 1:
+        check.keep_peak(reports[nodes[0]])
     return reports
 
 
@@ -88,12 +92,12 @@ class _Check:
                 report = _better_link(report, self._between((node, partner)))
             reports[node] = report
 
-    def keep_peak(self, reports: Iterable[HealthReport]) -> None:
+    def keep_peak(self, report: HealthReport) -> None:
         """A CPU's peak is what its devices reach together: probes need not measure it again."""
-        measured = [report for report in reports if report.peak_tflops]
-        if self._launcher.device == "cpu" and measured:
-            tflops = median(report.peak_tflops for report in measured)
-            self._launcher.keep_measured_peak(PRECISIONS["cpu"], tflops, measured[0].peak_source)
+        if self._launcher.device == "cpu" and report.peak_tflops:
+            self._launcher.keep_measured_peak(
+                PRECISIONS["cpu"], report.peak_tflops, report.peak_source
+            )
 
     def _alone(self, node: int) -> HealthReport:
         device = self._launcher.device

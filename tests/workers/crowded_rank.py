@@ -9,11 +9,11 @@ from workers.json_lines import JsonLines
 from workers.processes import die_with_parent
 from workers.rank_task import RankTask
 
-NUM_OTHERS = 9
+NUM_OTHERS = 14
 
 
 def main(task: RankTask, line: JsonLines) -> None:
-    """Runs a rank that has a tenth of one core."""
+    """Runs a rank that has a fifteenth of one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rank_pid = os.getpid()
     for _ in range(NUM_OTHERS):

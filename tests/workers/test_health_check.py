@@ -49,14 +49,6 @@ def never() -> bool:
     return False
 
 
-def test_a_node_whose_core_is_taken_away_is_found(nodes: SeveralLocalNodes) -> None:
-    reports = check_nodes(make_launcher(nodes), [0, 1, 2], cancelled=never)
-    assert [report.failure for report in reports.values()] == ["", "", ""]
-    assert problems(reports)[2].startswith("device 0 computes ")
-    others = median(reports[node].gemm_tflops[0] for node in (0, 1))
-    assert reports[2].gemm_tflops[0] < others / 2
-
-
 def test_links_between_nodes_are_measured(nodes: SeveralLocalNodes) -> None:
     reports = check_nodes(make_launcher(nodes), [0, 1], cancelled=never)
     rates = [report.between_gbytes_per_s for report in reports.values()]
@@ -65,14 +57,17 @@ def test_links_between_nodes_are_measured(nodes: SeveralLocalNodes) -> None:
     assert rates[0] > 0.01
 
 
-def test_a_node_that_joins_later_is_compared_with_those_that_are_known(
+def test_a_node_whose_core_is_taken_away_is_found_when_it_joins_those_that_are_known(
     nodes: SeveralLocalNodes,
 ) -> None:
     launcher = make_launcher(nodes)
     known = check_nodes(launcher, [0, 1], cancelled=never)
     joined = check_nodes(launcher, [2], cancelled=never, known=known)
     assert joined.keys() == {2}
-    assert 2 in problems({**known, **joined})
+    assert joined[2].failure == ""
+    assert problems({**known, **joined})[2].startswith("device 0 computes ")
+    others = median(known[node].gemm_tflops[0] for node in (0, 1))
+    assert joined[2].gemm_tflops[0] < others / 2
 
 
 def test_a_lost_node_fails_its_check_and_the_others_pass(nodes: SeveralLocalNodes) -> None:
