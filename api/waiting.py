@@ -17,7 +17,12 @@ def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datet
     """Why an allocation has not leased a trial of its cluster."""
     if trial.is_paused:
         return "its campaign is paused"
-    return why_never(trial, allocation, now) or ITS_TURN
+    if not allocation.is_there:
+        return f"worker {allocation.worker.name} was not heard of lately"
+    never = why_never(trial, allocation, now)
+    if never is None and allocation.worker.state == "starting":
+        return "the allocation's nodes are not ready yet"
+    return never or ITS_TURN
 
 
 def why_never(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:

@@ -182,6 +182,32 @@ def test_a_trial_that_fits_waits_its_turn_or_for_its_campaign(api: Api, campaign
     assert api.get(f"/allocations/{elsewhere}")["num_not_leased"] == 0
 
 
+def test_while_nodes_start_or_the_worker_is_silent_that_is_why(api: Api, campaign_id: int) -> None:
+    worker = register(api)
+    api.store.add_trial(campaign_id, LAYOUT)
+    beat(api, worker, status={"state": "starting"})
+    (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
+    assert waiting["reason"] == "the allocation's nodes are not ready yet"
+    with api.store._db.write() as session:
+        session.connection().exec_driver_sql("UPDATE workers SET seen_at = '2026-01-01 00:00:00'")
+    read = api.get(f"/allocations/{worker}")
+    assert read["state"] == "silent"
+    assert read["not_leased"][0]["reason"] == "worker w1 was not heard of lately"
+
+
+def test_of_several_allocations_the_one_that_comes_nearest_says_why(
+    api: Api, campaign_id: int
+) -> None:
+    api.store.add_trial(campaign_id, Layout(num_nodes=2, dp=8))
+    register(api, "small", num_nodes=1, nodes=NODES[:1])
+    large = register(api, "large")
+    beat(api, large, status={"ends_in_s": 100.0})
+    waits = api.get("/campaigns/first")["progress"]["waiting_reason"]
+    assert waits.startswith("trial 1 waits: no allocation may run it; large: its probe may take")
+    beat(api, large, status={"ends_in_s": 1000.0})
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+
+
 def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
     api: Api, campaign_id: int
 ) -> None:
