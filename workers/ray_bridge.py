@@ -25,12 +25,12 @@ import os
 import queue
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from workers.errors import RanksLeftError, RayClusterFailedError
@@ -271,21 +271,25 @@ def main() -> None:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--address")
     parser.add_argument("--entry", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     worker = JsonLines(socket.socket(fileno=arguments.socket))
     worker.socket.set_inheritable(False)
     # Ray has its workers look for modules where this process stands, so before our own package.
-    with tempfile.TemporaryDirectory(prefix="lt-ray-") as empty:
-        os.chdir(empty)
-        try:
-            address = arguments.address
-            cluster: RayCluster = LocalRay() if address is None else JoinedRay(address)
-        except RayClusterFailedError as error:
-            worker.send({"event": "unusable", "message": str(error)})
-            sys.exit(1)
-        if Bridge(worker, cluster, arguments.entry).run():
-            cluster.close()
-        os.chdir("/")
+    empty = arguments.directory / "empty"
+    empty.mkdir()
+    os.chdir(empty)
+    try:
+        cluster: RayCluster = (
+            LocalRay(directory=arguments.directory)
+            if arguments.address is None
+            else JoinedRay(arguments.address)
+        )
+    except RayClusterFailedError as error:
+        worker.send({"event": "unusable", "message": str(error)})
+        sys.exit(1)
+    if Bridge(worker, cluster, arguments.entry).run():
+        cluster.close()
     os._exit(0)  # what Ray would do at an exit it can't do without its cluster
 
 

@@ -6,12 +6,10 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -33,6 +31,7 @@ _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
 _CONNECT_WITHIN_S: Final = 2.0
 _LAST_WORDS: Final = 5
+_LONGEST_USUAL: Final = 20
 _OBJECT_STORE_BYTES: Final = 80_000_000
 """About the least that Ray accepts; nothing but small documents passes through it."""
 
@@ -65,6 +64,7 @@ class RayNodeProcesses:
         port: of the cluster's head on this node, 0 for any; None: this node joins another head.
         head: "address:port" of that other head.
         command: what `ray` is on a command line.
+        directory: for its files, with a short name; None: one is made.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class RayNodeProcesses:
         port: int | None,
         head: str | None = None,
         command: Sequence[str] = RAY,
+        directory: Path | None = None,
     ) -> None:
         prepare_environment()
-        # Paths of unix sockets end at 107 bytes, so Ray's directory must be a short one.
-        self.directory = Path(tempfile.mkdtemp(prefix="lt-ray-", dir=_short_temporary_directory()))
+        self.directory = make_directory() if directory is None else directory
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         as_head = ["--head", f"--port={port}", "--include-dashboard=false"]
         role = [f"--address={head}"] if port is None else as_head
@@ -134,18 +134,23 @@ class LocalRay:
 
     Args:
         command: what `ray` is on a command line.
+        directory: for its files, with a short name; None: one is made.
 
     Raises:
         RayClusterFailedError: it could not be started or joined.
     """
 
-    def __init__(self, command: Sequence[str] = RAY) -> None:
+    def __init__(self, command: Sequence[str] = RAY, directory: Path | None = None) -> None:
         self._processes = RayNodeProcesses(
-            address=NODE_ADDRESS, name=socket.gethostname(), port=0, command=command
+            address=NODE_ADDRESS,
+            name=socket.gethostname(),
+            port=0,
+            command=command,
+            directory=directory,
         )
         try:
             self.address = self._wait_for_address()
-            _join(self.address, NODE_ADDRESS, self._processes.directory)
+            _join(self.address, NODE_ADDRESS)
         except BaseException:
             self.close()
             raise
@@ -186,7 +191,7 @@ class JoinedRay:
     """
 
     def __init__(self, address: str, *, within_s: float = _START_WITHIN_S) -> None:
-        self.address = address
+        address = self.address = resolved(address)
         give_up_at = time.monotonic() + within_s
         while not answers(address):  # Ray itself blocks for 40 s where nobody does
             if time.monotonic() > give_up_at:
@@ -196,8 +201,7 @@ class JoinedRay:
             time.sleep(0.2)
         self._head = HeadWatch(address)
         host = address.rpartition(":")[0]
-        with tempfile.TemporaryDirectory(prefix="lt-ray-") as empty:
-            _join(address, host if _is_ours(host) else None, Path(empty))
+        _join(address, host if _is_ours(host) else None)
 
     def has_ended(self) -> bool:
         """Whether nobody serves the head's address any more."""
@@ -207,6 +211,19 @@ class JoinedRay:
         """Leaves the cluster."""
         self._head.close()
         _leave()
+
+
+def resolved(address: str) -> str:
+    """An address, with or without a port, by its number: Ray takes names for what they are not.
+
+    Raises:
+        RayClusterFailedError: the name is unknown.
+    """
+    host, colon, port = address.partition(":")
+    try:
+        return f"{socket.gethostbyname(host)}{colon}{port}"
+    except OSError as error:
+        raise RayClusterFailedError(f"the address of {host} can't be found: {error}") from error
 
 
 def answers(address: str) -> bool:
@@ -285,16 +302,10 @@ def _flags(address: str, name: str, directory: Path) -> list[str]:
     return ["--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
 
 
-def _join(address: str, node_address: str | None, directory: Path) -> None:
-    """Joins a cluster, from an empty directory.
-
-    Ray has its workers look for modules where the driver stands first, so before our own package.
-    Nothing of this process uses a relative path meanwhile.
-    """
+def _join(address: str, node_address: str | None) -> None:
     import ray
 
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    with contextlib.chdir(directory), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         try:
@@ -308,9 +319,6 @@ def _join(address: str, node_address: str | None, directory: Path) -> None:
             raise RayClusterFailedError(
                 f"the Ray cluster at {address} could not be joined: {error}"
             ) from error
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there
 
 
 def _leave() -> None:
@@ -329,7 +337,8 @@ def _is_ours(address: str) -> bool:
     return True
 
 
-def _short_temporary_directory() -> str | None:
-    """The usual place for temporary files, or /tmp where that has a long name."""
+def make_directory() -> Path:
+    """A new directory for Ray's files: paths of unix sockets end at 107 bytes, so a short one."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= 20 else "/tmp"  # noqa: S108 (mkdtemp makes a private one below)
+    short = usual if len(usual) <= _LONGEST_USUAL else "/tmp"  # noqa: S108 (a private one below it)
+    return Path(tempfile.mkdtemp(prefix="lt-ray-", dir=short))

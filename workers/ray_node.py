@@ -20,7 +20,8 @@ import sys
 import time
 from typing import Final
 
-from workers.ray_cluster import HeadWatch, RayNodeProcesses, answers
+from workers.errors import RayClusterFailedError
+from workers.ray_cluster import HeadWatch, RayNodeProcesses, answers, resolved
 
 _LOG = logging.getLogger(__name__)
 
@@ -123,8 +124,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if "RAY_AUTH_TOKEN" not in os.environ:
         sys.exit("RAY_AUTH_TOKEN is not set: give every node of the cluster the same token")
-    own = arguments.address or socket.gethostbyname(socket.gethostname())
-    RayNode(arguments.head, own, arguments.name).run()
+    try:
+        own = resolved(arguments.address or socket.gethostname())
+        node = RayNode(resolved(arguments.head), own, arguments.name)
+    except RayClusterFailedError as error:
+        sys.exit(str(error))
+    node.run()
 
 
 if __name__ == "__main__":

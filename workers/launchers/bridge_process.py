@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from workers.json_lines import Document, JsonLines
+from workers.ray_cluster import make_directory
 from workers.warden import python_module, start_under_warden
 
 _CLOSE_WITHIN_S: Final = 40.0
@@ -85,10 +86,14 @@ class BridgeProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._log.truncate(0)
+        # It is removed by the warden that ends last: it may have to kill the cluster's own.
+        directory = make_directory()
+        flags = [f"--socket={theirs.fileno()}", f"--directory={directory}", *self._flags]
         self._warden = start_under_warden(
-            [*python_module("workers.ray_bridge"), f"--socket={theirs.fileno()}", *self._flags],
+            [*python_module("workers.ray_bridge"), *flags],
             env=dict(os.environ),
             pass_fds=[theirs.fileno()],
+            remove=directory,
             stdout=self._log.fileno(),
             stderr=self._log.fileno(),
         )

@@ -1,0 +1,129 @@
+"""What keeps a Ray node up: it waits, starts again, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.workers.process_checks import marked, wait_until
+from tests.workers.ray_nodes import PATIENCE_S, ROOT, RayNodeProcess, make_nodes
+from workers.errors import RayClusterFailedError
+from workers.ray_cluster import HeadWatch, JoinedRay, resolved
+
+ADDRESS = "127.0.1.41"
+
+
+def names_of(node: RayNodeProcess) -> set[str]:
+    return {process.name() for process in marked(node.mark)}
+
+
+def holds_pidfd(pid: int) -> bool:
+    try:
+        return any("pidfd" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # one was closed meanwhile
+        return False
+
+
+def test_a_node_without_a_token_says_what_is_missing(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "workers.ray_node", f"--head={ADDRESS}:1"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("RAY_AUTH_TOKEN is not set")
+
+
+def test_names_are_looked_up_before_ray_sees_them() -> None:
+    assert resolved("localhost:6379") == "127.0.0.1:6379"
+    assert resolved(ADDRESS) == ADDRESS
+    with pytest.raises(RayClusterFailedError, match=r"no-such-host\.invalid can't be found"):
+        resolved("no-such-host.invalid:1")
+
+
+def test_a_cluster_that_is_not_there_is_given_up_in_time() -> None:
+    with pytest.raises(RayClusterFailedError, match=r"no Ray cluster answered at 127\.0\.1\.41:1 "):
+        JoinedRay(f"{ADDRESS}:1", within_s=0.1)
+
+
+def test_a_head_has_ended_when_its_port_is_refused_and_not_when_it_closes_a_connection() -> None:
+    server = socket.create_server((ADDRESS, 0))
+    watch = HeadWatch(f"{ADDRESS}:{server.getsockname()[1]}")
+    assert not watch.has_ended()
+    taken, _ = server.accept()
+    taken.sendall(b"a greeting")
+    assert not watch.has_ended()
+    taken.close()
+    assert not watch.has_ended()  # it took another connection
+    taken, _ = server.accept()
+    server.close()
+    assert not watch.has_ended()  # the connection is as good as before
+    taken.close()
+    wait_until("the end shows", watch.has_ended)
+    watch.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_is_kept_up_until_it_is_told_to_end() -> None:
+    (head,) = make_nodes(ADDRESS)
+    head.start()
+    raylet = head.pid_of("raylet")
+    assert "gcs_server" in names_of(head)
+    os.kill(raylet, signal.SIGKILL)
+    wait_until("it is up again", lambda: head.pid_of("raylet") != raylet, PATIENCE_S)
+    head.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sigkill_of_the_supervisor_leaves_nothing_of_ray() -> None:
+    (head,) = make_nodes(ADDRESS)
+    head.start()
+    directory = Path(
+        next(
+            word
+            for word in psutil.Process(head.pid_of("raylet")).cmdline()
+            if word.startswith("--session_dir=")
+        ).partition("=")[2]
+    ).parent
+    assert directory.exists()
+    assert head.process is not None
+    head.process.kill()
+    head.process.wait()
+    head.wait_until_nothing_is_left()
+    assert not directory.exists()
+
+
+def test_a_node_whose_starter_is_gone_ends_even_while_it_waits_for_its_head() -> None:
+    _, joiner = make_nodes(ADDRESS, "127.0.1.42")
+    program = (
+        "import sys, time; from tests.workers.ray_nodes import RayNodeProcess as N;"
+        "n = N(name='n', address=sys.argv[1], head=sys.argv[2], token='x' * 64, mark=sys.argv[3]);"
+        "n.start(); print(n.process.pid, flush=True); time.sleep(3600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program, joiner.address, joiner.head, joiner.mark],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        try:
+            wait_until("it watches its starter", lambda: holds_pidfd(pid), PATIENCE_S)
+        finally:
+            starter.kill()
+    joiner.wait_until_nothing_is_left()
