@@ -7,6 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,14 +47,19 @@ class RayNodeProcess:
             env=environment,
         )
 
+    def pids_by_name(self) -> dict[str, int]:
+        """The living processes of the node; of those of one name the last."""
+        found: dict[str, int] = {}
+        for process in marked(self.mark):
+            with suppress(psutil.Error):  # it has just ended
+                found[process.name()] = process.pid
+        return found
+
     def pid_of(self, name: str) -> int:
         """The pid of this node's raylet or GCS."""
 
         def find() -> int | None:
-            for process in marked(self.mark):
-                if process.name() == name:
-                    return process.pid
-            return None
+            return self.pids_by_name().get(name)
 
         return int(wait_until(f"{self.name} has a {name}", find, PATIENCE_S))
 

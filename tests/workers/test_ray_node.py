@@ -12,16 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.workers.process_checks import marked, wait_until
-from tests.workers.ray_nodes import PATIENCE_S, ROOT, RayNodeProcess, make_nodes
+from tests.workers.process_checks import wait_until
+from tests.workers.ray_nodes import PATIENCE_S, ROOT, make_nodes
 from workers.errors import RayClusterFailedError
 from workers.ray_cluster import HeadWatch, JoinedRay, resolved
 
 ADDRESS = "127.0.1.41"
 
 
-def names_of(node: RayNodeProcess) -> set[str]:
-    return {process.name() for process in marked(node.mark)}
+def directory_of(raylet: int) -> Path:
+    """Where a node has its files."""
+    flags = [word.partition("=") for word in psutil.Process(raylet).cmdline()]
+    return next(Path(value).parent for name, _, value in flags if name == "--session_dir")
 
 
 def holds_pidfd(pid: int) -> bool:
@@ -81,7 +83,9 @@ def test_a_node_is_kept_up_until_it_is_told_to_end() -> None:
     (head,) = make_nodes(ADDRESS)
     head.start()
     raylet = head.pid_of("raylet")
-    assert "gcs_server" in names_of(head)
+    up = directory_of(raylet) / "ray_current_cluster"
+    wait_until("it is up", up.exists, PATIENCE_S)
+    assert "gcs_server" in head.pids_by_name()
     os.kill(raylet, signal.SIGKILL)
     wait_until("it is up again", lambda: head.pid_of("raylet") != raylet, PATIENCE_S)
     head.end()
@@ -92,13 +96,7 @@ def test_a_node_is_kept_up_until_it_is_told_to_end() -> None:
 def test_sigkill_of_the_supervisor_leaves_nothing_of_ray() -> None:
     (head,) = make_nodes(ADDRESS)
     head.start()
-    directory = Path(
-        next(
-            word
-            for word in psutil.Process(head.pid_of("raylet")).cmdline()
-            if word.startswith("--session_dir=")
-        ).partition("=")[2]
-    ).parent
+    directory = directory_of(head.pid_of("raylet"))
     assert directory.exists()
     assert head.process is not None
     head.process.kill()
