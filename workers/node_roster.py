@@ -216,10 +216,14 @@ class NodeRoster:
     def _check(self, indices: list[int]) -> None:
         check, known = self._health_check, self._reports()
         for index in indices:
-            self._set(index, "idle" if check is None else "checking", "")
-        if check is None or not indices:
+            # What still runs on it would be measured, too: another look comes soon.
+            used = bool(self._packer.holders(index))
+            state: NodeState = "idle" if check is None else "starting" if used else "checking"
+            self._set(index, state, "")
+        nodes = tuple(index for index in indices if self._nodes[index].state == "checking")
+        if check is None or not nodes:
             return
-        nodes, cancelled = tuple(indices), self._closing.is_set
+        cancelled = self._closing.is_set
         others = {index: known[index] for index in known if index not in nodes}
 
         def measure() -> WorkerEvent:
