@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -47,6 +48,9 @@ _GIVE_BACK_AFTER_S: Final = 60.0
 
 _MOST_WORDS: Final = 2000
 """Characters of a text that the service takes."""
+
+_DOUBT_S: Final = 1.5
+"""How much later than ranks and agents the worker may hear that the whole job is ended."""
 
 _DRAIN_WITHIN_S: Final = 60.0
 """How long the probes may take to end before the worker ends without them."""
@@ -102,6 +106,8 @@ class Scheduler:
         self._worker_id: str | None = None
         self._opinions = SecondOpinions(roster)
         self._held: dict[str, HeldTrial] = {}
+        self._doubted: list[tuple[float, ProbeEnded]] = []
+        """Ends of probes that are believed at a moment: the worker may hear of more until then."""
         self._is_asking = False
         self._ends_at: float | None = None
         self._drains_until: float | None = None
@@ -172,6 +178,7 @@ class Scheduler:
         if self._held or self._roster.is_starting:
             self._busy_at = now
         self._end_in_time(now)
+        self._end_doubts(now)
         if self._drains_until is None:
             self._start_probes(now)
             self._give_back_hopeless(now)
@@ -188,6 +195,8 @@ class Scheduler:
         self._roster.close()
         for trial in list(self._held.values()):
             trial.is_returned = True
+        self._end_doubts(math.inf)
+        for trial in list(self._held.values()):
             if trial.is_running:
                 trial.stop.set()
             else:
@@ -230,6 +239,18 @@ class Scheduler:
         start_probe(self._launcher, trial, self._events)
 
     def _take_probe_ended(self, event: ProbeEnded) -> None:
+        if _may_be_the_end_of_all(event.outcome) and self._drains_until is None:
+            self._doubted.append((time.monotonic() + _DOUBT_S, event))
+        else:
+            self._end_probe(event)
+
+    def _end_doubts(self, now: float) -> None:
+        due = [event for until, event in self._doubted if now >= until]
+        self._doubted = [(until, event) for until, event in self._doubted if now < until]
+        for event in due:
+            self._end_probe(event)
+
+    def _end_probe(self, event: ProbeEnded) -> None:
         trial, outcome = event.trial, event.outcome
         self._packer.release(trial.key)
         for node in event.unclean_nodes:
@@ -255,7 +276,7 @@ class Scheduler:
         self._opinions.forget(trial)
         outcome = trial.runs[-1].outcome
         _LOG.info("%s %s", trial.key, _told(outcome))
-        if outcome.state == "cancelled" and trial.is_returned:
+        if trial.is_returned and outcome.state in ("cancelled", "failed"):
             return
         self._posting.take(trial.report())
 
@@ -407,6 +428,14 @@ class Scheduler:
 
 def _at_most_s(request: ProbeRequest) -> float:
     return request.deadline_s + END_WITHIN_S
+
+
+def _may_be_the_end_of_all(outcome: Outcome) -> bool:
+    """Whether a probe may have failed because its job is ended: Slurm signals everybody at once.
+
+    Then the worker is about to hear the same, and the trial goes back with the session.
+    """
+    return outcome.reason == "node_lost" or "(SIGTERM)" in outcome.message
 
 
 def _told(outcome: Outcome) -> str:

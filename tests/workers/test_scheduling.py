@@ -436,6 +436,42 @@ def test_what_waits_is_dropped_with_its_session_and_what_runs_is_reported(
     assert set(posted(service)) == {1}
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Outcome(
+            state="failed", reason="crashed", message="rank 0 was killed by signal 15 (SIGTERM)"
+        ),
+        Outcome(state="failed", reason="node_lost", message="the agent ended", node="n0"),
+    ],
+)
+def test_ranks_that_hear_of_the_jobs_end_before_the_worker_teach_nothing(
+    service: FakeService, tmp_path: Path, failure: Outcome
+) -> None:
+    """`scancel` signals every process of a job: the ranks may be the first to end."""
+    ended = threading.Event()
+
+    def end_with_the_job(*_: object) -> Outcome:
+        threading.Timer(0.2, ended.set).start()
+        return failure
+
+    service.add_trial(1, make_request(2))
+    launcher = FakeLauncher(placed=end_with_the_job, sizes=(2, 2))
+    work(service, tmp_path, launcher, until=ended.is_set, options=SHARED)
+    assert len(launcher.requests) == 1
+    assert service.outcomes == []
+    assert service.unregistered == ["session-1"]
+
+
+def test_a_rank_that_is_terminated_alone_has_crashed(service: FakeService, tmp_path: Path) -> None:
+    killed = "rank 0 was killed by signal 15 (SIGTERM)"
+    failure = Outcome(state="failed", reason="crashed", message=killed)
+    service.add_trial(1, make_request(2))
+    launcher = FakeLauncher(placed=lambda *_: failure, sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: service.outcomes)
+    assert posted(service)[1]["message"] == killed
+
+
 def test_idle_node_seconds_add_up(service: FakeService, tmp_path: Path) -> None:
     service.add_trial(1, make_request(1))
     launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2, 2))
