@@ -7,10 +7,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -35,6 +37,21 @@ from workers.rank_task import RankTask
 from workers.step_node import STEP_VARIABLE, TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slurm
+
+ROOT = str(Path(__file__).parents[2])
+
+HANGING = f"""
+import os, sys
+from types import SimpleNamespace
+from tests.slurm.allocations import step_settings
+from tests.workers.process_checks import run_group
+from workers.launchers.srun import SrunNodes
+job, mark, *names = sys.argv[1:]
+site = SimpleNamespace(environment=os.environ)
+nodes = SrunNodes(step_settings(site, job, names, mark, rank_entry={RANK_PROGRAMS!r}))
+say = lambda event: print(event["pid"], flush=True)
+run_group(nodes, "hang", num_ranks=4, num_nodes=2, deadline_s=100, on_event=say)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +215,32 @@ def test_sigkill_of_srun_ends_the_step_and_blames_no_node(nodes: SrunNodes) -> N
     assert not any(map(is_alive, hanging.ranks))
     assert not nodes.lost()
     assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
+
+
+def test_sigkill_of_the_launcher_leaves_neither_rank_nor_step(
+    site: SlurmSite, job: str, mark: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", HANGING, job, mark, *site.node_names],
+        env={**site.environment, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout is not None
+        ranks = [int(launcher.stdout.readline()) for _ in range(4)]
+        assert all(map(is_alive, ranks))
+        assert len(steps(site, job)) == 1
+        launcher.kill()
+    wait_until("no process is left", lambda: not marked(mark), 30)
+    wait_until("Slurm knows of no step", lambda: not steps(site, job), 30)
+
+
+def test_a_host_without_srun_says_so(
+    site: SlurmSite, job: str, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NodeLostError, match=rf"no node of job {job} answers: .*srun"):
+        start_nodes(site, job, mark)
 
 
 def test_a_daemon_that_a_rank_leaves_is_gone_with_the_group(nodes: SrunNodes) -> None:

@@ -194,7 +194,7 @@ class SrunNodes:
                 hellos = {**hellos, **found}
                 losses = {**losses, **lost}
         if not hellos:
-            why = "; ".join(losses.values()) or "the first step started nowhere"
+            why = "; ".join(dict.fromkeys(losses.values()))
             raise NodeLostError(f"no node of job {self.settings.job_id} answers: {why}")
         some = next(iter(hellos.values()))
         self._lost = {node: losses[node] for node in everyone if node not in hellos}
@@ -214,7 +214,7 @@ class SrunNodes:
                 self.end(nodes, group)
             except RanksLeftError as error:  # it never had a rank
                 _LOG.warning("%s", error)
-        return hellos, step.losses
+        return hellos, step.reasons
 
     def _describe(self, node: int, hello: Document) -> Node:
         return Node(
@@ -245,7 +245,10 @@ class SrunNodes:
                 group = running.waiting.popleft()
                 running.launched.add(group)
                 step = running.by_group[group]
-                step.launch(self._srun(group, step.nodes))
+                try:
+                    step.launch(self._srun(group, step.nodes))
+                except OSError as error:  # of this group, whoever's end it is that let it start
+                    step.give_up(f"srun can't be started: {error}")
             if running.waiting:
                 most, waiting = self.settings.max_steps, len(running.waiting)
                 _LOG.info("%d groups wait until fewer than %d steps run", waiting, most)

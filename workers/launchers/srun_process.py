@@ -56,6 +56,9 @@ class SrunProcess:
         name: of the step, one of a kind.
         options: what `srun` is asked for, and the command.
         environment: of the tasks, whole.
+
+    Raises:
+        OSError: there is no `srun` here, or no process can be started.
     """
 
     def __init__(
@@ -69,14 +72,11 @@ class SrunProcess:
             if not variable.startswith(_OTHERS_WISHES)
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the step)
-        self._process = subprocess.Popen(
-            ["srun", f"--jobid={job_id}", f"--job-name={name}", "--export=ALL", *options],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,  # an interrupt of the terminal is ours to handle
-        )
+        try:
+            self._process = self._start(options)
+        except OSError:
+            self._log.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -117,6 +117,17 @@ class SrunProcess:
             self._process.kill()
             self._process.wait()
             self._log.close()
+
+    def _start(self, options: Sequence[str]) -> subprocess.Popen[bytes]:
+        ours = (f"--jobid={self._job_id}", f"--job-name={self._name}", "--export=ALL")
+        return subprocess.Popen(
+            ["srun", *ours, *options],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # an interrupt of the terminal is ours to handle
+        )
 
     def _have_it_cancelled(self, step_id: str | None, *, tasks_are_gone: bool) -> None:
         patience_s = _TAKEN_OFF_THE_BOOKS_WITHIN_S if tasks_are_gone else _GONE_WITHIN_S

@@ -66,7 +66,10 @@ class Step:
         self._process: SrunProcess | None = None
         self._launched_at = 0.0
         self._is_over = False
+        self.reasons: dict[int, str] = {}
+        """Why nodes can't go on, whoever is to blame."""
         self.losses: dict[int, str] = {}
+        """The same of nodes that are to blame themselves."""
 
     @property
     def nodes(self) -> Sequence[int]:
@@ -88,6 +91,14 @@ class Step:
         with self._changed:
             self._process = process
             self._launched_at = time.monotonic()
+            self._changed.notify_all()
+
+    def give_up(self, why: str) -> None:
+        """There is no `srun` for it, and there will be none."""
+        with self._changed:
+            self._is_over = True
+            for node in self._members:
+                self._lose(node, why, to_blame=False)
             self._changed.notify_all()
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
@@ -277,6 +288,7 @@ class Step:
         if member.lost:
             return
         member.lost = True
+        self.reasons[node] = why
         if to_blame:
             self.losses[node] = why
         self._events.append(NodeEvent(node=node, document={"event": "lost", "message": why}))

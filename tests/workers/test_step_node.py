@@ -1,0 +1,205 @@
+"""Steps with a stand-in for `srun`: the nodes' tasks, the lines and the ranks are real, Slurm is not there.
+
+What Slurm itself does is tested in tests/slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_network_cut import Namespace, why_not
+from tests.workers.process_checks import (
+    MARK,
+    RANK_PROGRAMS,
+    is_alive,
+    marked,
+    run_group,
+    wait_until,
+)
+from workers.errors import NodeLostError
+from workers.launchers.srun import SrunNodes, StepSettings
+from workers.step_node import STEP_VARIABLE, living_steps
+
+SRUN = """#!/bin/bash
+# One task for each name of the list, behind $BEFORE_NAME where there is one; fails if one of them does.
+while [[ $1 == --* ]]; do
+  case $1 in --nodelist=*) names=${1#*=};; esac
+  shift
+done
+[ -z "$REFUSAL" ] || { echo "srun: error: $REFUSAL" >&2; exit 1; }
+trap 'kill $(jobs -p)' TERM
+for name in ${names//,/ }; do
+  before=BEFORE_$name
+  SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURMD_NODENAME=$name ${!before} "$@" &
+done
+for task in $(jobs -p); do wait "$task" || code=$?; done
+exit ${code:-0}
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """With the stand-ins first on the path; no process that has it may be left."""
+    for name, text in (("srun", SRUN), ("squeue", "#!/bin/sh\n"), ("scancel", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    mark = uuid.uuid4().hex
+    yield {**os.environ, MARK: mark, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    wait_until("no process is left", lambda: not marked(mark))
+
+
+def start_nodes(environment: dict[str, str], listen_address: str = "127.0.3.100") -> SrunNodes:
+    return SrunNodes(
+        StepSettings(
+            job_id="1",
+            node_names=("n1", "n2"),
+            addresses=("127.0.3.1", "127.0.3.2"),
+            listen_address=listen_address,
+            num_devices=2,
+            environment=environment,
+            rank_entry=RANK_PROGRAMS,
+            connect_within_s=60,
+        )
+    )
+
+
+@pytest.fixture
+def nodes(environment: dict[str, str]) -> Iterator[SrunNodes]:
+    nodes = start_nodes(environment)
+    yield nodes
+    nodes.close()
+
+
+def test_ranks_of_two_nodes_meet_in_a_step(nodes: SrunNodes) -> None:
+    end = run_group(nodes, "meet", num_ranks=4, num_nodes=2)
+    assert end.failure is None, end
+    where = {"address": "127.0.3.1", "port": 4321}
+    assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
+
+
+def test_the_start_of_a_step_is_none_of_its_groups_time(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    nodes = start_nodes(environment)
+    (tmp_path / "late").write_text('#!/bin/sh\nsleep 4\nexec "$@"\n')
+    (tmp_path / "late").chmod(0o755)
+    environment["BEFORE_n1"] = str(tmp_path / "late")
+    end = run_group(nodes, "succeed", num_ranks=1, deadline_s=3.5)
+    nodes.close()
+    assert end.failure is None
+    assert end.duration_s > 4
+
+
+def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
+    ranks: list[int] = []
+
+    def kill_a_zygote(event: dict[str, Any]) -> None:
+        ranks.append(event["pid"])
+        if len(ranks) == 2:
+            mark = nodes.settings.environment[MARK]
+            zygotes = [p for p in marked(mark) if "workers.zygote" in p.cmdline()[:5]]
+            on_n2 = [p for p in zygotes if p.environ()["SLURMD_NODENAME"] == "n2"]
+            for process in on_n2:  # the keepers forked from it go by its name
+                process.kill()
+
+    end = run_group(nodes, "hang", num_ranks=2, num_nodes=2, on_event=kill_a_zygote)
+    assert end.failure is not None
+    assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
+    assert end.failure.message.startswith("node n2 was lost: the zygote is gone: its warden ended")
+    assert not any(map(is_alive, ranks))
+    nodes.recover(1)
+    assert run_group(nodes, "succeed", num_nodes=2).failure is None
+
+
+def test_what_srun_refuses_is_said_and_blames_the_node_that_it_names(
+    environment: dict[str, str],
+) -> None:
+    nodes = start_nodes(environment)
+    environment["REFUSAL"] = "Unable to create step: node n2 is not responding"
+    end = run_group(nodes, "succeed", num_nodes=2)
+    assert end.failure is not None
+    assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
+    assert "node n2 is not responding" in end.failure.message
+    assert list(nodes.lost()) == [1]
+    del environment["REFUSAL"]
+    nodes.recover(1)
+    nodes.close()
+
+
+def test_an_allocation_none_of_whose_nodes_answers_is_refused(environment: dict[str, str]) -> None:
+    environment["REFUSAL"] = "Job has expired"
+    with pytest.raises(NodeLostError, match=r"no node of job 1 answers: .*Job has expired"):
+        start_nodes(environment)
+
+
+def test_the_batch_scripts_wishes_for_tasks_do_not_reach_the_step(
+    environment: dict[str, str],
+) -> None:
+    environment.update(SLURM_GPUS_PER_TASK="1", SLURM_NTASKS="64", SLURM_NETWORK="kept")
+    seen: list[dict[str, str]] = []
+
+    def look(event: dict[str, Any]) -> None:
+        seen.extend(process.environ() for process in marked(environment[MARK]))
+
+    nodes = start_nodes(environment)
+    run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=0.2)
+    nodes.close()
+    assert seen
+    for variables in seen:
+        assert not {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS"} & set(variables)
+        assert variables["SLURM_NETWORK"] == "kept"
+
+
+def test_only_steps_of_the_same_job_and_node_are_found_alive(nodes: SrunNodes) -> None:
+    found: list[list[str]] = []
+
+    def look(_: dict[str, Any]) -> None:
+        here = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+        found.append(living_steps(here))
+        found.append(living_steps({**here, STEP_VARIABLE: found[0][0]}))
+        found.append(living_steps({**here, "SLURM_JOB_ID": "2"}))
+        found.append(living_steps({**here, "SLURMD_NODENAME": "n2"}))
+
+    run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=1)
+    assert len(found[0]) == 1
+    assert found[0][0].startswith("layout-tuner-")
+    assert found[1:] == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_that_is_cut_off_is_lost_and_ends_its_ranks_by_itself(
+    environment: dict[str, str],
+) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    namespace = Namespace()
+    ranks: dict[int, int] = {}
+
+    def cut(event: dict[str, Any]) -> None:
+        ranks[len(ranks)] = event["pid"]
+        if len(ranks) == 2:
+            namespace.cut()
+
+    environment["BEFORE_n2"] = " ".join(namespace.prefix)
+    try:
+        nodes = start_nodes(environment, listen_address=namespace.host)
+        end = run_group(nodes, "hang", num_nodes=2, deadline_s=200, on_event=cut)
+        assert end.failure is not None
+        assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
+        assert "node n2 was lost" in end.failure.message
+        assert end.duration_s < 100
+        wait_until("the ranks on both sides have ended", lambda: not any_alive(ranks), 60)
+        nodes.close()
+    finally:
+        namespace.remove()
+
+
+def any_alive(ranks: dict[int, int]) -> bool:
+    return any(map(is_alive, ranks.values()))
