@@ -54,6 +54,8 @@ _CLUSTER_LOOK_S: Final = 0.25
 _MOST_OF_THE_TIME: Final = 0.05
 """Looking at the members of a cluster of a thousand nodes takes no more of a core than this."""
 
+_GIVE_UP_WITHIN_S: Final = 2.0
+
 _RETRY_S: Final = 10.0
 _CLOSE_WITHIN_S: Final = 10.0
 _AGENT_THREADS: Final = 64
@@ -122,6 +124,9 @@ class Bridge:
         while not self._cluster.has_ended():
             time.sleep(_CLUSTER_LOOK_S)
         self._todo.put(self._give_up)
+        # A call of Ray's that is under way waits for the head for ever, and its thread with it.
+        time.sleep(_GIVE_UP_WITHIN_S)
+        os._exit(1)
 
     def _stop(self) -> None:
         self._open = False
