@@ -1,8 +1,8 @@
 """What lies between probes, and what probes leave behind: service, worker, Ray and ranks, for real.
 
 Run as `make bench-workers`, or `python -m benchmarks.bench_workers --record`: about ten minutes on two
-cores with nothing else on them. `--only` chooses a part, for work on it. `--record` writes the section
-"Workers" of `benchmarks/RESULTS.md`.
+cores with nothing else on them. `--only` chooses a part. `--record` writes a section of
+`benchmarks/RESULTS.md` for each.
 """
 
 from __future__ import annotations
@@ -135,38 +135,46 @@ SCALE: Final = 8
 def main() -> None:
     """Prints, and records, what was asked for."""
     arguments = _arguments()
-    if arguments.record and (arguments.only or arguments.scale != SCALE):
-        refuse("bench-workers", "--record is for all of it; leave --only and --scale away")
+    if arguments.record and arguments.scale != SCALE:
+        refuse("bench-workers", "--record is for the whole of a part; leave --scale away")
     machine = describe_machine("torch", "ray")
     print(machine, end="\n\n", flush=True)
     try:
-        figures = measure(arguments.only or list(PARTS), arguments.scale)
+        for part in arguments.only or PARTS:
+            figures = measure(part, arguments.scale)
+            if arguments.record:
+                record(TITLES[part], _section(part, machine, figures))
     except (MissingMomentsError, WaitedInVainError) as error:
         sys.exit(str(error))
-    if arguments.record:
-        text = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
-        record("Workers", f"`make bench-workers`; {machine}.\n\n{text}\n\n{_NOTES}")
 
 
-def measure(parts: Sequence[str], scale: int) -> list[Figure]:
-    """Measures one part after the other, and prints each as soon as it is known."""
-    figures = []
-    for part in parts:
-        with tempfile.TemporaryDirectory() as folder:
-            for figure in PARTS[part](Path(folder), scale):
-                print(" | ".join(figure.cells()), flush=True)
-                figures.append(figure)
+def measure(part: str, scale: int) -> list[Figure]:
+    """Measures a part, and prints what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = PARTS[part](Path(folder), scale)
+    for figure in figures:
+        print(" | ".join(figure.cells()), flush=True)
     return figures
 
 
-_NOTES: Final = """\
+def _section(part: str, machine: str, figures: Sequence[Figure]) -> str:
+    numbers = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
+    return f"`make bench-workers`; {machine}.\n\n{numbers}\n\n{_NOTES[part]}"
+
+
+TITLES: Final = {"turn-around": "From probe to probe", "faults": "Faults"}
+_NOTES: Final = {
+    "turn-around": """\
 - The service and the worker are the product's own commands on this machine, with Ray and probes of `tiny`; ranks write down \
 when they began, ended an iteration, and were heard last, on one clock
 - From outcome to iteration: the end of a group, its outcome on disk, the next trial's fork, meeting, weights, memory iteration and \
-first iteration. torchrun runs the same probe by the same code, four probes and one torchrun in turns
-- Faults: a rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its \
-deadline, runs out of memory, leaves children, daemons, sessions, threads or shared memory, floods its log; a killed zygote, warden, node \
-agent, raylet and worker: each as often, once an attempt"""
+first iteration. torchrun runs the same probe by the same code, four probes and one torchrun in turns""",
+    "faults": """\
+- The service and the worker are the product's own commands on this machine, with Ray and probes of `tiny`
+- A rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its deadline, \
+runs out of memory, leaves children, daemons, sessions, threads or shared memory, floods its log; a killed zygote, warden, node \
+agent, raylet and worker: each as often, once a trial""",
+}
 
 
 def _arguments() -> argparse.Namespace:

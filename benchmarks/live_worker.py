@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--spool-dir", type=Path, required=True)
     parser.add_argument("--rank-entry", required=True)
+    parser.add_argument("--cluster", type=json.loads, default='"local-cpu"', help="as JSON")
+    parser.add_argument("--ray-address")
+    parser.add_argument("--num-nodes", type=int)
+    parser.add_argument("--time-left", type=float)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -26,10 +31,13 @@ def main() -> None:
         work(
             url=arguments.url,
             token=arguments.token_file.read_text().strip(),
-            described_cluster="local-cpu",
+            described_cluster=arguments.cluster,
             name=arguments.name,
             spool_dir=arguments.spool_dir,
             patience_s=60.0,
+            ray_address=arguments.ray_address,
+            num_nodes=arguments.num_nodes,
+            time_left_s=arguments.time_left,
             rank_entry=arguments.rank_entry,
         )
     except WorkerError as error:

@@ -65,7 +65,7 @@ def test_whatever_is_left_misses_what_is_asked() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_turn_around_is_measured_through_the_whole_product() -> None:
-    figures = measure(["turn-around"], 1)
+    figures = measure("turn-around", 1)
     assert len(figures) == 4
     assert all("s" in figure.measured for figure in figures)
 

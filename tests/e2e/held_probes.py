@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,6 +14,8 @@ from search_spaces.machine import usable_cores
 
 RANK_ENTRY = "benchmarks.recorded_rank:main"
 NUM_RANKS = min(2, usable_cores())
+ON_ALL = Layout(dp=NUM_RANKS)
+"""A rank on every device of this machine that is used."""
 PATIENCE_S = 120.0
 LEASE_PATIENCE_S = 60.0
 """A lease of the service runs out in 15 s."""
@@ -21,22 +24,22 @@ LEASE_PATIENCE_S = 60.0
 class HeldProbes:
     """Adds probes to a service, and lets them go."""
 
-    def __init__(self, service: LiveService) -> None:
-        self.service = service
+    def __init__(self, service: LiveService, cluster: Any = "local-cpu") -> None:
+        self.service, self._cluster = service, cluster
         self._folder = service.folder / "faults"
         self._folder.mkdir()
         service.environment[FOLDER] = str(self._folder)
 
-    def add(self, seed: int = 0, deadline: str = "120s") -> int:
-        """A 2-rank probe; what befalls it follows from its seed."""
+    def add(self, seed: int = 0, deadline: str = "120s", layout: Layout = ON_ALL) -> int:
+        """A probe, of as many ranks as this machine has devices; what befalls it follows from its seed."""
         probe = {"warmup": 2, "iterations": 2, "deadline": deadline}
-        return self.service.add(Layout(dp=NUM_RANKS), seed=seed, probe=probe)
+        return self.service.add(layout, seed=seed, probe=probe, cluster=self._cluster)
 
-    def hold(self) -> int:
+    def hold(self, layout: Layout = ON_ALL) -> int:
         """A probe that stays in its second iteration; returns once it is there."""
         self._struck(HELD_SEED).unlink(missing_ok=True)
         (self._folder / LET_GO).unlink(missing_ok=True)
-        trial = self.add(HELD_SEED)
+        trial = self.add(HELD_SEED, layout=layout)
         self.wait_until_struck(HELD_SEED)
         wait_until("it has said so", lambda: self.service.trial(trial).trial.iterations_done, 30)
         return trial
