@@ -56,6 +56,13 @@ class _Machine:
         """Whether probes side by side on a node disturb each other."""
         return "cpu" in self.cluster.device.lower()
 
+    @property
+    def drain_s(self) -> float:
+        """Seconds before the end of the allocation by which no probe may run any more."""
+        if self.site is None or self.allocation is None:
+            return _DRAIN_S
+        return self.site.drain_s
+
     def shares_nodes(self, wish: bool | None) -> bool:
         """Whether probes smaller than a node run side by side: the user says, else the site."""
         if wish is not None:
@@ -73,10 +80,7 @@ class _Machine:
         if self.launcher == "srun":
             from workers.launchers.srun_launcher import srun_launcher
 
-            if self.allocation is None:
-                raise AllocationMissingError(
-                    "the srun launcher works inside a Slurm job; use another --launcher here"
-                )
+            assert self.allocation is not None, "it was refused at the start"
             return srun_launcher(
                 self.cluster, self.site, self.allocation, rank_entry=self.rank_entry
             )
@@ -130,30 +134,14 @@ def work(
         WorkerError: the worker can't start, or can't go on.
         SearchSpaceError: the cluster is unknown or impossible here.
     """
-    site = site_of(described_cluster)
-    cluster, warning = resolve_cluster(cluster_part(described_cluster))
-    if warning is not None:
-        _LOG.warning(warning)
-    spans_nodes = launcher == "srun" or ray_address is not None
-    allocation = current_allocation(os.environ) if spans_nodes else None
-    if num_nodes is None:
-        num_nodes = 1 if allocation is None else len(allocation.node_names)
-    machine = _Machine(
-        cluster=cluster,
-        site=site,
-        allocation=allocation,
-        num_nodes=num_nodes,
-        launcher=launcher,
-        ray_address=ray_address,
-        rank_entry=rank_entry,
-    )
+    machine = _machine(described_cluster, launcher, ray_address, num_nodes, rank_entry)
     options = SchedulerOptions(
         share_nodes=machine.shares_nodes(share_nodes),
-        drain_s=_DRAIN_S if site is None or allocation is None else site.drain_s,
+        drain_s=machine.drain_s,
         devices_are_cores=machine.devices_are_cores,
         end_when_idle_s=end_when_idle_s,
     )
-    look_up_end = _end_of(allocation, time_left_s)
+    look_up_end = _end_of(machine.allocation, time_left_s)
     identity = _identity(machine, name, options, None if look_up_end is None else look_up_end())
     drain = Drain()
     drain.listen()
@@ -173,6 +161,37 @@ def work(
             check=_checked if rank_entry == RANK_ENTRY else None,
         )
         worker.run(patience_s=patience_s)
+
+
+def _machine(
+    described: str | Mapping[str, Any],
+    launcher: LauncherName,
+    ray_address: str | None,
+    num_nodes: int | None,
+    rank_entry: str,
+) -> _Machine:
+    """What the worker runs on, from what the user and the environment say."""
+    cluster, warning = resolve_cluster(cluster_part(described))
+    if warning is not None:
+        _LOG.warning(warning)
+    spans_nodes = launcher == "srun" or ray_address is not None
+    allocation = current_allocation(os.environ) if spans_nodes else None
+    if launcher == "srun" and allocation is None:
+        raise AllocationMissingError(
+            "launcher=srun works inside a Slurm job, and SLURM_JOB_ID is not set here; take another "
+            "launcher: local, ray"
+        )
+    if num_nodes is None:
+        num_nodes = 1 if allocation is None else len(allocation.node_names)
+    return _Machine(
+        cluster=cluster,
+        site=site_of(described),
+        allocation=allocation,
+        num_nodes=num_nodes,
+        launcher=launcher,
+        ray_address=ray_address,
+        rank_entry=rank_entry,
+    )
 
 
 def _checked(

@@ -20,7 +20,7 @@ from workers.node_roster import NodeRoster
 from workers.outbox import Outbox
 from workers.packing.packer import Packer
 from workers.posting import Posting
-from workers.protocol import WorkerIdentity
+from workers.protocol import Registration, WorkerIdentity
 from workers.scheduler import Scheduler, SchedulerOptions
 from workers.service_http import patiently
 from workers.worker_events import DrainAsked, Events
@@ -107,28 +107,7 @@ class Worker:
         leasing = Leasing(self._client, self._identity, registration.worker_id, self._events)
         end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
         try:
-            launcher = self._start_launcher()
-            try:
-                packer = Packer(share_nodes=self._options.share_nodes)
-                scheduler = Scheduler(
-                    launcher=launcher,
-                    packer=packer,
-                    roster=NodeRoster(
-                        launcher,
-                        packer,
-                        self._events,
-                        check=None if self._check is None else partial(self._check, launcher),
-                        cpu=self._options.devices_are_cores,
-                    ),
-                    leasing=leasing,
-                    posting=posting,
-                    events=self._events,
-                    registration=registration,
-                    options=self._options,
-                )
-                self._serve(scheduler, heartbeat)
-            finally:
-                launcher.close()
+            self._work(registration, heartbeat, posting, leasing)
         finally:
             if end is not None:
                 end.close()
@@ -138,6 +117,34 @@ class Worker:
             leasing.close(_REGISTER_WITHIN_S if is_registering else 0)
             self._unregister(leasing.worker_id)
             leasing.close(_LEAVE_LEASING_WITHIN_S)  # its long poll ends with the session
+
+    def _work(
+        self, registration: Registration, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
+    ) -> None:
+        launcher = self._start_launcher()
+        packer = Packer(share_nodes=self._options.share_nodes)
+        roster = NodeRoster(
+            launcher,
+            packer,
+            self._events,
+            check=None if self._check is None else partial(self._check, launcher),
+            cpu=self._options.devices_are_cores,
+        )
+        try:
+            scheduler = Scheduler(
+                launcher=launcher,
+                packer=packer,
+                roster=roster,
+                leasing=leasing,
+                posting=posting,
+                events=self._events,
+                registration=registration,
+                options=self._options,
+            )
+            self._serve(scheduler, heartbeat)
+        finally:
+            roster.close()
+            launcher.close()
 
     def _serve(self, scheduler: Scheduler, heartbeat: Heartbeat) -> None:
         _LOG.info("ready: waiting for trials on cluster %s", self._identity.cluster)

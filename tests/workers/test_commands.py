@@ -270,6 +270,14 @@ def test_a_worker_without_its_token_file_says_so(tmp_path: Path) -> None:
     assert ended.stderr == f"error: {sentence}\n"
 
 
+def test_a_worker_that_shall_start_steps_outside_of_slurm_says_so(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    command = ["--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "token")]
+    ended = CliRunner(env={"SLURM_JOB_ID": None}).invoke(worker, [*command, "--launcher", "srun"])
+    assert ended.exit_code == 1
+    assert ended.stderr.startswith("error: launcher=srun works inside a Slurm job")
+
+
 def test_help_imports_neither_torch_nor_ray() -> None:
     program = (
         "import sys, workers.commands; "

@@ -1,0 +1,138 @@
+"""The worker as a process over two Ray nodes of this machine, each with an address of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.layout import Layout
+from search_spaces.outcome import ProbeRequest
+from search_spaces.presets.models import model_preset
+from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
+from tests.workers.test_worker import node_states
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = "{preset: local-cpu, name: two-nodes, devices_per_node: 2}"
+
+
+def make_request(num_devices: int, num_nodes: int = 1, iterations: int = 2) -> dict[str, Any]:
+    layout = Layout(num_nodes=num_nodes, dp=num_devices)
+    request = ProbeRequest(model=model_preset("tiny"), layout=layout, iterations=iterations)
+    return request.to_mapping()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Sequence[RayNodeProcess]]:
+    processes = make_nodes("127.0.1.51", "127.0.1.52")
+    for process in processes:
+        process.start()
+    yield processes
+    for process in processes:
+        process.end()
+
+
+@contextmanager
+def working(
+    service: FakeService, nodes: Sequence[RayNodeProcess], tmp_path: Path, *options: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A worker over the nodes; whatever it leaves behind fails the test."""
+    mark = uuid.uuid4().hex
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    program = "from workers.commands import worker; worker()"
+    with (tmp_path / "worker.log").open("w") as log:
+        worker = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-c", program, "--url", service.url),
+                *("--token-file", str(tmp_path / "token"), "--spool-dir", str(tmp_path / "spool")),
+                *("--cluster", str(tmp_path / "cluster.yaml"), "--share-nodes"),
+                *("--ray-address", nodes[0].head, "--nodes", "2", *options),
+            ],
+            env={
+                **os.environ,
+                MARK: mark,
+                "PYTHONPATH": str(ROOT),
+                "RAY_AUTH_TOKEN": nodes[0].token,
+            },
+            stderr=log,
+            text=True,
+        )
+        try:
+            yield worker
+            wait_until("no process of the worker is left", lambda: not marked(mark), 30)
+        except BaseException as error:
+            error.add_note((tmp_path / "worker.log").read_text()[-6000:])
+            raise
+        finally:
+            for process in marked(mark):
+                process.kill()
+            worker.wait()
+
+
+def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
+    nodes: Sequence[RayNodeProcess], tmp_path: Path
+) -> None:
+    sizes = {1: (1, 1), 2: (1, 1), 3: (2, 2), 4: (2, 1)}
+    with serve(FakeService()) as service:
+        for trial_id, (num_devices, num_nodes) in sizes.items():
+            service.add_trial(trial_id, make_request(num_devices, num_nodes))
+        options = ("--end-when-idle", "3", "--time-left", "3600")
+        with working(service, nodes, tmp_path, *options) as worker:
+            assert worker.wait(3 * PATIENCE_S) == 0
+        outcomes = {body["trial_id"]: body for body in service.outcomes}
+        assert {i: body["outcome"]["state"] for i, body in outcomes.items()} == dict.fromkeys(
+            sizes, "completed"
+        )
+        assert {i: body["nodes_held"] for i, body in outcomes.items()} == {
+            1: 0.5,
+            2: 0.5,
+            3: 2,
+            4: 1,
+        }
+        assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
+        assert service.unregistered == ["session-1"]
+        status = service.heartbeats[-1]["status"]
+        assert {node["health"]["num_devices_seen"] for node in status["nodes"]} == {2}
+        assert 0 < status["ends_in_s"] < 3600
+
+
+def test_a_probe_whose_node_dies_is_run_again_on_another(
+    nodes: Sequence[RayNodeProcess], tmp_path: Path
+) -> None:
+    with serve(FakeService()) as service:
+        for trial_id in (1, 2):
+            service.add_trial(trial_id, make_request(2, iterations=100_000))
+
+        def doing() -> dict[str, str]:
+            bodies = service.heartbeats[-1:]
+            return {n["name"]: n["doing"] for body in bodies for n in body["status"]["nodes"]}
+
+        def are_iterating() -> bool:
+            beats = [beat for body in service.heartbeats[-1:] for beat in body["trials"]]
+            return [beat["phase"] for beat in beats] == ["iterating", "iterating"]
+
+        with working(service, nodes, tmp_path) as worker:
+            wait_until("both are at their iterations", are_iterating, 2 * PATIENCE_S)
+            of_lost, of_other = doing()["n1"], doing()["n0"]
+            os.kill(nodes[1].pid_of("raylet"), signal.SIGKILL)
+            wait_until("it is lost", lambda: doing()["n1"] == "", PATIENCE_S)
+            service.stop = [int(of_other.split()[1])]
+            wait_until("it runs on the other", lambda: doing()["n0"] == of_lost, PATIENCE_S)
+            wait_until("n1 is back", lambda: node_states(service)["n1"] == "idle", 2 * PATIENCE_S)
+            worker.terminate()
+            assert worker.wait(60) == 0
+        assert [body["outcome"]["state"] for body in service.outcomes] == ["cancelled"]
+        assert service.unregistered == ["session-1"]
