@@ -108,6 +108,8 @@ class Worker:
         end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
         try:
             self._work(registration, heartbeat, posting, leasing)
+        except DrainRequested:
+            _LOG.info("ending: asked to, before anything ran")
         finally:
             if end is not None:
                 end.close()
@@ -121,7 +123,8 @@ class Worker:
     def _work(
         self, registration: Registration, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
     ) -> None:
-        launcher = self._start_launcher()
+        with self._drain.waiting():  # for the nodes of an allocation, perhaps for minutes
+            launcher = self._start_launcher()
         packer = Packer(share_nodes=self._options.share_nodes)
         roster = NodeRoster(
             launcher,

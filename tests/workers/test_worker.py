@@ -29,7 +29,7 @@ from workers.errors import (
     TokenRefusedError,
     WorkerSupersededError,
 )
-from workers.launchers.base import Cancelled, OnEvent
+from workers.launchers.base import Cancelled, Launcher, OnEvent
 from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
 from workers.protocol import OutcomeReport
@@ -168,6 +168,34 @@ def test_a_worker_that_waits_for_work_ends_at_once(service: FakeService, tmp_pat
     started = time.monotonic()
     work(service, tmp_path, fail, until=lambda: len(service.heartbeats) > 1)
     assert time.monotonic() - started < 3
+    assert service.unregistered == ["session-1"]
+
+
+def test_a_worker_whose_nodes_do_not_come_up_ends_at_once(
+    service: FakeService, tmp_path: Path
+) -> None:
+    begun = threading.Event()
+
+    def wait_for_nodes() -> Launcher:
+        begun.set()
+        time.sleep(60)
+        raise AssertionError("nobody has asked it to end")
+
+    started = time.monotonic()
+    drain = Drain()
+    with LeaseClient(service.url, TOKEN) as client, Spool(tmp_path) as spool:
+        worker = Worker(
+            client=client,
+            identity=IDENTITY,
+            start_launcher=wait_for_nodes,
+            outbox=Outbox(client, spool),
+            drain=drain,
+            options=ONE_NODE,
+        )
+        with end_when(begun.is_set):
+            drain.listen()
+            worker.run(patience_s=5.0)
+    assert time.monotonic() - started < 30
     assert service.unregistered == ["session-1"]
 
 
