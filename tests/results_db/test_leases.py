@@ -13,6 +13,7 @@ from search_spaces.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
+    failed,
     lease_one,
     make_campaign,
     make_worker,
@@ -225,6 +226,19 @@ def test_a_waiting_trial_is_too_large_when_no_worker_that_is_there_can_run_it(
     assert store.count_too_large(campaign) == 2
     store.drain_worker(large.id)
     assert (store.count_too_large(campaign), store.count_too_large(other)) == (2, 1)
+
+
+def test_open_trials_say_what_they_need(store: Store) -> None:
+    campaign, worker = make_campaign(store), make_worker(store, num_nodes=2)
+    for layout in (Layout(dp=4), Layout(num_nodes=2, dp=16), Layout(dp=2)):
+        store.add_trial(campaign, layout)
+    lease_one(store, worker.id)
+    assert [
+        (size.num_nodes, size.num_devices, size.is_waiting)
+        for size in store.open_trial_sizes(campaign)
+    ] == [(1, 4, False), (2, 16, True), (1, 2, True)]
+    store.post_outcome(1, 1, failed("crashed"))
+    assert len(store.open_trial_sizes(campaign)) == 2
 
 
 def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
