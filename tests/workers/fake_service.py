@@ -123,6 +123,7 @@ def serve(service: FakeService, port: int = 0) -> Iterator[FakeService]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # header and body are written apart
 
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
