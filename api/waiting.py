@@ -57,7 +57,16 @@ def _too_large(trial: WaitingTrial, allocation: AllocationRecord) -> str | None:
     needs = f"it needs {_count(trial.num_nodes, 'node')}"
     if trial.num_nodes > worker.num_nodes:
         return f"{needs}, and there are {worker.num_nodes} here"
-    return f"{needs}, and {worker.num_nodes - nodes} of the {worker.num_nodes} are lost or in quarantine"
+    missing = f"{worker.num_nodes - nodes} of the {worker.num_nodes} here are lost or in quarantine"
+    return f"{needs}, and {missing}{_way_out(allocation)}"
+
+
+def _way_out(allocation: AllocationRecord) -> str:
+    """What a user may do where a node is in quarantine."""
+    for node in allocation.nodes:
+        if node.state == "quarantined":
+            return f" ({node.name}: {node.reason}); `layout-tuner allocation release` ends that"
+    return ""
 
 
 def _too_late(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:

@@ -148,7 +148,8 @@ def test_a_campaign_whose_leased_trials_all_wait_says_for_what(api: Api, campaig
             Layout(num_nodes=2, dp=2),
             (node("n1"), node("n2", "quarantined", reason="slow")),
             {},
-            "it needs 2 nodes, and 1 of the 2 are lost or in quarantine",
+            "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine (n2: slow); "
+            "`layout-tuner allocation release` ends that",
         ),
         (Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
         (Layout(), (), {"state": "draining"}, "the allocation drains: it takes no more trials"),
