@@ -210,6 +210,59 @@ def test_a_trial_that_needs_lost_nodes_is_not_asked_for(
     assert service.asks[0]["room"] == {"nodes": 1, "devices": 2}
 
 
+def test_a_trial_whose_nodes_do_not_come_back_is_given_back(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.trial_book._GIVE_BACK_AFTER_S", 0.3)
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(4, num_nodes=2))
+    launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2, 2))
+    launcher.recover_errors = ["not yet"] * 100
+
+    def watch() -> bool:
+        if set(latest_beats(service)) == {1, 2}:
+            launcher.losses[1] = "its raylet was killed"
+        return bool(service.outcomes)
+
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    outcome = posted(service)[2]
+    assert outcome["state"] == "cancelled"
+    assert "needs more nodes than are usable: 1 of 2; n1 is" in outcome["message"]
+
+
+def test_a_failure_counts_when_the_other_node_is_lost_before_it_is_seen_there(
+    service: FakeService, tmp_path: Path
+) -> None:
+    def crash_on_n0(
+        request: ProbeRequest, shares: Placement, on_event: OnEvent, cancelled: Cancelled
+    ) -> Outcome:
+        if shares[0].node == 0:
+            wait_until("the other node is busy", lambda: len(launcher.running) == 2, 20)
+            return Outcome(
+                state="failed", reason="crashed", message="boom", node="n0", duration_s=1.0
+            )
+        return completed_when(lambda: False)(request, shares, on_event, cancelled)
+
+    service.add_trial(1, make_request(2))
+    service.add_trial(2, make_request(2))
+    launcher = FakeLauncher(placed=crash_on_n0, sizes=(2, 2))
+    launcher.recover_errors = ["not yet"] * 100
+
+    def watch() -> bool:
+        beats = latest_beats(service)
+        if any(beat["phase"] == "waiting" for beat in beats.values()):
+            launcher.losses[1] = "its raylet was killed"
+        return bool(service.outcomes)
+
+    work(service, tmp_path, launcher, until=watch, options=SHARED)
+    (outcome,) = posted(service).values()
+    assert (outcome["reason"], outcome["message"], outcome["duration_s"]) == (
+        "crashed",
+        "boom",
+        1.0,
+    )
+
+
 def test_a_failure_is_seen_on_another_node_before_it_counts(
     service: FakeService, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ def make_request(iterations: int) -> dict[str, object]:
 
 @contextmanager
 def running_worker(
-    service: FakeService, tmp_path: Path, mark: str, token: str = TOKEN
+    service: FakeService, tmp_path: Path, mark: str, *options: str, token: str = TOKEN
 ) -> Iterator[subprocess.Popen[str]]:
     """A worker process; whatever it leaves behind fails the test."""
     token_file = tmp_path / "token"
@@ -45,6 +45,7 @@ def running_worker(
             [
                 *(sys.executable, "-c", program, "--url", service.url),
                 *("--token-file", str(token_file), "--spool-dir", str(tmp_path / "spool")),
+                *options,
             ],
             env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)},
             stderr=log,
@@ -82,6 +83,31 @@ def test_a_worker_runs_trials_and_drains_on_sigterm(service: FakeService, tmp_pa
         assert worker.wait(15) == 0
     assert service.unregistered == ["session-1"]
     assert [outcome["trial_id"] for outcome in service.outcomes] == [1]
+
+
+def test_a_worker_ends_by_itself_in_time_before_its_allocation_does(
+    service: FakeService, tmp_path: Path
+) -> None:
+    options = ("--launcher", "local", "--time-left", "32")
+    with running_worker(service, tmp_path, uuid.uuid4().hex, *options) as worker:
+        assert worker.wait(60) == 0
+    assert service.unregistered == ["session-1"]
+    allocation = service.registrations[0]["allocation"]
+    assert (allocation["scheduler"], allocation["launcher"]) == ("none", "local")
+    assert 0 < allocation["ends_in_s"] <= 32
+    assert "the allocation's time is over" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_runs_trials_by_this_machines_zygote_alone(
+    service: FakeService, tmp_path: Path
+) -> None:
+    for trial_id in (1, 2, 3):
+        service.add_trial(trial_id, make_request(2))
+    options = ("--launcher", "local", "--end-when-idle", "1")
+    with running_worker(service, tmp_path, uuid.uuid4().hex, *options) as worker:
+        assert worker.wait(100) == 0
+    states = {body["trial_id"]: body["outcome"]["state"] for body in service.outcomes}
+    assert states == dict.fromkeys((1, 2, 3), "completed")
 
 
 def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
