@@ -57,10 +57,8 @@ class _Keeper:
     line: JsonLines
     kill_at: float | None = None
     """When it should have ended its group, on the monotonic clock; None: nobody has asked."""
-    has_ended_group: bool = False
-    """Whether it said its last word."""
-    left_some: bool = True
-    """Whether something may be left below it."""
+    ended: Document | None = None
+    """Its last word, which is passed on when it has been reaped: then nothing of the group is left."""
 
 
 class Zygote:
@@ -177,8 +175,7 @@ class Zygote:
 
     def _pass_on(self, keeper: _Keeper, documents: list[Document]) -> None:
         if documents and documents[-1]["event"] == "ended":
-            keeper.has_ended_group, keeper.kill_at = True, None
-            keeper.left_some = documents[-1]["left"] is not None
+            keeper.ended = documents.pop()
         if documents:
             self._send(*documents)
 
@@ -189,22 +186,23 @@ class Zygote:
         """Forgets a keeper; one that had not ended its group has lost it."""
         keeper = next((one for one in self._keepers.values() if one.pid == pid), None)
         if keeper is None:
-            return
+            return None
         self._pass_on(keeper, keeper.line.read_rest())
         del self._keepers[keeper.group]
         for fd in (keeper.line.socket.fileno(), keeper.pidfd):
             self._readers.remove(fd)
         keeper.line.close()
         os.close(keeper.pidfd)
-        if keeper.left_some:
+        if keeper.ended is None or keeper.ended["left"] is not None:
             self._orphans.look()
-        if keeper.has_ended_group:
-            return
+        if keeper.ended is not None:
+            return self._send(keeper.ended)
         code = os.waitstatus_to_exitcode(status)
         message = f"the keeper of the group's ranks ended with exit code {code}"
         self._send({"event": "group_lost", "group": keeper.group, "message": message})
         if keeper.kill_at is not None:
             self._ends_asked.add(keeper.group)
+        return None
 
     def _kill_hung_keepers(self) -> None:
         for keeper in self._keepers.values():

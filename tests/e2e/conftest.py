@@ -54,6 +54,15 @@ def _module_and_command(process: psutil.Process) -> list[str]:
     return words[words.index("-m") + 1 :][:2] if "-m" in words else []
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    """The living children; none of a process that has just ended."""
+    try:
+        children = process.children()
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Service:
     """A service on a data directory; can be killed and started again."""
 
@@ -129,13 +138,10 @@ class Service:
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        """The living ranks: children of the zygotes."""
+        """The living ranks: children of the zygotes' keepers."""
         zygotes = [p for p in self.processes() if _module_and_command(p)[:1] == ["workers.zygote"]]
         return [
-            rank
-            for zygote in zygotes
-            for rank in zygote.children()
-            if rank.status() != psutil.STATUS_ZOMBIE
+            rank for zygote in zygotes for keeper in _children(zygote) for rank in _children(keeper)
         ]
 
     def logs(self) -> str:

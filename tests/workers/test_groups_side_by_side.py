@@ -77,7 +77,7 @@ def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide) -> None:
     assert set(tails) == {0, 1}
     assert not is_alive(daemon)
     assert not is_alive(rank)
-    wait_until("the keeper is gone", lambda: descendants_of_zygote(node) == of_the_other)
+    assert descendants_of_zygote(node) == of_the_other
     node.ranks.tell(other, {"go": "on"})
     assert node.report(other, "result")["told"] == {"go": "on"}
     node.ranks.end(other)
@@ -293,7 +293,7 @@ def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(
         ended = list(pool.map(run, kinds))
     assert ended == [(kind, reasons[kind]) for kind in kinds]
     zygote = psutil.Process(nodes.ranks.pids["zygote"])
-    wait_until("only the zygote is left", lambda: not zygote.children())
+    assert not zygote.children()
     assert zygote.num_fds() <= 6  # its standard ones, the agent's, the warden's
     nodes.close()
     wait_until("no process is left", lambda: not marked(mark))
