@@ -280,7 +280,7 @@ def test_processes_of_an_ended_step_keep_a_lost_node_from_being_used(
 
 
 def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
-    site: SlurmSite, nodes: SrunNodes
+    site: SlurmSite, nodes: SrunNodes, job: str, mark: str
 ) -> None:
     shares = (Share(node=2, devices=(0,)), Share(node=3, devices=(0,)))
     ranks: list[int] = []
@@ -300,8 +300,12 @@ def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
         nodes.recover(3)
     others = (Share(node=1, devices=(0,)), Share(node=2, devices=(0,)))
     of_the_others = run_group(nodes, "succeed", shares=others, num_nodes=2)
+    of_another_launcher = start_nodes(site, job, mark)
+    lost_from_the_start = of_another_launcher.lost()
+    of_another_launcher.close()
     site.return_node("n4")
     assert of_the_others.failure is None
+    assert list(lost_from_the_start) == [3]
 
 
 def test_scancel_of_the_whole_job_ends_the_group_and_every_process(

@@ -24,6 +24,7 @@ from tests.workers.process_checks import (
 )
 from workers.errors import NodeLostError
 from workers.launchers.srun import SrunNodes, StepSettings
+from workers.packing.shares import Share
 from workers.step_node import STEP_VARIABLE, living_steps
 
 SRUN = """#!/bin/bash
@@ -32,6 +33,7 @@ while [[ $1 == --* ]]; do
   case $1 in --nodelist=*) names=${1#*=};; esac
   shift
 done
+case $names in *$REFUSED_NODE*) [ -z "$REFUSED_NODE" ] || exit 1;; esac
 [ -z "$REFUSAL" ] || { echo "srun: error: $REFUSAL" >&2; exit 1; }
 trap 'kill $(jobs -p)' TERM
 for name in ${names//,/ }; do
@@ -54,12 +56,14 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     wait_until("no process is left", lambda: not marked(mark))
 
 
-def start_nodes(environment: dict[str, str], listen_address: str = "127.0.3.100") -> SrunNodes:
+def start_nodes(
+    environment: dict[str, str], listen_address: str = "127.0.3.100", num_nodes: int = 2
+) -> SrunNodes:
     return SrunNodes(
         StepSettings(
             job_id="1",
-            node_names=("n1", "n2"),
-            addresses=("127.0.3.1", "127.0.3.2"),
+            node_names=tuple(f"n{number}" for number in range(1, num_nodes + 1)),
+            addresses=tuple(f"127.0.3.{number}" for number in range(1, num_nodes + 1)),
             listen_address=listen_address,
             num_devices=2,
             environment=environment,
@@ -136,6 +140,16 @@ def test_an_allocation_none_of_whose_nodes_answers_is_refused(environment: dict[
     environment["REFUSAL"] = "Job has expired"
     with pytest.raises(NodeLostError, match=r"no node of job 1 answers: .*Job has expired"):
         start_nodes(environment)
+
+
+def test_one_node_that_is_down_at_the_start_is_lost_alone(environment: dict[str, str]) -> None:
+    environment["REFUSED_NODE"] = "n4"
+    nodes = start_nodes(environment, num_nodes=5)
+    assert list(nodes.lost()) == [3]
+    assert nodes.lost()[3].startswith("node n4 did not call in: the step's srun ended with exit")
+    shares = tuple(Share(node=node, devices=(0,)) for node in (0, 1, 2, 4))
+    assert run_group(nodes, "succeed", shares=shares, num_ranks=4, num_nodes=4).failure is None
+    nodes.close()
 
 
 def test_the_batch_scripts_wishes_for_tasks_do_not_reach_the_step(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class StepSettings:
     """Steps at once; more wait for their turn."""
     connect_within_s: float = 120.0
     """How long a node may take from the start of its step to its call."""
+    meet_within_s: float = 180.0
+    """How long nodes that do not answer together are asked apart, at the start."""
     rank_entry: str = RANK_ENTRY
     """"module:function" that a rank runs."""
 
@@ -182,17 +185,10 @@ class SrunNodes:
         self.lines.close()
 
     def _meet_all(self) -> list[Node]:
-        """What the nodes are, as a first small step tells.
-
-        One that fails to run on all at once says little: who is missing is then asked alone.
-        """
+        """What the nodes are, as a first small step tells."""
         everyone = range(len(self.settings.node_names))
-        hellos, losses = self._meet(everyone)
-        for node in everyone:
-            if node not in hellos:
-                found, lost = self._meet([node])
-                hellos = {**hellos, **found}
-                losses = {**losses, **lost}
+        give_up_at = time.monotonic() + self.settings.meet_within_s
+        hellos, losses = self._meet_in_parts(everyone, give_up_at)
         if not hellos:
             why = "; ".join(dict.fromkeys(losses.values()))
             raise NodeLostError(f"no node of job {self.settings.job_id} answers: {why}")
@@ -201,6 +197,22 @@ class SrunNodes:
         for why in self._lost.values():
             _LOG.warning("%s", why)
         return [self._describe(node, hellos.get(node, some)) for node in everyone]
+
+    def _meet_in_parts(
+        self, nodes: Sequence[int], give_up_at: float
+    ) -> tuple[dict[int, Document], dict[int, str]]:
+        """Meets nodes; Slurm refuses a step for one that is down, so the others are looked for."""
+        hellos, losses = self._meet(nodes)
+        if hellos or len(nodes) == 1 or time.monotonic() > give_up_at:
+            return dict(hellos), dict(losses)
+        found: dict[int, Document] = {}
+        lost: dict[int, str] = {}
+        half = len(nodes) // 2
+        for part in (nodes[:half], nodes[half:]):
+            of_part, lost_of_part = self._meet_in_parts(part, give_up_at)
+            found.update(of_part)
+            lost.update(lost_of_part)
+        return found, lost
 
     def _meet(self, nodes: Sequence[int]) -> tuple[Mapping[int, Document], Mapping[int, str]]:
         """What some nodes say of themselves, and why others don't."""
