@@ -70,23 +70,26 @@ unpack_environment() {
   export PATH="$job_dir/environment/bin:$PATH"
 }
 
-# Where others reach the node of name $1 and position $2.
+# Where others reach the node of name $1 and position $2: Ray knows nodes by numbers, not by names.
 address_of() {
-  local address=${node_address//'{name}'/$1}
-  printf '%s' "${address//'{index}'/$2}"
+  local address=${node_address//'{name}'/$1} found
+  address=${address//'{index}'/$2}
+  found=$(getent ahostsv4 "$address") || give_up "$address (a node, by the site's node_address) has no address"
+  printf '%s' "${found%% *}"
 }
 
 # One step, one task a node: each brings up Ray there, and again when it breaks.
 start_ray() {
   local head
-  head="$(address_of "${node_names[0]}" 0):$((20000 + SLURM_JOB_ID % 10000))"
+  head="$(address_of "${node_names[0]}" 0)" || exit 1
+  head+=":$((20000 + SLURM_JOB_ID % 10000))"
   RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+  export -f say give_up address_of
   # shellcheck disable=SC2016 # the nodes expand it
-  srun "${one_a_node[@]}" --job-name=layout-tuner-ray --no-kill --wait=0 bash -c '
-    address=${1//"{name}"/$SLURMD_NODENAME}
-    exec "$2" -P -m workers.ray_node --head "$3" --address "${address//"{index}"/$SLURM_NODEID}"
-    ' ray-node "$node_address" "$python" "$head" &
+  node_address="$node_address" srun "${one_a_node[@]}" --job-name=layout-tuner-ray --no-kill --wait=0 bash -c '
+    address=$(address_of "$SLURMD_NODENAME" "$SLURM_NODEID") || exit 1
+    exec "$1" -P -m workers.ray_node --head "$2" --address "$address"' ray-node "$python" "$head" &
   ray_step=$!
   worker_options+=(--ray-address "$head")
 }

@@ -24,7 +24,7 @@ NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:,-]{0,127}")
 _LOG: Final = re.compile(r"[A-Za-z0-9/._%@+:,=-]{1,500}")
 _LEAST_WORK_S: Final = 60.0
-"""An allocation without a minute of work before its drain is a mistake."""
+"""An allocation with less than a minute before its drain is a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,16 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from typing import Final
 
 from workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment
+from workers.slurm.site import Site
 from workers.slurm.walltime import slurm_time
 
-_ESCAPED = re.compile(r'[\\"`]|\$(?![A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_]*\})')
+_EARLY_S: Final = 60.0
+_LEAST_S: Final = 30.0
+"""What the script needs after the signal to end its steps and to remove its directories."""
+_ESCAPED: Final = re.compile(r'[\\"`]|\$(?![A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_]*\})')
 
 
 def render(request: AllocationRequest) -> str:
@@ -33,7 +38,6 @@ def render(request: AllocationRequest) -> str:
 def sbatch_options(request: AllocationRequest) -> list[str]:
     """Options of the job, in order: of two of a kind Slurm takes the later."""
     site = request.site
-    drain_s = int(site.drain_s)
     options = [
         f"--job-name={request.job_name}",
         f"--comment={comment(request.cluster.name)}",
@@ -43,13 +47,22 @@ def sbatch_options(request: AllocationRequest) -> list[str]:
         "--exclusive",
         "--no-requeue",
         "--no-kill",  # a lost node is the worker's business
-        f"--signal=B:TERM@{drain_s}",
+        f"--signal=B:TERM@{_signal_s(site)}",
         *site.devices_options(request.cluster),
         *site.sbatch,
     ]
     given = {name: getattr(request, name) for name in NAMED_OPTIONS}
     named = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return [*options, *named, *request.sbatch_options]
+
+
+def _signal_s(site: Site) -> int:
+    """Seconds before the end at which Slurm shall tell the script.
+
+    Slurm may be a minute early. The worker knows the end by itself, and stops in order before it: the
+    signal is for one that has not, and must not come sooner than that.
+    """
+    return int(max(site.drain_s - _EARLY_S, min(site.drain_s, _LEAST_S)))
 
 
 def expandable(text: str) -> str:

@@ -72,7 +72,7 @@ class Site:
     """How probes are started where nobody says: "ray" or "srun"."""
     share_nodes: bool | None = None
     """Whether small probes run side by side on a node; None: unless its devices are CPU cores."""
-    drain_s: float = 60.0
+    drain_s: float = 90.0
     """Seconds before the end at which the worker must stop at the latest."""
     node_address: str = "{name}"
     """Where a node is reached by others: {name} is its name, {index} its position in the job from 0."""

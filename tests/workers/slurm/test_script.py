@@ -53,7 +53,7 @@ def test_a_frontier_job_asks_for_what_its_site_needs() -> None:
         "--gpus-per-node=8",
         "--no-kill",
         "--no-requeue",
-        "--signal=B:TERM@120",
+        "--signal=B:TERM@60",
         "--comment=layout-tuner:frontier",
     ):
         assert option in options
@@ -136,6 +136,17 @@ def test_the_workers_calls_go_through_the_sites_proxy_unless_the_service_is_insi
         assert not [word for word in words(inside) if "proxy=" in word]
     # a proxy of the user's own shell never counts, and httpx would refuse socks://
     assert outside[outside.index("all_proxy") - 1] == "-u"
+
+
+@pytest.mark.parametrize(("drain_s", "signal_s"), [(120, 60), (80, 30), (60, 30), (20, 20)])
+def test_slurms_signal_may_be_a_minute_early_and_is_no_earlier_than_the_drain(
+    drain_s: float, signal_s: int
+) -> None:
+    site = Site(drain_s=drain_s)
+    assert f"--signal=B:TERM@{signal_s}" in directives(render(make_request(site=site)))
+    assert signal_s <= drain_s
+    if drain_s >= 90:
+        assert signal_s + 60 <= drain_s
 
 
 def test_a_users_cluster_travels_in_the_script_as_it_was_when_submitted(tmp_path: Path) -> None:
