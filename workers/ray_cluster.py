@@ -38,7 +38,7 @@ _OBJECT_STORE_BYTES: Final = 80_000_000
 _GCS_AWAY_S: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without the cluster's head, Ray ends whatever process has joined it."""
 
-_FOR_EVER_S: Final = str(10**9)
+_FOR_LONG_S: Final = str(10**6)
 
 
 def prepare_environment() -> None:
@@ -50,7 +50,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ[_GCS_AWAY_S] = _FOR_EVER_S  # a worker outlives its Ray
+    os.environ[_GCS_AWAY_S] = _FOR_LONG_S  # long enough to see its end and say so
 
 
 class RayNodeProcesses:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from search_spaces.presets.clusters import resolve_cluster
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -24,7 +25,8 @@ from tests.workers.process_checks import (
     wait_until,
     wait_until_gone,
 )
-from workers.launchers.ray import RayNodes
+from workers.errors import RayClusterFailedError
+from workers.launchers.ray import RayNodes, ray_launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,6 +128,13 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     nodes.recover(0)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert run_group(nodes, "succeed").failure is None
+
+
+def test_a_cluster_can_not_be_joined_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    frontier, _ = resolve_cluster("frontier")
+    with pytest.raises(RayClusterFailedError, match=r"the token that the nodes of n1:20001 were"):
+        ray_launcher(frontier, address="n1:20001", num_nodes=2)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from tests.workers.process_checks import (
     wait_until_gone,
 )
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
+from workers.errors import RayClusterFailedError
 from workers.launchers.group import GroupEnd
 from workers.launchers.ray import RayNodes, ray_launcher
 from workers.packing.shares import Share
@@ -222,6 +223,15 @@ def test_a_node_that_dies_whole_comes_back_at_its_position(
     assert position(nodes, "n1") == lost
     assert len(nodes.nodes) == 2
     assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
+
+
+def test_a_token_that_is_not_the_clusters_is_refused(
+    nodes: RayNodes, processes: list[RayNodeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(RayClusterFailedError, match="could not be joined"):
+        RayNodes(num_devices=2, address=processes[0].head)
+    assert not nodes.lost()
 
 
 def test_a_node_that_comes_late_is_taken_up(

@@ -62,11 +62,11 @@ class BridgeProcess:
         except subprocess.TimeoutExpired:
             self._warden.terminate()
             code = self._warden.wait(_CLOSE_WITHIN_S)
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-        words = f"; its last words: {' / '.join(lines[-_LAST_WORDS:])}" if lines else ""
-        return f"exit code {code}{words}"
+        return f"exit code {code}{self._last_words()}"
+
+    def terminate(self) -> None:
+        """Has the warden end a bridge that hangs."""
+        self._warden.terminate()
 
     def restart(self) -> None:
         """Starts another one, unless it has been closed meanwhile; to be called after `wait`."""
@@ -77,15 +77,27 @@ class BridgeProcess:
 
     def close(self) -> None:
         """Ends the bridge, and with it agents and a cluster of its own."""
+        self._closing = True
+        self._line.close()  # whoever is blocked in sending wakes up
         with self._sending:
-            self._closing = True
-            self._line.close()
+            self._line.close()  # a restart may have been faster
         self.wait()
-        self._log.close()
+        with self._sending:
+            self._log.close()
+
+    def _last_words(self) -> str:
+        with self._sending:
+            if self._log.closed:
+                return ""
+            size = os.fstat(self._log.fileno()).st_size
+            tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+        return f"; its last words: {' / '.join(lines[-_LAST_WORDS:])}" if lines else ""
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._log.truncate(0)
+        self._log.seek(0)
+        self._log.truncate()
         # It is removed by the warden that ends last: it may have to kill the cluster's own.
         directory = make_directory()
         flags = [f"--socket={theirs.fileno()}", f"--directory={directory}", *self._flags]

@@ -101,16 +101,16 @@ class RayNodes:
         """Forks ranks on some nodes, on all at once."""
         self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
         calls = [
-            self._call(node, "start", [task.to_mapping() for task in on_node])
+            (node, self._call(node, "start", [task.to_mapping() for task in on_node]))
             for node, on_node in tasks.items()
         ]
-        for call in calls:
-            call.result(_CALL_WITHIN_S)
+        for node, call in calls:
+            self._result(node, call)
 
     def tell(self, nodes: Sequence[int], group: str, document: Document) -> None:
         """Sends a document to every rank of a group."""
-        for call in [self._call(node, "tell", group, document) for node in nodes]:
-            call.result(_CALL_WITHIN_S)
+        for node, call in [(n, self._call(n, "tell", group, document)) for n in nodes]:
+            self._result(node, call)
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
         """What happened to a group, and to its nodes, since the last call."""
@@ -118,14 +118,13 @@ class RayNodes:
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends what is left of a group, on all nodes at once."""
-        calls = [self._call(node, "end", group) for node in nodes]
+        calls = [(node, self._call(node, "end", group)) for node in nodes]
         tails: dict[int, str] = {}
         left: RanksLeftError | None = None
-        for call in calls:
+        for node, call in calls:
             try:
-                tails.update(
-                    {int(rank): tail for rank, tail in call.result(_CALL_WITHIN_S).items()}
-                )
+                told = self._result(node, call)
+                tails.update({int(rank): tail for rank, tail in told.items()})
             except NodeLostError:  # its agent is gone: its warden ends the ranks
                 continue
             except RanksLeftError as error:
@@ -281,6 +280,15 @@ class RayNodes:
         order = {"order": "call", "id": number, "node": self._keys[node]}
         self._bridge.send({**order, "method": method, "arguments": arguments})
         return call
+
+    def _result(self, node: int, call: Future[Any]) -> Any:
+        """What a node answers; a bridge that owes an answer for too long is started again."""
+        try:
+            return call.result(_CALL_WITHIN_S)
+        except TimeoutError as error:
+            self._bridge.terminate()
+            why = f"the process that speaks with Ray has not answered in {_CALL_WITHIN_S:g} s"
+            raise NodeLostError(self._loss(why, node), node) from error
 
     def _answer(self, number: int, give: Callable[[int, Future[Any]], None]) -> None:
         """Answers a call, once: its node may be lost while the answer is under way."""
