@@ -91,9 +91,14 @@ def close_attempt(
 def lose_attempt(
     campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str, *, host: str
 ) -> None:
-    """The running attempt is lost with its worker's host: nothing was learnt about the layout."""
+    """The running attempt is lost with its worker's host: nothing was learnt about the layout.
+
+    One that waited for devices had not begun, whatever its worker died of: it is returned.
+    """
+    if attempt.phase == "waiting":
+        return return_attempt(campaign, trial, attempt, now, why)
     close_attempt(campaign, trial, attempt, "lost", now)
-    count_lost_attempt(campaign, trial, now, why, node=host)
+    return count_lost_attempt(campaign, trial, now, why, node=host)
 
 
 def count_lost_attempt(

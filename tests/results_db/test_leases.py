@@ -84,6 +84,21 @@ def test_a_lost_worker_costs_an_attempt_and_teaches_nothing(
     assert lease_one(store, worker.id).attempt == 2
 
 
+def test_an_attempt_that_waited_for_devices_is_returned_when_its_worker_is_lost(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign, worker = make_campaign(store), make_worker(store)
+    trial = store.add_trial(campaign, Layout())
+    for attempt in range(1, 6):
+        lease_one(store, worker.id)
+        beat = TrialBeat(trial_id=trial.id, attempt=attempt, iterations_done=0, phase="waiting")
+        store.heartbeat(worker.id, [beat])
+        clock.forward(LEASE_S + 1)
+        assert store.expire_leases() == [trial.id]
+    assert (store.trial(trial.id).state, store.trial(trial.id).lost_attempts) == ("PENDING", 0)
+    assert {each.ending for each in store.trial_detail(trial.id).attempts} == {"returned"}
+
+
 def test_three_lost_attempts_end_a_trial(store: Store, clock: TurnableClock) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     trial = store.add_trial(campaign, Layout())
