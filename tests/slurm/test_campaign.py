@@ -38,6 +38,11 @@ def test_a_campaign_runs_to_its_end_on_two_ray_nodes(tuning: Tuning) -> None:
     job = tuning.allocate(cluster, "--launcher=ray")
     assert tuning.wait_for_end(campaign, job)["state"] == "COMPLETED", tuning.log(job)
     assert_each_trial_was_run_once(tuning, campaign, 4)
+    shown = tuning.show(job)
+    assert [node["name"] for node in shown["nodes"]] == ["n1", "n2"]
+    assert shown["job_id"] == str(job)
+    assert shown["seconds_left"] < 600
+    assert shown["cost"]["iterations"] > 0
     tuning.cancel(job)
     assert tuning.site.wait_for_end(job, 120)["JobState"] == "COMPLETED", tuning.log(job)
 
@@ -53,14 +58,17 @@ def test_a_campaign_runs_to_its_end_by_steps_on_four_nodes_and_the_job_ends_by_i
     assert tuning.site.wait_for_end(job, 120)["JobState"] == "COMPLETED", tuning.log(job)
 
 
-def test_a_campaign_goes_on_in_the_next_allocation_after_one_was_cancelled(tuning: Tuning) -> None:
+@pytest.mark.parametrize("launcher", ["ray", "srun"])
+def test_a_campaign_goes_on_in_the_next_allocation_after_one_was_cancelled(
+    tuning: Tuning, launcher: str
+) -> None:
     cluster = cpu_cluster("cancelled")
     campaign = tuning.campaign(cluster)
-    first = tuning.allocate(cluster, "--launcher=srun")
+    first = tuning.allocate(cluster, f"--launcher={launcher}")
     tuning.wait_for_completed(campaign, 1, first)
     tuning.site.run("scancel", str(first))
     tuning.site.wait_for_end(first, 60)
-    second = tuning.allocate(cluster, "--launcher=srun")
+    second = tuning.allocate(cluster, f"--launcher={launcher}")
     assert tuning.wait_for_end(campaign, second)["state"] == "COMPLETED", tuning.log(second)
     assert_each_trial_was_run_once(tuning, campaign, 4)
 

@@ -91,6 +91,15 @@ class Tuning:
         assert found.exit_code == 0, found.output
         return int(json.loads(found.stdout)["job_id"])
 
+    def show(self, job_id: int) -> dict[str, Any]:
+        """What `allocation show` prints of a job as JSON."""
+        service, token = self._serve.service["url"], self.directory / "data" / "token"
+        words = ["show", str(job_id), "--json", f"--url={service}", f"--token-file={token}"]
+        found = CliRunner().invoke(allocation, words)
+        assert found.exit_code == 0, found.output
+        shown: dict[str, Any] = json.loads(found.stdout)
+        return shown
+
     def cancel(self, job_id: int, *options: str) -> None:
         words = ["cancel", str(job_id), *options]
         found = CliRunner().invoke(allocation, words, env=self.site.environment)
