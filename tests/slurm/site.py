@@ -115,7 +115,8 @@ class SlurmSite:
 
     def submit(self, *arguments: str, **environment: str) -> int:
         """Submits a job with these arguments of sbatch; returns its id."""
-        return int(self.run("sbatch", "--parsable", *arguments, **environment).stdout)
+        output = f"--output={self.directory}/log/job-%j.out"
+        return int(self.run("sbatch", "--parsable", output, *arguments, **environment).stdout)
 
     def job(self, job_id: int) -> dict[str, str]:
         """What scontrol says of a job."""
