@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from workers.errors import WorkerSupersededError, WorkerUnknownError
 from workers.protocol import (
@@ -20,6 +20,9 @@ from workers.protocol import (
     WorkerStatus,
 )
 from workers.service_http import ANSWER_WITHIN_S, ConflictError, NotFoundError, ServiceHttp
+
+_REGISTERED_WITHIN_S: Final = 60.0
+"""A registration that is given up and heard all the same would end the session of the next one."""
 
 
 class LeaseClient:
@@ -52,7 +55,8 @@ class LeaseClient:
 
     def register(self, worker: WorkerIdentity) -> Registration:
         """Begins a session; an earlier one of the same name ends."""
-        answer = self._http.request("POST", "/v1/workers", _said(asdict(worker)))
+        said = _said(asdict(worker))
+        answer = self._http.request("POST", "/v1/workers", said, within_s=_REGISTERED_WITHIN_S)
         return self._http.read(
             answer,
             lambda: Registration(
