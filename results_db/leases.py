@@ -43,7 +43,7 @@ class Leases(StorePart):
         """Hands waiting trials to a worker, the oldest first: PENDING -> RUNNING, attempt + 1.
 
         Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation. A look
-        that finds nothing does not queue for the write lock.
+        that finds nothing does not queue for the write lock, unless the worker was not heard of lately.
 
         Args:
             worker_id: the worker's session.
@@ -55,11 +55,14 @@ class Leases(StorePart):
         Raises:
             WorkerNotFoundError: no live session has this id.
         """
+        now = self._clock()
         with self._db.read() as session:
             worker = live_worker(session, worker_id, lock=False)
-            if session.scalar(_suitable_trials(worker, room, longest_s).limit(1)) is None:
+            # A worker that asks is there, though it may send no heartbeats.
+            is_news = now - worker.seen_at >= timedelta(seconds=HEARTBEAT_INTERVAL_S)
+            found = session.scalar(_suitable_trials(worker, room, longest_s).limit(1))
+            if found is None and not is_news:
                 return []
-        now = self._clock()
         with self._db.write() as session:
             worker = live_worker(session, worker_id)
             worker.seen_at = now

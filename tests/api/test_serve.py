@@ -165,7 +165,7 @@ def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
     assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
     # The worker never noticed: its session and its other lease are still good.
     beat = {"trials": [{"trial_id": other.id, "attempt": 1, "iterations_done": 1}]}
-    assert service.post(f"/workers/{worker}/heartbeats", beat) == {"stop": []}
+    assert service.post(f"/workers/{worker}/heartbeats", beat)["stop"] == []
     assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
     assert len(service.get("/campaigns/first/leaderboard")["trials"]) == 1
     store.close()
