@@ -101,13 +101,14 @@ def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | Non
     waiting = store.waiting_trials(
         campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
     )
-    allocations = [
-        found for found in store.allocations() if found.worker.cluster == campaign.cluster_name
-    ]
-    reasons = [why_nowhere(trial, allocations, now) for trial in waiting]
-    if not reasons or None in reasons:
+    if not waiting:
         return None
-    return f"trial {waiting[0].number} waits: {reasons[0]}"
+    allocations = store.allocations(cluster=campaign.cluster_name)
+    first = why_nowhere(waiting[0], allocations, now)
+    # An allocation may have a thousand nodes: the first trial that one may run ends the search.
+    if first is None or any(why_nowhere(other, allocations, now) is None for other in waiting[1:]):
+        return None
+    return f"trial {waiting[0].number} waits: {first}"
 
 
 def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:

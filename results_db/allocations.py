@@ -46,11 +46,21 @@ class AllocationRecord:
 class Allocations(StorePart):
     """The allocations' part of the store."""
 
-    def allocations(self, *, live: bool = True, limit: int | None = None) -> list[AllocationRecord]:
-        """Allocations, the youngest first; by default those whose workers were heard of lately."""
+    def allocations(
+        self, *, live: bool = True, cluster: str | None = None, limit: int | None = None
+    ) -> list[AllocationRecord]:
+        """Allocations, the youngest first.
+
+        Args:
+            live: only those whose workers were heard of lately.
+            cluster: only those of this cluster.
+            limit: at most so many.
+        """
         query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id).limit(limit)
         if live:
             query = query.where(is_there(self._clock()))
+        if cluster is not None:
+            query = query.where(Worker.cluster == cluster)
         with self._db.read() as session:
             return self._records(session, query)
 

@@ -21,7 +21,26 @@ def described(name: str) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        refuse(f"{path} is not a readable JSON or YAML file: {error}")
+        said = " ".join(str(error).split())  # of YAML over several lines
+        refuse(f"{path} is not a readable JSON or YAML file: {said}")
+
+
+def read_token(path: Path) -> str:
+    """The service's token in a file; ends the command where there is none."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"the token file can't be read: {error}")
+    if not token:
+        fail(f"the token file {path} is empty")
+    if not is_token(token):
+        fail(f"the token file {path} holds no token (one word of ASCII)")
+    return token
+
+
+def is_token(text: str) -> bool:
+    """Whether it can stand in a request's header, into which nothing else fits."""
+    return text.isascii() and text.isprintable() and " " not in text and bool(text)
 
 
 def refuse(*sentences: str) -> NoReturn:

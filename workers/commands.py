@@ -15,7 +15,7 @@ import click
 from search_spaces.errors import SearchSpaceError
 from search_spaces.layout import Layout
 from workers.allocation_options import allocation_options
-from workers.command_input import described, fail, refuse
+from workers.command_input import described, fail, read_token, refuse
 from workers.layout_options import layout_options
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def worker(
     try:
         work(
             url=url,
-            token=_read_token(token_file),
+            token=read_token(token_file),
             described_cluster=described(cluster),
             name=name,
             spool_dir=spool_dir,
@@ -283,16 +283,6 @@ def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None
 
     if broken := violations(layout, model, machine, scopes=PROBE_SCOPES):
         refuse(*broken)
-
-
-def _read_token(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        fail(f"the token file can't be read: {error}")
-    if not token:
-        fail(f"the token file {path} is empty")
-    return token
 
 
 def _bytes(gigabytes: float | None) -> int | None:

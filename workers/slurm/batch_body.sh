@@ -16,6 +16,8 @@ one_a_node=(--nodes="${#node_names[@]}" --ntasks="${#node_names[@]}" --ntasks-pe
 ray_step=
 worker=
 mkdir -p "$job_dir" || give_up "no directory can be made in $node_local_dir"
+# The directory for all may hold what another user has put there under this name.
+[ -O "$job_dir" ] && [ ! -L "$job_dir" ] || give_up "$job_dir is another user's"
 
 # Waits up to $2 seconds for process $1 to end.
 has_ended() {
@@ -59,7 +61,9 @@ trap clean_up EXIT
 # Puts the packed environment on every node's own disk: importing torch from a shared one takes minutes.
 unpack_environment() {
   say "unpacking $archive on ${#node_names[@]} nodes"
-  srun "${one_a_node[@]}" mkdir -p "$job_dir/environment" || give_up "a node has no $node_local_dir"
+  # shellcheck disable=SC2016 # the nodes expand it
+  srun "${one_a_node[@]}" bash -c 'mkdir -p "$1/environment" && [ -O "$1" ] && [ ! -L "$1" ]' make "$job_dir" \
+    || give_up "a node has no $node_local_dir, or another user's $job_dir"
   sbcast --force "$archive" "$job_dir/environment.tar" || give_up "$archive can't be copied to the nodes"
   # shellcheck disable=SC2016 # the nodes expand it
   srun "${one_a_node[@]}" bash -c '

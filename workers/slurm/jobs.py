@@ -10,6 +10,7 @@ from workers.slurm.errors import JobNotOursError, SlurmRefusedError
 from workers.slurm.programs import call
 from workers.slurm.request import MARK
 
+_SQUEUE: Final = ("squeue", "-h", "--noconvert")  # 1024 nodes are "1K" otherwise
 _FORMAT: Final = "%i|%U|%T|%M|%L|%l|%D|%k|%j|%R"
 _ENDED: Final = frozenset(
     {
@@ -59,7 +60,7 @@ def list_jobs() -> list[Job]:
     Raises:
         SlurmUnavailableError: there is no Slurm here, or it does not answer.
     """
-    lines = call("squeue", "-h", "-u", str(os.getuid()), "-o", _FORMAT).splitlines()
+    lines = call(*_SQUEUE, "-u", str(os.getuid()), "-o", _FORMAT).splitlines()
     return [job for line in lines if (job := _read(line)) is not None]
 
 
@@ -94,7 +95,7 @@ def _find(job_id: str) -> Job:
         f"there is no job {job_id} in the queue; `allocation list` shows those that wait or run"
     )
     try:
-        lines = call("squeue", "-h", "-t", "all", "-j", job_id, "-o", _FORMAT).splitlines()
+        lines = call(*_SQUEUE, "-t", "all", "-j", job_id, "-o", _FORMAT).splitlines()
     except SlurmRefusedError as error:
         raise JobNotOursError(unknown) from error
     if not lines:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from workers.command_input import fail
+from workers.command_input import read_token
 from workers.slurm.command_options import (
     json_option,
     print_table,
@@ -84,11 +84,7 @@ def quarantine(
 def _reader(url: str, token_file: Path) -> AllocationReader:
     from workers.slurm.service import AllocationReader
 
-    try:
-        token = token_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"the token file can't be read: {error}")
-    return AllocationReader(url, token)
+    return AllocationReader(url, read_token(token_file))
 
 
 def _say(found: Mapping[str, Any], as_json: bool, sentence: str) -> None:

@@ -76,7 +76,9 @@ def _max_times(value: object, name: str) -> dict[int, float]:
             field=name,
         )
     limits = {}
-    for nodes, time in value.items():
+    for key, time in value.items():
+        # JSON, in which the file travels inside the batch script, knows no other keys than texts.
+        nodes = int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key) else key
         if problem := whole_number_problem(nodes):
             raise SiteInvalidError(f"the number of nodes {problem}", field=name)
         limits[nodes] = read_walltime_s(time, field=f"{name}[{nodes}]")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from workers.command_input import is_token
 from workers.slurm.errors import AllocationInvalidError
 from workers.slurm.programs import call
 from workers.slurm.request import AllocationRequest
@@ -81,6 +82,10 @@ def _refuse_token_file(path: Path) -> None:
         )
     if not token:
         raise AllocationInvalidError(f"{path} is empty", field="--token-file")
+    if not is_token(token):
+        raise AllocationInvalidError(
+            f"{path} holds no token (one word of ASCII)", field="--token-file"
+        )
 
 
 def _why_unreachable(url: str) -> str | None:

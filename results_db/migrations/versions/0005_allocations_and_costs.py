@@ -37,6 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # The sums in node_seconds stay; how they split, nodes, quarantines and idle time are lost.
     op.drop_table("node_quarantines")
     op.drop_index(op.f("ix_allocation_nodes_name"), table_name="allocation_nodes")
     op.drop_table("allocation_nodes")

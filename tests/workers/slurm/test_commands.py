@@ -58,6 +58,8 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
     token.write_text("")
     token.chmod(0o600)
     assert "is empty" in frontier(token, "--dry-run").stderr
+    token.write_text("sécret")
+    assert "holds no token" in frontier(token, "--dry-run").stderr
     token.unlink()
     assert "can't be read" in frontier(token, "--dry-run").stderr
 
@@ -100,6 +102,24 @@ def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Pa
         "unknown site field 'modul' (did you mean 'modules'?)"
         in submit(token, f"--cluster={file}").stderr
     )
+
+
+def test_a_file_that_is_no_yaml_is_one_sentence(token: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ours.yaml"
+    file.write_text("name: ours\nsite: [\n")
+    (sentence,) = submit(token, f"--cluster={file}").stderr.splitlines()
+    assert sentence.startswith(f"error: {file} is not a readable JSON or YAML file")
+
+
+@pytest.mark.parametrize("text", ["", "sécret", "two\nlines"])
+def test_what_cannot_be_a_token_is_refused_and_not_repeated(token: Path, text: str) -> None:
+    token.write_text(text)
+    words = ["show", "--url=http://127.0.0.1:9", f"--token-file={token}"]
+    refused = CliRunner().invoke(allocation, words)
+    assert refused.exit_code == 1
+    (sentence,) = refused.stderr.splitlines()
+    assert sentence.startswith(f"error: the token file {token} ")
+    assert not text or text not in sentence
 
 
 @pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,5 @@ def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:
     missing = {field.name for field in fields(Site)} - set(described["site"])
     assert missing == {"environment_of_several_nodes", "max_time_by_qos"}
     assert site_of(described) is not None
+    # As the batch script carries it to the worker.
+    assert site_of(json.loads(json.dumps(described))) == site_of(described)
