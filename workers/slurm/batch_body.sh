@@ -67,9 +67,11 @@ unpack_environment() {
   sbcast --force "$archive" "$job_dir/environment.tar" || give_up "$archive can't be copied to the nodes"
   # shellcheck disable=SC2016 # the nodes expand it
   srun "${one_a_node[@]}" bash -c '
-    cd "$1/environment" && tar -xf ../environment.tar && rm -f ../environment.tar || exit 1
+    cd "$1/environment" && tar -xf ../environment.tar || exit 1
     if [ -x bin/conda-unpack ]; then bin/python bin/conda-unpack; fi
     [ -x bin/python ]' unpack "$job_dir" || give_up "$archive has no bin/python, or no room on a node"
+  # Not by each of the tasks: where nodes share the directory, others may not have read it yet.
+  srun "${one_a_node[@]}" rm -f "$job_dir/environment.tar"
   python="$job_dir/environment/bin/python"
   export PATH="$job_dir/environment/bin:$PATH"
 }
