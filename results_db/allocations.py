@@ -47,13 +47,19 @@ class Allocations(StorePart):
     """The allocations' part of the store."""
 
     def allocations(
-        self, *, live: bool = True, cluster: str | None = None, limit: int | None = None
+        self,
+        *,
+        live: bool = True,
+        cluster: str | None = None,
+        called: str | None = None,
+        limit: int | None = None,
     ) -> list[AllocationRecord]:
         """Allocations, the youngest first.
 
         Args:
             live: only those whose workers were heard of lately.
             cluster: only those of this cluster.
+            called: only those whose session, worker or job has this name.
             limit: at most so many.
         """
         query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id).limit(limit)
@@ -61,6 +67,10 @@ class Allocations(StorePart):
             query = query.where(is_there(self._clock()))
         if cluster is not None:
             query = query.where(Worker.cluster == cluster)
+        if called is not None:
+            query = query.where(
+                (Worker.id == called) | (Worker.name == called) | (Worker.job_id == called)
+            )
         with self._db.read() as session:
             return self._records(session, query)
 

@@ -19,10 +19,14 @@ def list_allocations(
     all: Annotated[  # noqa: A002 - the parameter's name in the URL
         bool, Query(description="Also those that have ended, or whose workers fell silent.")
     ] = False,
+    name: Annotated[
+        str | None,
+        Query(max_length=200, description="Only those whose worker, job or session is called so."),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AllocationPage:
     """List allocations, the youngest first: what each node does, and why trials wait."""
-    found = store.allocations(live=not all, limit=limit)
+    found = store.allocations(live=not all, called=name, limit=limit)
     return AllocationPage(allocations=allocation_reads(store, found))
 
 

@@ -5,7 +5,7 @@ import pytest
 from api.client import Client
 from api.errors import ServiceError
 from search_spaces.layout import Layout
-from tests.api.allocation import NODES, beat, node, register
+from tests.api.allocation import ALLOCATION, NODES, beat, node, register
 from tests.api.service import TOKEN, Api
 from tests.results_db.factories import completed
 
@@ -71,6 +71,20 @@ def test_an_allocation_that_has_ended_is_listed_when_it_is_asked_for(api: Api) -
     assert (read["id"], read["state"], read["not_leased"]) == (worker, "ended", [])
     problem = api.get("/allocations/nobody", status=404)
     assert problem["detail"] == "there is no allocation 'nobody'"
+
+
+def test_allocations_are_found_by_worker_job_or_session_however_many_came_after(api: Api) -> None:
+    first = register(api)
+    api.http.delete(f"/v1/workers/{first}")
+    others = [
+        register(api, f"w{n}", allocation=ALLOCATION | {"job_id": str(n)}) for n in range(2, 5)
+    ]
+    for name in (first, "w1", "4711"):
+        (found,) = api.get("/allocations", all=True, limit=1, name=name)["allocations"]
+        assert found["id"] == first
+    assert api.get("/allocations", name="4711")["allocations"] == []
+    (found,) = api.get("/allocations", name="3")["allocations"]
+    assert found["id"] == others[1]
 
 
 def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campaign_id: int) -> None:

@@ -43,21 +43,21 @@ class AllocationReader:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def allocations(self, *, ended: bool = False) -> list[dict[str, Any]]:
-        """The allocations that live; with `ended` also those that lived."""
-        path = "/allocations?all=true" if ended else "/allocations"
-        found: list[dict[str, Any]] = self._ask("GET", path)["allocations"]
+    def allocations(self) -> list[dict[str, Any]]:
+        """The allocations that live, the youngest first."""
+        found: list[dict[str, Any]] = self._ask("GET", "/allocations")["allocations"]
         return found
 
     def allocation(self, name: str) -> dict[str, Any]:
-        """The youngest allocation whose job, worker or session is called so.
+        """The youngest allocation, ended or not, whose job, worker or session is called so.
 
         Raises:
             RequestRefusedError: there is none.
         """
-        for found in self.allocations(ended=True):
-            if name in (found["id"], found["name"], found["job_id"]):
-                return found
+        path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
+        found: list[dict[str, Any]] = self._ask("GET", path)["allocations"]
+        if found:
+            return found[0]
         raise RequestRefusedError(
             f"the service knows no allocation {name!r}; `allocation show` without a name lists those that live"
         )
