@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from statistics import median
 from typing import Any, Final
 
@@ -54,14 +56,63 @@ class HealthReport:
 def problems(reports: Mapping[int, HealthReport]) -> dict[int, str]:
     """The nodes that are not fit for probes, and why; each is compared with all the others."""
     found: dict[int, str] = {}
+    whole = [report for report in reports.values() if not report.failure]
+    memory, gemm, inside, between = (
+        _Rates(whole, rates) for rates in (_memory, _gemm, _inside, _between)
+    )
     for node, report in reports.items():
-        others = [one for other, one in reports.items() if other != node and not one.failure]
         why = _own_problem(report)
-        if why is None and len(others) >= FEWEST_OTHERS:
-            why = _problem_beside(report, others)
+        if why is None and len(whole) > FEWEST_OTHERS:
+            why = (
+                _little_memory(report, memory)
+                or _slow_device(report, gemm)
+                or _slow_link(report, inside, "between its devices")
+                or _slow_link(report, between, "to other nodes")
+            )
         if why is not None:
             found[node] = why
     return found
+
+
+RatesOf = Callable[[HealthReport], Sequence[float]]
+
+
+def _memory(report: HealthReport) -> Sequence[float]:
+    return (report.memory_free_bytes,)
+
+
+def _gemm(report: HealthReport) -> Sequence[float]:
+    return report.gemm_tflops
+
+
+def _inside(report: HealthReport) -> Sequence[float]:
+    return () if report.link_gbytes_per_s is None else (report.link_gbytes_per_s,)
+
+
+def _between(report: HealthReport) -> Sequence[float]:
+    return () if report.between_gbytes_per_s is None else (report.between_gbytes_per_s,)
+
+
+class _Rates:
+    """What all nodes measured of one thing, to be held against one of them.
+
+    Sorted once, and not once a node: there may be a thousand. What is no number counts for nothing.
+    """
+
+    def __init__(self, reports: Iterable[HealthReport], of: RatesOf) -> None:
+        self._of = of
+        self._ascending = sorted(rate for report in reports for rate in self.of(report))
+
+    def of(self, report: HealthReport) -> list[float]:
+        """The rates of one."""
+        return [rate for rate in self._of(report) if not isnan(rate)]
+
+    def of_others(self, report: HealthReport) -> list[float]:
+        """The rates of all but one, ascending."""
+        others = self._ascending.copy()
+        for rate in self.of(report):
+            del others[bisect_left(others, rate)]
+        return others
 
 
 def _own_problem(report: HealthReport) -> str | None:
@@ -77,41 +128,40 @@ def _own_problem(report: HealthReport) -> str | None:
     return None
 
 
-def _problem_beside(report: HealthReport, others: Sequence[HealthReport]) -> str | None:
-    memory = median(one.memory_free_bytes for one in others)
-    if report.memory_free_bytes < LEAST_MEMORY * memory:
-        return (
-            f"a device has {_gib(report.memory_free_bytes)} GiB free, less than "
-            f"{LEAST_MEMORY:.0%} of the other nodes' {_gib(memory)} GiB (median)"
-        )
-    rate = median(rate for one in others for rate in one.gemm_tflops)
-    slowest = min(range(len(report.gemm_tflops)), key=report.gemm_tflops.__getitem__)
-    own = report.gemm_tflops[slowest]
-    if own < LEAST_GEMM[report.device] * rate:
-        return (
-            f"device {slowest} computes {own:.3g} TFLOP/s in a product, less than "
-            f"{LEAST_GEMM[report.device]:.0%} of the other nodes' {rate:.3g} (median)"
-        )
-    inside = _slow_link(report, others, "between its devices", lambda one: one.link_gbytes_per_s)
-    return inside or _slow_link(
-        report, others, "to other nodes", lambda one: one.between_gbytes_per_s
-    )
-
-
-def _slow_link(
-    report: HealthReport,
-    others: Iterable[HealthReport],
-    which: str,
-    rate_of: Callable[[HealthReport], float | None],
-) -> str | None:
-    own, least = rate_of(report), LEAST_LINK[report.device]
-    rates = [rate for one in others if (rate := rate_of(one)) is not None]
-    if own is None or len(rates) < FEWEST_OTHERS or own >= least * median(rates):
+def _little_memory(report: HealthReport, memory: _Rates) -> str | None:
+    usual = median(memory.of_others(report))
+    if report.memory_free_bytes >= LEAST_MEMORY * usual:
         return None
     return (
-        f"{which} it sends {own:.3g} GB/s, less than {least:.0%} of the other nodes' "
-        f"{median(rates):.3g} (median)"
+        f"a device has {_gib(report.memory_free_bytes)} GiB free, less than "
+        f"{LEAST_MEMORY:.0%} of the other nodes' {_gib(usual)} GiB (median)"
     )
+
+
+def _slow_device(report: HealthReport, gemm: _Rates) -> str | None:
+    others = gemm.of_others(report)
+    if not others or not report.gemm_tflops:
+        return None
+    rate = median(others)
+    slowest = min(range(len(report.gemm_tflops)), key=report.gemm_tflops.__getitem__)
+    own = report.gemm_tflops[slowest]
+    if not own < LEAST_GEMM[report.device] * rate:  # what is no number is no problem
+        return None
+    return (
+        f"device {slowest} computes {own:.3g} TFLOP/s in a product, less than "
+        f"{LEAST_GEMM[report.device]:.0%} of the other nodes' {rate:.3g} (median)"
+    )
+
+
+def _slow_link(report: HealthReport, links: _Rates, which: str) -> str | None:
+    least, rates = LEAST_LINK[report.device], links.of_others(report)
+    for own in links.of(report):
+        if len(rates) >= FEWEST_OTHERS and own < least * median(rates):
+            return (
+                f"{which} it sends {own:.3g} GB/s, less than {least:.0%} of the other nodes' "
+                f"{median(rates):.3g} (median)"
+            )
+    return None
 
 
 def _gib(memory_bytes: float) -> str:

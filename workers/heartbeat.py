@@ -58,7 +58,11 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
             news = self.news
-            if news.worker_id is not None and not self._beat(news.worker_id, news):
+            try:
+                if news.worker_id is not None and not self._beat(news.worker_id, news):
+                    return
+            except Exception as error:  # without heartbeats all leases run out, and nobody knew why
+                self._events.put(WorkerBroken(error=error))
                 return
 
     def _beat(self, worker_id: str, news: News) -> bool:

@@ -95,6 +95,8 @@ class Leasing:
             self._closing.wait(pause_s)
             # What is asked for may have changed meanwhile: a lease is asked for anew.
             return None if order is None else LeaseAnswered(worker_id=order[0], ask=order[1])
+        except Exception as error:  # without this thread the worker would be idle for ever
+            return WorkerBroken(error=error)
         self._pauses = pauses()
         return event
 

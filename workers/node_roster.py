@@ -87,11 +87,6 @@ class NodeRoster:
         """Whether no node has been found fit for use yet."""
         return all(node.state in ("starting", "checking") for node in self._nodes)
 
-    @property
-    def is_usable_throughout(self) -> bool:
-        """Whether every node can be used."""
-        return all(node.state == "idle" for node in self._nodes)
-
     def usable(self) -> list[int]:
         """Positions of the nodes that can be used."""
         return [index for index, node in enumerate(self._nodes) if node.state == "idle"]
@@ -122,6 +117,8 @@ class NodeRoster:
             self._packer.add_node(num_devices, name=name)
             self._nodes.append(NodeRecord(name=name, num_devices=num_devices))
         self._notice_losses()
+        if self._closing.is_set():
+            return  # nobody will need them, and what is begun now would outlive the launcher
         self._check([i for i, node in enumerate(self._nodes) if node.state == "starting"])
         for index, known in enumerate(self._nodes):
             if known.state == "lost" and now >= known.next_try_at:
@@ -221,7 +218,7 @@ class NodeRoster:
             state: NodeState = "idle" if check is None else "starting" if used else "checking"
             self._set(index, state, "")
         nodes = tuple(index for index in indices if self._nodes[index].state == "checking")
-        if check is None or not nodes:
+        if check is None or not nodes or self._closing.is_set():
             return
         cancelled = self._closing.is_set
         others = {index: known[index] for index in known if index not in nodes}

@@ -57,7 +57,10 @@ class Posting:
 
     def _keep(self) -> None:
         while (report := self._reports.get()) is not None:
-            self._outbox.keep(report)
+            try:
+                self._outbox.keep(report)
+            except Exception:  # the next outcomes are to be kept all the same
+                _LOG.exception("the outcome of trial id %d is lost", report.trial_id)
             self._news.set()
 
     def _post(self) -> None:
@@ -69,9 +72,12 @@ class Posting:
             try:
                 pause_s = _LOOK_AGAIN_S if self._outbox.post() else None
                 pause = pauses()
-            except WorkerError as error:
+            except Exception as error:  # outcomes have no other way to the service than this thread
                 pause_s = next(pause)
-                _LOG.warning("%s; outcomes are posted again in %.1f s", error, pause_s)
+                trace = None if isinstance(error, WorkerError) else error
+                _LOG.warning(
+                    "%s; outcomes are posted again in %.1f s", error, pause_s, exc_info=trace
+                )
                 self._closing.wait(pause_s)
                 self._news.set()
         # Once more: an outcome may have come while the last try was under way.

@@ -27,6 +27,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -91,7 +92,8 @@ class Bridge:
     def run(self) -> bool:
         """Serves the worker until it, or the cluster, is gone; returns whether it is still there."""
         for target in (self._take_orders, self._watch_members, self._watch_cluster):
-            threading.Thread(target=target, name=target.__name__, daemon=True).start()
+            run = partial(self._run_or_give_up, target)
+            threading.Thread(target=run, name=target.__name__, daemon=True).start()
         while self._open:
             with contextlib.suppress(queue.Empty):
                 self._todo.get(timeout=_TICK_S)()
@@ -104,6 +106,14 @@ class Bridge:
         """Ends what is below the agents while they are there to say that it has ended."""
         closed = [agent.close.remote() for agent in self._agents.values()]
         ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_WITHIN_S)
+
+    def _run_or_give_up(self, target: Callable[[], None]) -> None:
+        """Has the worker start another bridge when a thread of this one fails: it would be deaf."""
+        try:
+            target()
+        except Exception as error:
+            traceback.print_exc()
+            self._todo.put(partial(self._give_up, f"{target.__name__} failed: {first_line(error)}"))
 
     def _take_orders(self) -> None:
         while (orders := self._worker.read(block=True)) is not None:
@@ -123,7 +133,7 @@ class Bridge:
         """Looks more often than a cluster can be started again, and asks nothing of Ray."""
         while not self._cluster.has_ended():
             time.sleep(_CLUSTER_LOOK_S)
-        self._todo.put(self._give_up)
+        self._todo.put(partial(self._give_up, "the Ray cluster ended by itself"))
         # A call of Ray's that is under way waits for the head for ever, and its thread with it.
         time.sleep(_GIVE_UP_WITHIN_S)
         os._exit(1)
@@ -131,8 +141,8 @@ class Bridge:
     def _stop(self) -> None:
         self._open = False
 
-    def _give_up(self) -> None:
-        self._send({"event": "unusable", "message": "the Ray cluster ended by itself"})
+    def _give_up(self, why: str) -> None:
+        self._send({"event": "unusable", "message": why})
         self._cluster_is_there = False
         self._stop()
 
@@ -234,8 +244,8 @@ class Bridge:
         """Looks at the agents that were asked first, which are the first to be due."""
         now = time.monotonic()
         for due, what in ((self._start_due, "got ready"), (self._answer_due, "answered")):
-            key = next(iter(due), None)
-            if key is not None and due[key] <= now:
+            # A whole rack may fall silent at once.
+            while (key := next(iter(due), None)) is not None and due[key] <= now:
                 self._lose(key, f"its agent has not {what} in time: it hangs, or is cut off")
 
     def _lose(self, key: str, message: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 from search_spaces.errors import SearchSpaceError
@@ -30,6 +32,9 @@ _GIVE_BACK_AFTER_S: Final = 60.0
 
 _DOUBT_S: Final = 1.5
 """How much later than ranks and agents the worker may hear that the whole job is ended."""
+
+_RECENT: Final = 51
+"""Probes by which it is told how long the next will take."""
 
 _MOST_WORDS: Final = 2000
 """Characters of a text that the service takes."""
@@ -66,6 +71,8 @@ class TrialBook:
         self._held: dict[str, HeldTrial] = {}
         self._doubted: list[tuple[float, ProbeEnded]] = []
         """Ends of probes that are believed at a moment: the worker may hear of more until then."""
+        self._recent_s: deque[float] = deque(maxlen=_RECENT)
+        """How long the latest probes held their devices."""
         self.opinions = SecondOpinions(roster)
 
     @property
@@ -186,6 +193,7 @@ class TrialBook:
             self._roster.look(time.monotonic())  # before others are placed there
         suspects = self.opinions.judge(trial, outcome)
         trial.finish(outcome)
+        self._recent_s.append(trial.runs[-1].held_s)
         if suspects and _may_run_again(trial, until):
             _LOG.info("%s %s: is it the node?", trial.key, _told(outcome))
             self._submit(trial, avoid=suspects)
@@ -202,13 +210,14 @@ class TrialBook:
             self._posting.take(trial.report())
 
     def _submit(self, trial: HeldTrial, avoid: frozenset[int] = frozenset()) -> None:
-        layout = trial.request.layout
+        layout, at_most_s = trial.request.layout, _at_most_s(trial.request)
         self._packer.submit(
             PackRequest(
                 key=trial.key,
                 num_nodes=layout.num_nodes,
                 num_devices=layout.num_devices,
-                at_most_s=_at_most_s(trial.request),
+                at_most_s=at_most_s,
+                expected_s=min(at_most_s, median(self._recent_s)) if self._recent_s else None,
                 avoid=avoid,
             )
         )

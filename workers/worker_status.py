@@ -68,6 +68,8 @@ def _statuses(nodes: Sequence[NodeRecord], trials: Sequence[HeldTrial]) -> tuple
     free = [node.num_devices for node in nodes]
     for trial in trials:
         for share in trial.placement:
+            if share.node >= len(nodes):
+                continue  # it joined since this was put together, and the trial has started there
             doing.setdefault(share.node, []).append(trial.title)
             size = nodes[share.node].num_devices
             free[share.node] -= size if trial.holds_whole_nodes else len(share.devices)

@@ -208,6 +208,7 @@ class Zygote:
         for keeper in self._keepers.values():
             if keeper.kill_at is not None and time.monotonic() >= keeper.kill_at:
                 os.kill(keeper.pid, signal.SIGKILL)  # not reaped, so it is it
+                keeper.kill_at += _KEEPER_GRACE_S  # one that can't die must not cost a core
 
     def _tend_orphans(self) -> None:
         """Ends what dead keepers left, and then tells so those who wait for it."""

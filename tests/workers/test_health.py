@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -93,3 +94,11 @@ def test_links_that_were_not_measured_are_not_compared() -> None:
 
 def test_a_report_is_plain_json() -> None:
     assert make_report().to_mapping()["gemm_tflops"] == (150.0, 151.0)
+
+
+def test_a_rate_that_is_no_number_is_compared_with_nothing() -> None:
+    odd = make_report(gemm_tflops=(math.nan, 150.0), link_gbytes_per_s=math.nan)
+    assert beside_others(odd) == {}
+    slow = make_report(gemm_tflops=(10.0, 150.0))
+    reports = {0: slow, 1: odd, **{node: make_report() for node in range(2, 5)}}
+    assert problems(reports).keys() == {0}

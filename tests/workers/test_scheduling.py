@@ -23,6 +23,8 @@ from tests.workers.test_worker import CANCELLED, FAILED, node_states, work
 from workers.allocation_end import AllocationEnd
 from workers.health import HealthReport
 from workers.launchers.base import Cancelled, Launcher, OnEvent
+from workers.packing.packer import Packer
+from workers.packing.request import PackRequest
 from workers.packing.shares import Placement
 from workers.scheduler import SchedulerOptions
 
@@ -437,7 +439,7 @@ def test_a_launcher_that_breaks_down_costs_a_trial_and_not_the_worker(
     launcher = FakeLauncher(placed=break_down, sizes=(2,))
     work(service, tmp_path, launcher, until=lambda: len(service.outcomes) == 2)
     outcome = posted(service)[1]
-    assert outcome["reason"] == "crashed"
+    assert outcome["reason"] == "node_lost", "it says nothing about the layout"
     assert "ZeroDivisionError: a bug" in outcome["message"]
     assert posted(service)[2]["message"] == FAILED.message
 
@@ -546,3 +548,22 @@ def test_idle_node_seconds_add_up(service: FakeService, tmp_path: Path) -> None:
     )
     assert idle() == sorted(idle())
     assert 0 < idle()[-1] < 2 * (time.monotonic() - started)
+
+
+def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WatchedPacker(Packer):
+        def submit(self, request: PackRequest) -> None:
+            expected.append(request.expected_s)
+            super().submit(request)
+
+    expected: list[float | None] = []
+    monkeypatch.setattr("workers.worker.Packer", WatchedPacker)
+    for trial_id in range(1, 4):
+        service.add_trial(trial_id, make_request(2, deadline_s=300.0))
+    launcher = FakeLauncher(placed=lambda *_: DONE, sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: len(service.outcomes) == 3)
+    assert expected[0] is None
+    assert expected[-1] is not None
+    assert 0 < expected[-1] < 300

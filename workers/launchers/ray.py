@@ -191,7 +191,10 @@ class RayNodes:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._unusable = ""
-            self._bridge.restart()
+            try:
+                self._bridge.restart()
+            except OSError as error:  # no process, or a full disk: it may work later
+                _LOG.error("the process that speaks with Ray can't be started: %s", error)
 
     def _take(self, event: Document) -> None:
         match event["event"]:

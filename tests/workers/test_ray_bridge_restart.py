@@ -1,0 +1,56 @@
+"""The process that speaks with Ray is started again until that works; a stand-in for it, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+import pytest
+
+from tests.workers.process_checks import wait_until
+from workers.json_lines import Document
+from workers.launchers.ray import RayNodes
+
+
+class FakeBridge:
+    """Tells of one node at each start, and ends when a test says so."""
+
+    starts_to_fail = 2
+
+    def __init__(self, _flags: Sequence[str]) -> None:
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        self.starts = 1
+        self.lives = True
+
+    def events(self) -> Iterator[Document]:
+        if not self.lives:
+            return
+        told = {"num_cores": 2, "core_ids": [0, 1], "pids": {}, "name": "n0"}
+        where = {"name": "n0", "address": "127.0.0.1"}
+        yield {"event": "joined", "node": f"key-{self.starts}", "description": told, **where}
+        self.ended.get(timeout=60)
+
+    def restart(self) -> None:
+        self.starts += 1
+        self.lives = self.starts > 1 + self.starts_to_fail
+        if not self.lives:
+            raise OSError(28, "No space left on device")
+
+    def wait(self) -> str:
+        return "exit code 1"
+
+    def close(self) -> None:
+        self.ended.put(None)
+
+
+def test_a_bridge_that_can_not_be_started_again_for_a_while_costs_no_more_than_that_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workers.launchers.ray.BridgeProcess", FakeBridge)
+    nodes = RayNodes(num_devices=2)
+    bridge = nodes._bridge
+    assert isinstance(bridge, FakeBridge)
+    bridge.ended.put(None)
+    wait_until("it has been started again", lambda: bridge.starts == 4 and not nodes.lost(), 60)
+    nodes.close()
+    assert caplog.text.count("No space left on device") == FakeBridge.starts_to_fail
