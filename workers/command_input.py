@@ -20,7 +20,7 @@ def described(name: str) -> Any:
 
     try:
         return yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())  # of YAML over several lines
         refuse(f"{path} is not a readable JSON or YAML file: {said}")
 

@@ -48,7 +48,7 @@ class ServiceHttp:
     """
 
     def __init__(self, url: str, token: str) -> None:
-        _refuse_unless_http(url)
+        refuse_unless_http(url)
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
@@ -159,10 +159,16 @@ def _detail(answer: httpx.Response) -> str:
         return answer.text[:200]
 
 
-def _refuse_unless_http(url: str) -> None:
+def refuse_unless_http(url: str) -> None:
+    """Refuses what can't be the address of a service.
+
+    Raises:
+        UrlInvalidError: it is none of HTTP's, or no address at all.
+    """
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        parsed.host.encode("idna")  # as whoever looks the name up will do
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise UrlInvalidError(f"url={url!r} is not an address: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UrlInvalidError(

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from search_spaces.cluster import Cluster
 from search_spaces.reading import is_line, nearest, shown, whole_number_problem
+from workers.errors import UrlInvalidError
+from workers.service_http import refuse_unless_http
 from workers.slurm.errors import AllocationInvalidError
 from workers.slurm.site import LAUNCHERS, OPTION, Site
 from workers.slurm.walltime import longest_s, slurm_time
@@ -21,6 +24,15 @@ MARK: Final = "layout-tuner"
 NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint")
 """Options of sbatch that a request has a field for."""
 
+_GIVEN_OTHERWISE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "--nodes": "give --nodes to submit itself",
+        "--time": "give --time to submit itself",
+        "--comment": "by its comment a job is known again",
+        "--signal": "the site's drain_s says when the worker is told",
+    }
+)
+"""Options that a request, its limits or the script's own work rest on."""
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:,-]{0,127}")
 _LOG: Final = re.compile(r"[A-Za-z0-9/._%@+:,=-]{1,500}")
 _LEAST_WORK_S: Final = 60.0
@@ -111,6 +123,11 @@ class AllocationRequest:
                 f"{shown(self.constraint)} has spaces or quotes", field="--constraint"
             )
         for option in self.sbatch_options:
+            name = option.partition("=")[0]
+            if name in _GIVEN_OTHERWISE:
+                raise AllocationInvalidError(
+                    f"{name} is not for here: {_GIVEN_OTHERWISE[name]}", field="--sbatch-option"
+                )
             if not OPTION.fullmatch(option):
                 raise AllocationInvalidError(
                     f"{shown(option)} is not a long option without spaces or quotes, as --mem=0",
@@ -131,10 +148,20 @@ class AllocationRequest:
         self._refuse_odd_places()
 
     def _refuse_odd_places(self) -> None:
-        parts = urlsplit(self.url) if is_line(self.url) and " " not in self.url else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            refuse_unless_http(self.url)
+            fits = is_line(self.url) and " " not in self.url
+            has_password = "@" in urlsplit(self.url).netloc
+        except (UrlInvalidError, ValueError):
+            fits = has_password = False
+        if not fits:
             raise AllocationInvalidError(
                 f"{shown(self.url)} is not an address as http://login1.example.org:8080",
+                field="--url",
+            )
+        if has_password:
+            raise AllocationInvalidError(
+                "an address with a password in it stands in lists of processes, which others can read",
                 field="--url",
             )
         for name in ("token_file", "python", "archive"):

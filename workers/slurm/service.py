@@ -11,8 +11,8 @@ from workers.errors import (
     RequestRefusedError,
     ServiceUnreachableError,
     TokenRefusedError,
-    UrlInvalidError,
 )
+from workers.service_http import refuse_unless_http
 
 _ANSWER_WITHIN_S: Final = 30.0
 
@@ -22,14 +22,15 @@ class AllocationReader:
 
     Every method raises `ServiceUnreachableError`, `TokenRefusedError` or `RequestRefusedError`; the
     message is the service's own where it has one.
+
+    Raises:
+        UrlInvalidError: at construction, when the address is none.
     """
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
-        try:
-            host = httpx.URL(self._url).host
-        except httpx.InvalidURL as error:
-            raise UrlInvalidError(f"{url!r} is not an address: {error}") from error
+        refuse_unless_http(self._url)
+        host = httpx.URL(self._url).host
         self._http = httpx.Client(
             base_url=f"{self._url}/v1",
             headers={"Authorization": f"Bearer {token}"},
