@@ -34,7 +34,7 @@ def next_ask(
 
     Args:
         usable: devices of each node that can be used.
-        all_usable: whether those are all nodes.
+        all_usable: whether those are all nodes, those that have yet to join included.
         num_waiting: trials that wait for devices.
         room: what would start at once beside them.
         left_s: seconds that probes still have; None: for ever.

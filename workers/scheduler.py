@@ -65,6 +65,7 @@ class Scheduler:
         posting: takes outcomes.
         events: what its threads say.
         registration: the session.
+        num_nodes: that it was begun with; some may join late.
         options: how trials are run.
     """
 
@@ -78,11 +79,13 @@ class Scheduler:
         posting: Posting,
         events: Events,
         registration: Registration,
+        num_nodes: int,
         options: SchedulerOptions,
     ) -> None:
         self._packer = packer
         self._roster = roster
         self._leasing = leasing
+        self._num_nodes = num_nodes
         self._options = options
         self._trials = TrialBook(
             launcher=launcher,
@@ -203,7 +206,7 @@ class Scheduler:
         usable = self._roster.usable()
         ask = next_ask(
             usable=self._roster.sizes(usable),
-            all_usable=len(usable) == len(self._roster),
+            all_usable=len(usable) == max(len(self._roster), self._num_nodes),
             num_waiting=len(self._trials.waiting),
             room=self._packer.room(now, until),
             left_s=None if until is None else until - now,

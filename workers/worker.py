@@ -142,6 +142,7 @@ class Worker:
                 posting=posting,
                 events=self._events,
                 registration=registration,
+                num_nodes=self._identity.num_nodes,
                 options=self._options,
             )
             self._serve(scheduler, heartbeat)
