@@ -132,6 +132,16 @@ def test_a_ray_allocation_has_a_ray_task_a_node_and_a_worker_that_joins_them(ben
     assert "RAY_AUTH_TOKEN" not in bench.log()
 
 
+def test_steps_have_the_scripts_environment_whatever_the_job_was_exported(bench: Bench) -> None:
+    variables = {"NOTES": str(bench.directory / "notes"), "SITES": "own"}
+    bench.submit("--sbatch-option=--export=NONE", environment=variables)
+    wait_until(
+        "a step has the site's variable",
+        lambda: "SITES=own" in bench.note("ray-n2.environment").splitlines(),
+        60,
+    )
+
+
 def test_an_srun_allocation_has_a_worker_alone(bench: Bench) -> None:
     (bench.directory / "notes" / "done").touch()
     job = bench.submit("--launcher=srun")

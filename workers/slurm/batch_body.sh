@@ -13,6 +13,8 @@ fi
 job_dir="$node_local_dir/layout-tuner-$SLURM_JOB_ID"
 one_a_node=(--nodes="${#node_names[@]}" --ntasks="${#node_names[@]}" --ntasks-per-node=1
   --cpus-per-task="${cores_per_node:-$SLURM_CPUS_ON_NODE}" --mem=0 --overlap "${step_options[@]}")
+# After `sbatch --export=NONE` steps would have neither the token nor what the site sets.
+export SLURM_EXPORT_ENV=ALL
 ray_step=
 worker=
 mkdir -p "$job_dir" || give_up "no directory can be made in $node_local_dir"
