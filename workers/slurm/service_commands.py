@@ -118,7 +118,7 @@ def _print_allocation(allocation: Mapping[str, Any]) -> None:
 
 def _node(node: Mapping[str, Any]) -> tuple[str, str, str, str]:
     free = "-" if node["free_devices"] is None else f"{node['free_devices']}/{node['num_devices']}"
-    return node["name"], node["state"], free, node["reason"] or node["doing"]
+    return _line(node["name"]), node["state"], free, _line(node["reason"] or node["doing"])
 
 
 def _progress(trial: Mapping[str, Any]) -> str:
@@ -132,10 +132,15 @@ def _print_trials(
     for trial in trials[:_MOST_WAITING]:
         size = f"{trial['num_devices']} devices on {trial['num_nodes']} nodes"
         click.echo(
-            f"  {heading}: trial {trial['number']} of {trial['campaign']} ({size}): {words(trial)}"
+            f"  {heading}: trial {trial['number']} of {trial['campaign']} ({size}): {_line(words(trial))}"
         )
     if len(trials) > _MOST_WAITING:
         click.echo(f"  {heading}: {len(trials) - _MOST_WAITING} more")
+
+
+def _line(text: str) -> str:
+    """A worker's words on one line of a terminal: a failure's message may have several, and escapes."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _span(seconds: float) -> str:

@@ -43,7 +43,12 @@ def _register(process: ServeProcess, cluster: str) -> None:
     worker = process.post("/workers", body)["worker_id"]
     states: list[dict[str, Any]] = [
         {"name": "n1", "state": "busy", "doing": "trial 3", "free_devices": 6},
-        {"name": f"{cluster}-2", "state": "lost", "reason": "its agent ended", "free_devices": 0},
+        {
+            "name": f"{cluster}-2",
+            "state": "lost",
+            "reason": "its agent\n\x1b ended",
+            "free_devices": 0,
+        },
     ]
     process.post(f"/workers/{worker}/heartbeats", {"trials": [], "status": {"nodes": states}})
 
