@@ -89,7 +89,9 @@ class MemoryWatch:
             MemoryNotBackError: it isn't, after the deadline.
         """
         with self._lock:
-            names = self._names_by_group.pop(group, frozenset())
+            names = self._names_by_group.pop(group, None)
+        if names is None:
+            return  # it began before the zygote that is asked now, or not at all
         started = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while missing := [*self._missing_on_devices(names), *self._missing_on_host()]:

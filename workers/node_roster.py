@@ -77,6 +77,8 @@ class NodeRoster:
         self._health_check = check
         self._cpu = cpu
         self._nodes: list[NodeRecord] = []
+        self._measured: set[int] = set()
+        """Nodes in a check that goes on, lost ones included: another would disturb it."""
         self._closing = threading.Event()
 
     def __len__(self) -> int:
@@ -127,13 +129,16 @@ class NodeRoster:
     def take_checked(self, event: NodesChecked) -> None:
         """Takes the end of a health check."""
         self._notice_losses()
-        for index in event.nodes:
+        self._measured.difference_update(event.nodes)
+        if self._closing.is_set():
+            return  # nobody will need them
+        # The others were lost, or quarantined by a user, meanwhile: their next check counts.
+        checked = [index for index in event.nodes if self._nodes[index].state == "checking"]
+        for index in checked:
             self._change(index, report=event.reports.get(index))
         found = problems(self._reports())
-        for index in event.nodes:
+        for index in checked:
             node = self._nodes[index]
-            if node.state != "checking" or self._closing.is_set():
-                continue  # lost, or quarantined by a user meanwhile; or nobody will need it
             why = found.get(index, "") if node.report else f"it could not be checked: {event.error}"
             if why:
                 self.quarantine(index, why)
@@ -214,12 +219,13 @@ class NodeRoster:
         check, known = self._health_check, self._reports()
         for index in indices:
             # What still runs on it would be measured, too: another look comes soon.
-            used = bool(self._packer.holders(index))
+            used = index in self._measured or bool(self._packer.holders(index))
             state: NodeState = "idle" if check is None else "starting" if used else "checking"
             self._set(index, state, "")
         nodes = tuple(index for index in indices if self._nodes[index].state == "checking")
         if check is None or not nodes or self._closing.is_set():
             return
+        self._measured.update(nodes)
         cancelled = self._closing.is_set
         others = {index: known[index] for index in known if index not in nodes}
 

@@ -240,3 +240,10 @@ def test_a_group_whose_memory_is_not_back_says_so_at_its_end(machine: Machine) -
     ranks.start([make_task("b", kind="succeed", device="cuda")])
     assert set(ranks.end("b")) == {0}
     ranks.close()
+
+
+def test_the_end_of_a_group_that_did_not_begin_here_is_not_compared_with_nothing(
+    machine: Machine,
+) -> None:
+    machine.use_host(40 * GIB)
+    machine.watch().wait_until_back("of the zygote before")

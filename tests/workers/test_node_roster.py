@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 
@@ -11,7 +12,7 @@ from workers.launchers.base import Cancelled
 from workers.node_roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest
-from workers.worker_events import NodesChecked, WorkerEvent
+from workers.worker_events import NodeRecovered, NodesChecked, WorkerEvent
 
 
 def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
@@ -44,3 +45,37 @@ def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
     roster.look(2.0)
     take_checked()
     assert (roster.usable(), checked) == ([0], [(0,), (0,)])
+
+
+def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
+    goes_on = threading.Event()
+    failures = ["node_lost: its agent was killed", ""]
+
+    def check(
+        nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
+    ) -> dict[int, HealthReport]:
+        why = failures.pop(0)
+        assert goes_on.wait(30)
+        report = HealthReport(device="cpu", num_devices=2, num_devices_seen=2, failure=why)
+        return dict.fromkeys(nodes, report)
+
+    def states() -> list[str]:
+        return [record.state for record in roster.records()]
+
+    events: SimpleQueue[WorkerEvent] = SimpleQueue()
+    launcher = FakeLauncher(sizes=(2,))
+    roster = NodeRoster(launcher, Packer(share_nodes=True), events, check=check)
+    roster.look(0.0)
+    launcher.losses[0] = "its agent was killed"
+    roster.look(1.0)
+    back = events.get(timeout=30)
+    assert isinstance(back, NodeRecovered)
+    roster.take_recovered(back, 1.0)
+    assert states() == ["starting"], "it is checked again once the first check is over"
+    goes_on.set()
+    for state in ("starting", "idle"):
+        ended = events.get(timeout=30)
+        assert isinstance(ended, NodesChecked)
+        roster.take_checked(ended)
+        assert states() == [state]
+        roster.look(2.0)

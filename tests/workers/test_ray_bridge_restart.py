@@ -13,14 +13,15 @@ from workers.launchers.ray import RayNodes
 
 
 class FakeBridge:
-    """Tells of one node at each start, and ends when a test says so."""
+    """Tells of one node at each start, then what a test wants told, and ends at None."""
 
     starts_to_fail = 2
 
     def __init__(self, _flags: Sequence[str]) -> None:
-        self.ended: SimpleQueue[None] = SimpleQueue()
+        self.to_tell: SimpleQueue[Document | None] = SimpleQueue()
         self.starts = 1
         self.lives = True
+        self.terminated = 0
 
     def events(self) -> Iterator[Document]:
         if not self.lives:
@@ -28,7 +29,8 @@ class FakeBridge:
         told = {"num_cores": 2, "core_ids": [0, 1], "pids": {}, "name": "n0"}
         where = {"name": "n0", "address": "127.0.0.1"}
         yield {"event": "joined", "node": f"key-{self.starts}", "description": told, **where}
-        self.ended.get(timeout=60)
+        while (event := self.to_tell.get(timeout=60)) is not None:
+            yield event
 
     def restart(self) -> None:
         self.starts += 1
@@ -39,18 +41,37 @@ class FakeBridge:
     def wait(self) -> str:
         return "exit code 1"
 
+    def terminate(self) -> None:
+        self.terminated += 1
+
     def close(self) -> None:
-        self.ended.put(None)
+        self.to_tell.put(None)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
+    monkeypatch.setattr("workers.launchers.ray.BridgeProcess", FakeBridge)
+    nodes = RayNodes(num_devices=2)
+    yield nodes
+    nodes.close()
+
+
+def bridge_of(nodes: RayNodes) -> FakeBridge:
+    assert isinstance(nodes._bridge, FakeBridge)
+    return nodes._bridge
 
 
 def test_a_bridge_that_can_not_be_started_again_for_a_while_costs_no_more_than_that_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("workers.launchers.ray.BridgeProcess", FakeBridge)
-    nodes = RayNodes(num_devices=2)
-    bridge = nodes._bridge
-    assert isinstance(bridge, FakeBridge)
-    bridge.ended.put(None)
+    bridge = bridge_of(nodes)
+    bridge.to_tell.put(None)
     wait_until("it has been started again", lambda: bridge.starts == 4 and not nodes.lost(), 60)
-    nodes.close()
     assert caplog.text.count("No space left on device") == FakeBridge.starts_to_fail
+
+
+def test_a_bridge_that_can_not_be_understood_is_ended_and_started_again(nodes: RayNodes) -> None:
+    bridge = bridge_of(nodes)
+    bridge.to_tell.put({"event": "news", "node": "nobody has told of it", "documents": []})
+    wait_until("it has been started again", lambda: bridge.starts == 4 and not nodes.lost(), 60)
+    assert bridge.terminated == 1

@@ -175,8 +175,14 @@ class RayNodes:
         pause_s = _SHORTEST_PAUSE_S
         while True:
             started = time.monotonic()
-            for event in self._bridge.events():
-                self._take(event)
+            try:
+                for event in self._bridge.events():
+                    self._take(event)
+            except Exception:
+                _LOG.exception(
+                    "the process that speaks with Ray can't be understood, so it is ended"
+                )
+                self._bridge.terminate()
             why = self._unusable or "the process that speaks with Ray ended"
             self._lose(range(len(self._nodes)), why)
             if self._closing:

@@ -109,13 +109,13 @@ class StepLines:
             documents = call.line.read(block=False)
             if call.caller is None and documents:
                 self._introduce(call, documents.pop(0))
+            if documents and call.caller is not None:
+                call.caller.said(call.node, documents)
         except (OSError, ValueError, LookupError, TypeError) as error:
             _LOG.warning("a call was ended: %s", error)
             return self._hang_up(call, is_cut_off=True)
         if documents is None:
             return self._hang_up(call, is_cut_off=False)
-        if documents and call.caller is not None:
-            call.caller.said(call.node, documents)
         return None
 
     def _introduce(self, call: _Call, hello: Document) -> None:
