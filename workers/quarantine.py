@@ -53,7 +53,7 @@ class NodeHistory:
 
     @property
     def quarantined(self) -> Mapping[str, str]:
-        """Nodes that must not be used, and why."""
+        """Nodes that have failed too often, and why."""
         return dict(self._quarantined)
 
     def strikes(self, node: str) -> Sequence[Strike]:
@@ -94,10 +94,6 @@ class NodeHistory:
     def forget(self, probe: Hashable) -> None:
         """A probe got no second opinion that counts: cancelled, given back, no other nodes."""
         self._doubts.pop(probe, None)
-
-    def quarantine(self, node: str, why: str) -> None:
-        """Puts a node into quarantine for another reason: its health, memory not back, a user."""
-        self._quarantined[node] = why
 
     def release(self, node: str) -> None:
         """Takes a node out of quarantine; what it did is forgotten."""

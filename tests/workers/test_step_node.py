@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_ranks_of_two_nodes_meet_in_a_step(nodes: SrunNodes) -> None:
     assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
 
 
+def test_ranks_meet_although_a_node_calls_in_after_the_first_rank_listens(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    nodes = start_nodes(environment)
+    listens = tmp_path / "listens"
+    late = tmp_path / "late"
+    late.write_text(f'#!/bin/sh\nuntil [ -e {listens} ]; do sleep 0.05; done\nexec "$@"\n')
+    late.chmod(0o755)
+    environment["BEFORE_n2"] = str(late)
+    end = run_group(
+        nodes, "meet", num_ranks=2, num_nodes=2, on_event=lambda _: listens.touch(), deadline_s=60
+    )
+    nodes.close()
+    assert end.failure is None, end
+
+
 def test_the_start_of_a_step_is_none_of_its_groups_time(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -119,6 +136,18 @@ def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
     assert not any(map(is_alive, ranks))
     nodes.recover(1)
     assert run_group(nodes, "succeed", num_nodes=2).failure is None
+
+
+def test_closing_while_a_groups_own_thread_ends_it_waits_for_that_end(nodes: SrunNodes) -> None:
+    step = nodes._new_step("meeting-of-a-test", [0])
+    nodes._launch_what_may_run()
+    step.hellos()
+    (pid,) = step.pids.values()
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(nodes.end, [0], "meeting-of-a-test")
+        nodes.close()
+        assert not is_alive(pid)
+        assert ending.result(30) == {}
 
 
 def test_what_srun_refuses_is_said_and_blames_the_node_that_it_names(

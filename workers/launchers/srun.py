@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 _MEETING: Final = "meeting-"
 """Begins the names of groups that are there to get to know nodes, and have no ranks."""
+_CLOSE_WITHIN_S: Final = 60.0
 MAX_STEPS: Final = 90
 """Steps at once: sites ask for fewer than a hundred `srun` a batch host."""
 
@@ -86,7 +87,8 @@ class SrunNodes:
     def __init__(self, settings: StepSettings) -> None:
         self.settings = settings
         self.lines = StepLines(settings.listen_address)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        """Held for what runs; told when a group has ended."""
         self._running = _Running()
         self._lost: dict[int, str] = {}
         try:
@@ -138,11 +140,12 @@ class SrunNodes:
         """Ends the group, then its step; returns when its `srun` has ended and nothing is left."""
         with self._lock:
             step = self._running.by_group.get(group)
-            if step is None:  # it was never started
+            token = self._running.tokens.pop(group, None)
+            if step is None or token is None:  # it was never started, or another thread ends it
                 return {}
             if group in self._running.waiting:
                 self._running.waiting.remove(group)
-            self.lines.expect_no_more(self._running.tokens.pop(group))
+            self.lines.expect_no_more(token)
         try:
             return step.end()
         finally:
@@ -150,6 +153,7 @@ class SrunNodes:
             with self._lock:
                 del self._running.by_group[group]
                 self._running.launched.discard(group)
+                self._lock.notify_all()
             self._launch_what_may_run()
 
     def recover(self, node: int) -> None:
@@ -182,6 +186,8 @@ class SrunNodes:
                 self.end((), group)
             except WorkerError as error:
                 _LOG.error("%s", error)
+        with self._lock:  # those whose own threads end them
+            self._lock.wait_for(lambda: not self._running.by_group, _CLOSE_WITHIN_S)
         self.lines.close()
 
     def _meet_all(self) -> list[Node]:

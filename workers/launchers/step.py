@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from workers.errors import NodeLostError, RanksLeftError
@@ -31,6 +31,8 @@ class _Member:
     hello: Document | None = None
     line: JsonLines | None = None
     ordered: bool = False
+    untold: list[Document] = field(default_factory=list)
+    """Orders that came before its ranks."""
     started: bool = False
     ended: Document | None = None
     lost: bool = False
@@ -166,15 +168,16 @@ class Step:
                     self._changed.wait(min(left_s, _LOOK_EVERY_S))
 
     def tell(self, document: Document) -> None:
-        """Gives an order to all nodes.
+        """Gives an order to all nodes; those that have no ranks yet get it with the ranks.
 
         Raises:
             NodeLostError: one of them does not take it.
         """
         for node, member in self._members.items():
-            if member.line is None:
-                raise NodeLostError(f"node {member.name} has not called in yet", node=node)
-            self._send(node, member, document)
+            if member.ordered:
+                self._send(node, member, document)
+            else:  # the first ranks may listen before the last node has called in
+                member.untold.append(document)
 
     def end(self) -> dict[int, str]:
         """Ends the group, then the step; returns the log tails of the ranks by rank.
@@ -239,6 +242,8 @@ class Step:
             member.ordered = True
             tasks = [task.to_mapping() for task in self._tasks[node]]
             self._try_to_send(node, {"order": "start", "tasks": tasks})
+            for document in member.untold:
+                self._try_to_send(node, document)
 
     def _send(self, node: int, member: _Member, document: Document) -> None:
         try:

@@ -70,10 +70,6 @@ class DeviceTable:
         latest: Floats = np.where(self._exists, free_at, _FREE).max(axis=1, initial=_FREE)
         return np.where(self.usable, latest, NEVER)
 
-    def num_free(self, node: int) -> int:
-        """Devices of a node that nobody holds, usable or not."""
-        return int(np.count_nonzero(self._exists[node] & (self._until[node] == _FREE)))
-
 
 def _grown(old: Floats, shape: tuple[int, int]) -> Floats:
     new = np.full(shape, _FREE)

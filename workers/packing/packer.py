@@ -153,10 +153,6 @@ class Packer:
             return self._room(spare, left_s)
         return self._room(free, reservation.lent_until_s - now_s)
 
-    def num_free(self, node: int) -> int:
-        """Devices of a node that no probe holds, whether it is usable or not."""
-        return self._table.num_free(node)
-
     def holders(self, node: int) -> list[Hashable]:
         """The probes that hold something of a node."""
         return [
