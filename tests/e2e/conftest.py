@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.workers.process_checks import kill
+
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
 MARK = "LAYOUT_TUNER_TEST"
 
@@ -206,5 +208,4 @@ def service(tmp_path: Path) -> Iterator[Service]:
         wait_until("every process of the service is gone", lambda: not service.processes(), 30)
     finally:
         service.http.close()
-        for process in service.processes():
-            process.kill()
+        kill(service.processes())

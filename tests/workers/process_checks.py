@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -62,6 +63,13 @@ def marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Kills what may take others of them along."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def run_group(

@@ -19,6 +19,7 @@ from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
     is_alive,
+    kill,
     marked,
     run_group,
     wait_until,
@@ -39,7 +40,7 @@ case $names in *$REFUSED_NODE*) [ -z "$REFUSED_NODE" ] || exit 1;; esac
 trap 'kill $(jobs -p)' TERM
 for name in ${names//,/ }; do
   before=BEFORE_$name
-  SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURMD_NODENAME=$name ${!before} "$@" &
+  SLURM_JOB_ID=$JOB SLURM_STEP_ID=0 SLURMD_NODENAME=$name ${!before} "$@" &
 done
 for task in $(jobs -p); do wait "$task" || code=$?; done
 exit ${code:-0}
@@ -53,7 +54,9 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     mark = uuid.uuid4().hex
-    yield {**os.environ, MARK: mark, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    job = str(uuid.uuid4().int % 10**9)  # others may run these tests on this machine
+    yield {**os.environ, MARK: mark, "JOB": job, "PATH": path}
     wait_until("no process is left", lambda: not marked(mark))
 
 
@@ -62,7 +65,7 @@ def start_nodes(
 ) -> SrunNodes:
     return SrunNodes(
         StepSettings(
-            job_id="1",
+            job_id=environment["JOB"],
             node_names=tuple(f"n{number}" for number in range(1, num_nodes + 1)),
             addresses=tuple(f"127.0.3.{number}" for number in range(1, num_nodes + 1)),
             listen_address=listen_address,
@@ -126,8 +129,7 @@ def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
             mark = nodes.settings.environment[MARK]
             zygotes = [p for p in marked(mark) if "workers.zygote" in p.cmdline()[:5]]
             on_n2 = [p for p in zygotes if p.environ()["SLURMD_NODENAME"] == "n2"]
-            for process in on_n2:  # the keepers forked from it go by its name
-                process.kill()
+            kill(on_n2)  # the keepers forked from it go by its name
 
     end = run_group(nodes, "hang", num_ranks=2, num_nodes=2, on_event=kill_a_zygote)
     assert end.failure is not None
@@ -167,7 +169,7 @@ def test_what_srun_refuses_is_said_and_blames_the_node_that_it_names(
 
 def test_an_allocation_none_of_whose_nodes_answers_is_refused(environment: dict[str, str]) -> None:
     environment["REFUSAL"] = "Job has expired"
-    with pytest.raises(NodeLostError, match=r"no node of job 1 answers: .*Job has expired"):
+    with pytest.raises(NodeLostError, match=r"no node of job \d+ answers: .*Job has expired"):
         start_nodes(environment)
 
 
@@ -203,10 +205,10 @@ def test_only_steps_of_the_same_job_and_node_are_found_alive(nodes: SrunNodes) -
     found: list[list[str]] = []
 
     def look(_: dict[str, Any]) -> None:
-        here = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+        here = {"SLURM_JOB_ID": nodes.settings.environment["JOB"], "SLURMD_NODENAME": "n1"}
         found.append(living_steps(here))
         found.append(living_steps({**here, STEP_VARIABLE: found[0][0]}))
-        found.append(living_steps({**here, "SLURM_JOB_ID": "2"}))
+        found.append(living_steps({**here, "SLURM_JOB_ID": "another"}))
         found.append(living_steps({**here, "SLURMD_NODENAME": "n2"}))
 
     run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=1)

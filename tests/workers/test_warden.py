@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.process_checks import MARK, kill, marked, wait_until
 from workers.warden import start_under_warden
 
 # A command with a child, and a daemon in a session of its own whose parents are gone.
@@ -34,8 +34,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv(MARK, mark)
     yield mark
     left = marked(mark)
-    for process in left:
-        process.kill()
+    kill(left)
     assert not left
 
 

@@ -18,7 +18,7 @@ from search_spaces.layout import Layout
 from search_spaces.outcome import ProbeRequest
 from search_spaces.presets.models import model_preset
 from tests.workers.fake_service import TOKEN, FakeService, serve
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.process_checks import MARK, kill, marked, wait_until
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 from tests.workers.test_worker import node_states
 
@@ -77,8 +77,7 @@ def working(
             error.add_note((tmp_path / "worker.log").read_text()[-6000:])
             raise
         finally:
-            for process in marked(mark):
-                process.kill()
+            kill(marked(mark))
             worker.wait()
 
 

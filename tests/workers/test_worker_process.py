@@ -19,7 +19,7 @@ from search_spaces.layout import Layout
 from search_spaces.outcome import ProbeRequest
 from search_spaces.presets.models import model_preset
 from tests.workers.fake_service import TOKEN, FakeService, serve
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.process_checks import MARK, kill, marked, wait_until
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
@@ -55,8 +55,7 @@ def running_worker(
             yield worker
             wait_until("no process of the worker is left", lambda: not marked(mark), 10)
         finally:
-            for process in marked(mark):
-                process.kill()
+            kill(marked(mark))
             worker.wait()
 
 
