@@ -66,8 +66,8 @@ class HeldTrial:
 
     @property
     def key(self) -> str:
-        """Its name among those that this worker holds."""
-        return f"{self.title}, attempt {self.lease.attempt}"
+        """Its name among those that this worker holds; a campaign may be deleted, and named again."""
+        return f"{self.title} (id {self.lease.trial_id}), attempt {self.lease.attempt}"
 
     @property
     def title(self) -> str:

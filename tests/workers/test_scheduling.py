@@ -321,3 +321,15 @@ def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
     assert expected[0] is None
     assert expected[-1] is not None
     assert 0 < expected[-1] < 300
+
+
+def test_a_campaign_that_was_deleted_and_named_again_is_another_one(
+    service: FakeService, tmp_path: Path
+) -> None:
+    for trial_id in (1, 2):
+        service.add_trial(trial_id, make_request(2))
+    service.trials[1]["number"] = 1
+    launcher = FakeLauncher(sizes=(2, 2))
+    launcher.placed = completed_when(lambda: launcher.most_at_once == 4)
+    work(service, tmp_path, launcher, until=lambda: len(service.outcomes) == 2, options=SHARED)
+    assert [outcome["reason"] for outcome in posted(service).values()] == [DONE.reason] * 2
