@@ -15,6 +15,7 @@ from workers.errors import (
     WorkerSupersededError,
     WorkerUnknownError,
 )
+from workers.health import HealthReport
 from workers.lease_client import LeaseClient
 from workers.protocol import Beat, HeartbeatAnswer, WorkerStatus
 from workers.worker_events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
@@ -46,6 +47,9 @@ class Heartbeat:
         self._ended = threading.Event()
         self._complaint = ""
         self._is_refused = False
+        self._session = ""
+        self._known: dict[str, HealthReport] = {}
+        """By node, what the service has been told in this session: a thousand reports are long."""
         self.news = news
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
@@ -68,8 +72,10 @@ class Heartbeat:
     def _beat(self, worker_id: str, news: News) -> bool:
         """Sends one heartbeat; returns whether there shall be more."""
         beats = [trial.beat() for trial in news.trials]
+        if worker_id != self._session:
+            self._session, self._known = worker_id, {}
         try:
-            answer = self._send(worker_id, beats, news.status())
+            answer = self._send(worker_id, beats, news.status(self._known))
         except ServiceUnreachableError as error:
             self._complain(f"{error}; the probes go on")
         except WorkerUnknownError:
@@ -84,6 +90,8 @@ class Heartbeat:
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
             )
             self._complaint = ""
+            reports = ((node.name, node.report) for node in news.nodes)
+            self._known = {name: report for name, report in reports if report is not None}
         return True
 
     def _complain(self, complaint: str) -> None:

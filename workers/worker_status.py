@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from workers.health import HealthReport
 from workers.held_trial import HeldTrial
 from workers.node_roster import NodeRecord
 from workers.protocol import NodeStatus, WorkerState, WorkerStatus
@@ -52,18 +53,24 @@ class News:
     ends_at: float | None = None
     """When the nodes are taken away, on the monotonic clock."""
 
-    def status(self) -> WorkerStatus:
-        """What the allocation does at this moment."""
+    def status(self, known: Mapping[str, HealthReport] | None = None) -> WorkerStatus:
+        """What the allocation does at this moment.
+
+        Args:
+            known: reports by node that the service has already: it keeps those that are not said again.
+        """
         now = time.monotonic()
         return WorkerStatus(
             state=self.state,
             ends_in_s=None if self.ends_at is None else max(0.0, self.ends_at - now),
             idle_node_s=self.idle.until(now),
-            nodes=_statuses(self.nodes, self.trials),
+            nodes=_statuses(self.nodes, self.trials, known or {}),
         )
 
 
-def _statuses(nodes: Sequence[NodeRecord], trials: Sequence[HeldTrial]) -> tuple[NodeStatus, ...]:
+def _statuses(
+    nodes: Sequence[NodeRecord], trials: Sequence[HeldTrial], known: Mapping[str, HealthReport]
+) -> tuple[NodeStatus, ...]:
     doing: dict[int, list[str]] = {}
     free = [node.num_devices for node in nodes]
     for trial in trials:
@@ -80,10 +87,16 @@ def _statuses(nodes: Sequence[NodeRecord], trials: Sequence[HeldTrial]) -> tuple
             doing=", ".join(doing.get(index, ()))[:_MOST_WORDS],
             reason=node.reason[:_MOST_WORDS],
             free_devices=max(0, free[index]),
-            health=None if node.report is None else _sayable(node.report.to_mapping()),
+            health=_health(node, known),
         )
         for index, node in enumerate(nodes)
     )
+
+
+def _health(node: NodeRecord, known: Mapping[str, HealthReport]) -> dict[str, Any] | None:
+    if node.report is None or node.report is known.get(node.name):
+        return None
+    return _sayable(node.report.to_mapping())
 
 
 def _sayable(report: Mapping[str, Any]) -> dict[str, Any]:

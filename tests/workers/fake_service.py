@@ -62,6 +62,12 @@ class FakeService:
             self.live_worker = None
             self.changed.notify_all()
 
+    def told_health(self) -> dict[str, dict[str, Any]]:
+        """The newest health reports by node; a worker tells each once."""
+        statuses = [body["status"] for body in self.heartbeats if body.get("status")]
+        told = [node for status in statuses for node in status["nodes"]]
+        return {node["name"]: node["health"] for node in told if node["health"] is not None}
+
     def _has_news(self) -> bool:
         return bool(self.trials or self.away or self.live_worker is None or self.superseded)
 

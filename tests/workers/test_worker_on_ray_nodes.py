@@ -104,7 +104,10 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
         assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
         assert service.unregistered == ["session-1"]
         status = service.heartbeats[-1]["status"]
-        assert {node["health"]["num_devices_seen"] for node in status["nodes"]} == {2}
+        health = service.told_health()
+        assert {name: told["num_devices_seen"] for name, told in health.items()} == {
+            node["name"]: 2 for node in status["nodes"]
+        }
         assert 0 < status["ends_in_s"] < 3600
 
 
