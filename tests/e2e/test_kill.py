@@ -42,8 +42,11 @@ def assert_nothing_lost_or_twice(service: Service, before: MiddleOfAProbe, attem
     for trial in before.completed:
         assert trials[trial["id"]] == trial
     assert trials[before.running["id"]]["attempt"] == attempts
-    others = set(trials) - {before.running["id"]}
-    assert {trials[other]["attempt"] for other in others} == {1}
+    others = [trials[other]["attempt"] for other in set(trials) - {before.running["id"]}]
+    # With its worker, a trial may also lose the lease that it was given ahead of its turn.
+    leased_ahead = attempts - 1
+    assert others.count(1) >= len(others) - leased_ahead
+    assert set(others) <= {1, attempts}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.workers.process_checks import MARK, kill, marked, wait_until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
@@ -75,8 +75,7 @@ class RayNodeProcess:
         found = marked(self.mark)
         for process in found:
             process.suspend()  # nobody is to see another's end
-        for process in found:
-            process.kill()
+        kill(found)  # the kernel takes some of them along with others
         assert self.process is not None
         self.process.wait(PATIENCE_S)
         return found
