@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from datetime import timedelta
+from typing import Any, Final, cast
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
@@ -19,6 +20,7 @@ from results_db.allocation_records import (
 )
 from results_db.cost import Cost
 from results_db.errors import WorkerNotFoundError
+from results_db.leases import HEARTBEAT_INTERVAL_S
 from results_db.models import Attempt, Campaign, Trial
 from results_db.part import StorePart
 from results_db.records import WorkerRecord
@@ -26,6 +28,8 @@ from results_db.rows import COST_COLUMNS, worker_record
 from results_db.worker_tables import AllocationNode, Worker
 from results_db.workers import is_there
 from search_spaces.outcome import DEFAULT_DEADLINE_S
+
+_NEXT_STARTS_WITHIN: Final = timedelta(seconds=HEARTBEAT_INTERVAL_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,16 +110,23 @@ class Allocations(StorePart):
             return session.scalar(query) or 0
 
     def all_wait_because(self, campaign_id: int) -> str | None:
-        """What the first of a campaign's leased trials waits for; None unless all of them wait."""
+        """What the first of a campaign's leased trials waits for; None unless all of them wait.
+
+        What was said before a trial ended, or at once afterwards, is out of date: the next one starts.
+        """
+        last_end = select(func.max(Trial.ended_at)).where(Trial.campaign_id == campaign_id)
         query = (
-            select(Attempt.phase, Attempt.waiting_because)
+            select(Attempt.phase, Attempt.waiting_because, Attempt.seen_at)
             .join(Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt))
             .where(Trial.campaign_id == campaign_id, Trial.state == "RUNNING")
             .order_by(Trial.id)
         )
         with self._db.read() as session:
             leased = session.execute(query).all()
-        if not leased or any(phase != "waiting" for phase, _ in leased):
+            ended_at = session.scalar(last_end)
+        if not leased or any(attempt.phase != "waiting" for attempt in leased):
+            return None
+        if ended_at is not None and leased[0].seen_at <= ended_at + _NEXT_STARTS_WITHIN:
             return None
         return str(leased[0].waiting_because) or None
 

@@ -131,6 +131,23 @@ def test_a_campaign_whose_leased_trials_all_wait_says_for_what(api: Api, campaig
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
 
 
+def test_a_trial_leased_ahead_is_not_said_to_wait_when_its_turn_has_just_come(
+    api: Api, campaign_id: int
+) -> None:
+    worker = register(api)
+    for layout in (LAYOUT, Layout(tp=2, num_microbatches=8)):
+        api.store.add_trial(campaign_id, layout)
+    first, second = api.lease(worker), api.lease(worker)
+    beats = [
+        {"trial_id": lease["trial_id"], "attempt": 1, "iterations_done": 0, "phase": phase}
+        for lease, phase in ((first, "iterating"), (second, "waiting"))
+    ]
+    beats[1]["waiting_because"] = "every node is busy"
+    beat(api, worker, trials=beats)
+    api.report(worker, first, completed(LAYOUT))
+    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+
+
 @pytest.mark.parametrize(
     ("layout", "nodes", "status", "why"),
     [

@@ -55,15 +55,14 @@ def _waits(prospect: Prospect) -> str:
     waits = f"waits for {_needs(prospect)}"
     if prospect.starts_in_s is None:
         return f"{waits}: not on the nodes where it failed before, and no others are usable"
-    free = f"{prospect.num_free} {'is' if prospect.num_free == 1 else 'are'} free"
+    free = f"{prospect.num_free or 'none'} {'are' if prospect.num_free > 1 else 'is'} free"
     needed = request.num_nodes if prospect.whole else request.num_devices
     if prospect.num_free >= needed:
         kept = f"kept for {prospect.behind}, which has waited longer"
         return f"{waits}: {free}, {kept if prospect.behind is not None else 'so it starts next'}"
-    others = f"the others of them by {prospect.starts_in_s:.0f} s from now at the latest"
     if prospect.behind is not None:
         return f"{waits}: {free}; {prospect.behind} has waited longer"
-    return f"{waits}: {free}, {others}"
+    return f"{waits}: {free}, enough are in {prospect.starts_in_s:.0f} s at the latest"
 
 
 def _needs(prospect: Prospect) -> str:

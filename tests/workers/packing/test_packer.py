@@ -248,7 +248,7 @@ def test_a_probe_says_what_it_waits_for() -> None:
     packer = make_packer(4)
     start(packer, make_request(1, nodes=2, at_most_s=340))
     assert packer_says(packer, make_request(2, nodes=4)) == (
-        "waits for 4 whole nodes: 2 are free, the others of them by 340 s from now at the latest"
+        "waits for 4 whole nodes: 2 are free, enough are in 340 s at the latest"
     )
     assert packer_says(packer, make_request(3, nodes=2, at_most_s=1000)) == (
         "waits for 2 whole nodes: 2 are free, kept for 2, which has waited longer"
@@ -259,8 +259,7 @@ def test_a_small_probe_says_what_it_waits_for() -> None:
     packer = make_packer(1)
     start(packer, make_request(1, devices=7, at_most_s=30))
     assert packer_says(packer, make_request(2, devices=2)) == (
-        "waits for 2 contiguous devices of a node: 1 is free, "
-        "the others of them by 30 s from now at the latest"
+        "waits for 2 contiguous devices of a node: 1 is free, enough are in 30 s at the latest"
     )
 
 
