@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -12,6 +11,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from search_spaces.machine import available_memory_bytes, usable_memory_bytes
+from workers.rank_group import join_process_group
 from workers.rank_task import RankTask
 from workers.trainer.peak import MEASURED, measured_tflops
 
@@ -82,17 +82,7 @@ def _best_seconds(
     task: RankTask, store: Store, exchange: Callable[[torch.Tensor], None]
 ) -> tuple[float, int]:
     """The shortest of some exchanges, after one that sets up connections, and the bytes of each."""
-    device = torch.device("cpu")
-    if task.device == "cuda":
-        device = torch.device("cuda", 0)  # a rank sees its own device alone
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "gloo" if device.type == "cpu" else "nccl",
-        store=store,
-        rank=task.rank,
-        world_size=task.world_size,
-        timeout=timedelta(seconds=task.deadline_s),
-    )
+    device = join_process_group(task, store)
     size = _MESSAGE_BYTES[device.type]
     message = torch.zeros(size // 4, device=device)
     best_s = float("inf")

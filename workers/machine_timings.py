@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from search_spaces.layout import PRECISIONS, Layout, Precision
 from workers.json_lines import JsonLines
+from workers.rank_group import join_process_group
 from workers.rank_task import RankTask
 from workers.trainer.collectives import all_reduce, barrier, gather_rows, scatter_rows
 from workers.trainer.measure import quartiles
@@ -102,14 +102,7 @@ class MachineTimer:
 
 def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any]:
     """Times everything; rank 0 reports each timing as it is there."""
-    device = _device(task)
-    dist.init_process_group(
-        "gloo" if device.type == "cpu" else "nccl",
-        store=store,
-        rank=task.rank,
-        world_size=task.world_size,
-        timeout=timedelta(seconds=task.deadline_s),
-    )
+    device = join_process_group(task, store)
     timings = list(_all_timings(task, device))
     timer = MachineTimer(device, seconds_each=task.job["seconds"] / len(timings))
     timed = []
@@ -197,14 +190,6 @@ def _there_and_back(tensor: Tensor, mesh: Mesh) -> None:
         is_sent = mesh.place.pp_rank == sender
         for work in start_messages([Message(tensor, other, sender, is_sent)], mesh):
             work.wait()
-
-
-def _device(task: RankTask) -> torch.device:
-    if task.device == "cpu":
-        torch.set_num_threads(1)
-        return torch.device("cpu")
-    torch.cuda.set_device(0)  # a rank sees its own device alone
-    return torch.device("cuda", 0)
 
 
 def _device_name(device: torch.device) -> str:

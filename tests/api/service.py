@@ -32,6 +32,16 @@ CAMPAIGN: dict[str, Any] = {
     "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1, 2], "dp": 1, "micro_batch_size": 1},
 }
 
+INTRODUCTION: dict[str, Any] = {
+    "name": "w",
+    "host": "h",
+    "cluster": "c",
+    "num_nodes": 1,
+    "devices_per_node": 2,
+    "device": "d",
+}
+"""The least that a worker says of itself."""
+
 
 class Api:
     """A service in this process, spoken to over its HTTP interface."""

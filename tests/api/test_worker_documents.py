@@ -6,7 +6,7 @@ import pytest
 
 from search_spaces.layout import Layout
 from tests.api.allocation import NODES, node, register
-from tests.api.service import Api
+from tests.api.service import INTRODUCTION, Api
 
 
 @pytest.fixture
@@ -54,15 +54,7 @@ def test_a_status_that_cannot_be_is_refused_with_its_field(
 def test_an_allocation_that_cannot_be_is_refused_with_its_field(
     api: Api, changes: dict[str, Any], named: str
 ) -> None:
-    body = {
-        "name": "w",
-        "host": "h",
-        "cluster": "c",
-        "num_nodes": 1,
-        "devices_per_node": 2,
-        "device": "d",
-    }
-    (error,) = api.post("/workers", {**body, **changes}, status=422)["errors"]
+    (error,) = api.post("/workers", {**INTRODUCTION, **changes}, status=422)["errors"]
     assert error["field"] == f"body.{named}"
 
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from api.settings import Settings
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome
-from tests.api.service import HEADERS, Api
+from tests.api.service import HEADERS, INTRODUCTION, Api
 from tests.results_db.factories import completed, failed
 
 LAYOUT = Layout(num_microbatches=8)
@@ -29,15 +29,7 @@ def outcome_body(worker_id: str, attempt: int = 1, **changes: Any) -> dict[str, 
 
 
 def test_a_worker_learns_how_often_to_beat(api: Api, settings: Settings) -> None:
-    body = {
-        "name": "w",
-        "host": "h",
-        "cluster": "c",
-        "num_nodes": 1,
-        "devices_per_node": 2,
-        "device": "d",
-    }
-    told = api.post("/workers", body, status=201)
+    told = api.post("/workers", INTRODUCTION, status=201)
     assert told["lease_s"] == settings.lease_s == 15.0
     assert told["heartbeat_interval_s"] == 2.0
     assert api.get("/workers")["workers"][0]["name"] == "w"
@@ -57,15 +49,7 @@ def test_a_worker_learns_how_often_to_beat(api: Api, settings: Settings) -> None
 def test_a_worker_that_introduces_itself_badly_is_refused(
     http: TestClient, changes: dict[str, Any], named: str
 ) -> None:
-    body = {
-        "name": "w",
-        "host": "h",
-        "cluster": "c",
-        "num_nodes": 1,
-        "devices_per_node": 2,
-        "device": "d",
-    }
-    answer = http.post("/v1/workers", json={**body, **changes})
+    answer = http.post("/v1/workers", json={**INTRODUCTION, **changes})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [named]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome
-from tests.results_db.factories import TurnableClock, completed, failed, make_worker
+from tests.results_db.factories import TurnableClock, completed, failed
 from tests.tuner.factories import (
     FakeWorker,
     drive_until,
@@ -27,30 +26,7 @@ from tests.tuner.factories import (
     submit,
 )
 from tuner.campaign_search import CampaignSearch, observe
-from tuner.driver import MAX_A_ROUND, Driver
-
-SMALL_LAYOUTS = {
-    "global_batch_size": 16,
-    "tp": [1, 2],
-    "pp": [1, 2],
-    "dp": [1, 2],
-    "micro_batch_size": [1, 2, 4],
-    "zero_stage": [0, 1],
-    "recompute": ["none", "full"],
-}
-"""Of 1 to 8 devices."""
-
-
-@pytest.fixture
-def clock() -> TurnableClock:
-    return TurnableClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=clock)
-    yield store
-    store.close()
+from tuner.driver import Driver
 
 
 @pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])
@@ -103,48 +79,6 @@ def test_a_campaign_without_any_completed_trial_names_the_common_reason(store: S
     assert record.message == (
         "5 of 5 trials done; no trial completed; most common reason: out_of_memory (3 of 5)"
     )
-
-
-def test_one_trial_waits_when_there_is_no_worker(store: Store) -> None:
-    campaign = submit(store, make_spec())
-    driver = Driver(store)
-    for _ in range(5):
-        driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 1
-
-
-def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 20}))
-    workers = [FakeWorker(store, name=f"w{i}") for i in range(3)]
-    driver = Driver(store)
-    for _ in range(3):
-        driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 4
-    for worker in workers:
-        store.lease(worker.id, 1)
-    driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 1
-
-
-def test_the_devices_of_a_worker_that_shares_its_nodes_are_kept_supplied(store: Store) -> None:
-    campaign = submit(store, make_spec(space=SMALL_LAYOUTS, budget={"trials": 100}))
-    make_worker(store, num_nodes=2, shares_nodes=True)
-    driver = Driver(store)
-    for _ in range(5):
-        driver.step()
-    devices = [trial.layout.num_devices for trial in store.trials(campaign.id)]
-    assert sum(devices) - max(devices) >= 16
-    assert sum(devices[:-1]) - max(devices[:-1]) < 16
-
-
-def test_a_round_asks_for_a_few_trials_only(store: Store) -> None:
-    campaign = submit(store, make_spec(space=SMALL_LAYOUTS, budget={"trials": 100}))
-    make_worker(store, num_nodes=64, shares_nodes=True)
-    driver = Driver(store)
-    driver.step()
-    assert len(store.trials(campaign.id)) == MAX_A_ROUND
-    driver.step()
-    assert len(store.trials(campaign.id)) == 2 * MAX_A_ROUND
 
 
 def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> None:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver import Driver
 from tuner.supply import MAX_TOO_LARGE, NUM_AHEAD
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"))
-    yield store
-    store.close()
 
 
 def wide_spec(**changes: object) -> CampaignSpec:

@@ -25,7 +25,7 @@ class SeveralLocalNodes:
     @property
     def nodes(self) -> Sequence[Node]:
         return [
-            replace(part.nodes[0], name=f"node{index}", address=f"127.0.3.{index + 1}")
+            replace(part.nodes[0], name=f"node{index}", address=f"127.0.2.{index + 1}")
             for index, part in enumerate(self.parts)
         ]
 

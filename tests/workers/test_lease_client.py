@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.workers.fake_service import TOKEN, FakeService, problem, serve
+from tests.workers.fake_service import TOKEN, FakeService, problem
 from workers.errors import (
     RequestRefusedError,
     ServiceFailedError,
@@ -31,12 +31,6 @@ IDENTITY = WorkerIdentity(
     versions={"python": "3.11"},
 )
 REPORT = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome={"state": "failed"})
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from search_spaces.outcome import Outcome, ProbeRequest
 from tests.results_db.factories import completed
 from tests.workers.fake_launcher import FakeLauncher, make_node
-from tests.workers.fake_service import FakeService, serve
+from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
 from tests.workers.test_scheduling import (
@@ -27,12 +27,6 @@ from tests.workers.test_worker import node_states, work
 from workers.health import HealthReport
 from workers.launchers.base import Cancelled, Launcher, OnEvent
 from workers.packing.shares import Placement
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 def test_a_lost_node_is_brought_back_while_the_others_work(

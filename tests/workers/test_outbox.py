@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.test_spool import make_report
 from workers.errors import ServiceUnreachableError
 from workers.lease_client import LeaseClient
 from workers.outbox import Outbox
 from workers.spool import Spool
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 @pytest.fixture

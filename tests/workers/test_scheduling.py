@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome, ProbeRequest
 from search_spaces.presets.models import model_preset
 from tests.workers.fake_launcher import FakeLauncher
-from tests.workers.fake_service import FakeService, serve
+from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
 from tests.workers.test_worker import CANCELLED, FAILED, work
 from workers.allocation_end import AllocationEnd
@@ -37,12 +37,6 @@ def make_request(
         model=model_preset("tiny"), layout=layout, deadline_s=deadline_s, seed=seed
     )
     return request.to_mapping()
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 def posted(service: FakeService) -> dict[int, dict[str, Any]]:

@@ -18,7 +18,7 @@ from search_spaces.layout import Layout
 from search_spaces.outcome import Outcome, ProbeRequest
 from search_spaces.presets.models import model_preset
 from tests.workers.fake_launcher import FakeLauncher, Program
-from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.process_checks import wait_until
 from tests.workers.test_lease_client import IDENTITY
 from workers.allocation_end import EndsIn
@@ -51,12 +51,6 @@ def run_until_cancelled(on_event: OnEvent, cancelled: Cancelled) -> Outcome:
     on_event({"event": "iteration", "index": 4})
     wait_until("the probe is cancelled", cancelled)
     return CANCELLED
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 def node_states(service: FakeService) -> dict[str, str]:

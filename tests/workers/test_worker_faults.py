@@ -14,7 +14,7 @@ import pytest
 
 from search_spaces.outcome import Outcome, ProbeRequest
 from tests.workers.fake_launcher import FakeLauncher
-from tests.workers.fake_service import FakeService, serve
+from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
 from tests.workers.test_scheduling import (
     DONE,
@@ -27,12 +27,6 @@ from tests.workers.test_scheduling import (
 from tests.workers.test_worker import FAILED, work
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.shares import Placement
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 def test_probes_go_on_while_the_service_is_away_and_are_reported_when_it_is_back(

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 from search_spaces.cluster import detect_local_cpu
 from search_spaces.layout import Layout
 from search_spaces.outcome import ProbeRequest
 from search_spaces.presets.models import model_preset
-from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.process_checks import MARK, kill, marked, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -57,12 +56,6 @@ def running_worker(
         finally:
             kill(marked(mark))
             worker.wait()
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
-        yield service
 
 
 def is_under_way(service: FakeService, trial_id: int) -> bool:

@@ -1,0 +1,24 @@
+"""What tests of the driver start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from tests.results_db.factories import TurnableClock
+
+
+@pytest.fixture
+def clock() -> TurnableClock:
+    return TurnableClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
+    store = Store.open(DataDir(tmp_path / "data"), clock=clock)
+    yield store
+    store.close()
