@@ -8,6 +8,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import selectinload
 
 from results_db.analysis_tables import AnalysisRow, ImportanceRow, StepRow
+from results_db.events import emit
 from results_db.lifecycle import locked_campaign
 from results_db.part import StorePart
 from results_db.records import Analysis, KnobStep, StepDirection, StepSource, StepState
@@ -38,6 +39,7 @@ class Analyses(StorePart):
                 for knob, importance in analysis.importances.items()
             )
             session.add_all(_step_row(campaign_id, step) for step in analysis.steps)
+            emit(session, campaign_id, "campaign.analysed", now=self._clock())
 
     def analysis(self, campaign_id: int) -> Analysis | None:
         """The campaign's youngest analysis; None while there is none."""

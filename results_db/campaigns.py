@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
+from results_db.events import emit
 from results_db.lifecycle import cancel_trial
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
@@ -74,10 +75,13 @@ class Campaigns(StorePart):
             max_peak_memory_bytes=max_peak_memory_bytes(spec),
             probe_deadline_s=probe_deadline_s(spec),
             created_at=now,
+            created_by=self._actor.name,
             clock_at=now,
         )
         with self._db.write() as session:
             add_campaign(session, row)
+            emit(session, row.id, "campaign.created", now=now, state=row.state)
+            self._audit(session, "campaign.create", "campaign", row.name)
             return campaign_record(row, now)
 
     def campaign(self, campaign_id: int) -> CampaignRecord:
@@ -147,8 +151,11 @@ class Campaigns(StorePart):
         now = self._clock()
         with self._db.write() as session:
             campaign = _open_campaign(session, campaign_id, "paused")
-            _stop_clock(campaign, now)
-            campaign.state = "PAUSED"
+            if campaign.state == "RUNNING":
+                _stop_clock(campaign, now)
+                campaign.state = "PAUSED"
+                emit(session, campaign.id, "campaign.paused", now=now, state=campaign.state)
+                self._audit(session, "campaign.pause", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
     def resume_campaign(self, campaign_id: int) -> CampaignRecord:
@@ -163,6 +170,8 @@ class Campaigns(StorePart):
             if campaign.state == "PAUSED":
                 campaign.state = "RUNNING"
                 campaign.clock_at = now
+                emit(session, campaign.id, "campaign.resumed", now=now, state=campaign.state)
+                self._audit(session, "campaign.resume", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
     def cancel_campaign(self, campaign_id: int) -> CampaignRecord:
@@ -180,6 +189,7 @@ class Campaigns(StorePart):
                 _refuse_if_ended(campaign, "cancelled")
                 message = "cancelled by the user"
                 _end(session, campaign, "CANCELLED", now, reason="cancelled", message=message)
+                self._audit(session, "campaign.cancel", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
     def end_campaign(
@@ -277,5 +287,6 @@ def _end(
     campaign.reason = reason
     campaign.message = message
     campaign.ended_at = now
+    emit(session, campaign.id, "campaign.ended", now=now, state=state, reason=reason)
     for trial in _trials_in(session, campaign.id, "PENDING", "RUNNING"):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")

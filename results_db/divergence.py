@@ -14,6 +14,7 @@ from typing import cast
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from results_db.events import tell
 from results_db.models import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import iteration_value
 from results_db.verdict import Fault, Run, judge
@@ -41,6 +42,8 @@ def settle(session: Session, campaign: Campaign, trial: Trial) -> None:
         if not stands or fault != before.faults.get(row.trial_id):
             judged = session.get_one(Trial, row.trial_id)
             _set_state(judged, fault, "" if fault is None else group.words(row, fault, rows))
+            assert trial.ended_at is not None  # it has just been measured
+            tell(judged, "trial.judged", trial.ended_at)
             if not stands and judged is not trial:
                 campaign.last_ended_seq += 1
                 judged.ended_seq = campaign.last_ended_seq

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns import add_campaign
 from results_db.errors import CampaignNotFoundError
+from results_db.events import emit
 from results_db.import_tables import Import, ImportedRow
 from results_db.models import Campaign, MeasurementRow, Trial
 from results_db.part import StorePart
@@ -68,7 +69,10 @@ class Imports(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
-            return [_import(session, new, now) for new in imports]
+            campaigns = [_import(session, new, now, self._actor.name) for new in imports]
+            for campaign in campaigns:
+                self._audit(session, "campaign.import", "campaign", campaign.name)
+            return campaigns
 
     def import_source(self, campaign_id: int) -> str | None:
         """Where the rows of an imported campaign come from; None: it ran here."""
@@ -102,7 +106,7 @@ class Imports(StorePart):
         return MeasurementTable(cells=(cell,), aside_columns=tuple(row.aside_columns))
 
 
-def _import(session: Session, new: NewImport, now: datetime) -> CampaignRecord:
+def _import(session: Session, new: NewImport, now: datetime, created_by: str) -> CampaignRecord:
     spec, cell = dict(new.spec), new.cell
     where = f" from {cell.key.source}" if cell.key.source else ""
     campaign = Campaign(
@@ -119,9 +123,11 @@ def _import(session: Session, new: NewImport, now: datetime) -> CampaignRecord:
         last_number=len(cell.rows),
         last_ended_seq=len(cell.rows),
         created_at=now,
+        created_by=created_by,
         ended_at=now,
     )
     add_campaign(session, campaign)
+    emit(session, campaign.id, "campaign.created", now=now, state=campaign.state)
     session.add(
         Import(
             campaign_id=campaign.id,

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
 from results_db.allocation_status import keep_status
+from results_db.events import tell
 from results_db.lifecycle import locked_campaign, lose_attempt, running_attempt
 from results_db.models import Attempt, Campaign, Trial
 from results_db.node_quarantine import wishes
@@ -229,6 +230,7 @@ def _hand_out(
             node_seconds=0.0,
         )
     )
+    tell(trial, "trial.leased", now)
     return LeaseRecord(
         trial_id=trial.id,
         number=trial.number,

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.cost import Cost
+from results_db.events import tell
 from results_db.models import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, TrialState
 from results_db.rows import COST_COLUMNS, cost_of
@@ -48,6 +49,7 @@ def end_trial(
     trial.message = message
     trial.node = node
     _drop_lease(trial)
+    tell(trial, "trial.ended", now)
 
 
 def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:
@@ -112,7 +114,7 @@ def count_lost_attempt(
         message = f"{trial.lost_attempts} attempts were lost; the last: {why}"
         end_trial(campaign, trial, "FAILED", now, reason="node_lost", message=message, node=node)
     else:
-        put_back(trial)
+        put_back(trial, now)
 
 
 def return_attempt(
@@ -128,14 +130,15 @@ def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str
     if trial.cancel_requested:
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
     else:
-        put_back(trial)
+        put_back(trial, now)
 
 
-def put_back(trial: Trial) -> None:
+def put_back(trial: Trial, now: datetime) -> None:
     """The trial waits for a worker again."""
     trial.state = "PENDING"
     trial.iterations_done = 0
     _drop_lease(trial)
+    tell(trial, "trial.returned", now)
 
 
 def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:

@@ -123,6 +123,10 @@ class Campaign(Base):
     lost_node_seconds: Mapped[float] = nothing_yet()
     allocation_idle_node_seconds: Mapped[float] = nothing_yet()
     """Its share of what allocations of its cluster held for nobody; not among node_seconds."""
+    created_by: Mapped[str] = mapped_column(String(64), server_default="")
+    """Name of the token that submitted it; empty: it was made before there were any."""
+    notes: Mapped[str] = mapped_column(Text, server_default="")
+    """What its users wrote beside it."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]

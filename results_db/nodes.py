@@ -56,6 +56,7 @@ class Nodes(StorePart):
             row.released_at = row.release_told_at = None
             row.release_pending = False
             session.flush()
+            self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
             return self._node(session, row)
 
     def release_node(self, cluster: str, node: str) -> ClusterNode:
@@ -76,6 +77,7 @@ class Nodes(StorePart):
             row.release_pending = is_shown(session, row)
             row.release_told_at = None
             session.flush()
+            self._audit(session, "node.release", "node", node, cluster=cluster)
             return self._node(session, row)
 
     def _node(self, session: Session, row: NodeQuarantine) -> ClusterNode:

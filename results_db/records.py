@@ -71,6 +71,10 @@ class CampaignRecord:
     """The same by what they were spent on, with its share of what allocations held for nobody."""
     wall_time_s: float
     """Seconds spent RUNNING while a driver was at work (see `results_db.campaigns`)."""
+    created_by: str = ""
+    """Name of the token that submitted it; empty: it was made before there were any."""
+    notes: str = ""
+    """What its users wrote beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

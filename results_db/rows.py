@@ -114,6 +114,8 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         node_seconds=campaign.node_seconds,
         cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
+        created_by=campaign.created_by,
+        notes=campaign.notes,
     )
 
 

@@ -16,6 +16,7 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
+from results_db.events import tell
 from results_db.models import (
     Attempt,
     Campaign,
@@ -229,6 +230,7 @@ class Trials(StorePart):
                 )
                 session.add(trial)
                 session.flush()
+                tell(trial, "trial.added", trial.created_at)
                 return trial_record(trial)
         except IntegrityError as error:
             if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):

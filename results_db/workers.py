@@ -88,6 +88,7 @@ class Workers(StorePart):
             session.add(worker)
             session.flush()
             add_nodes(session, worker, nodes)
+            self._audit(session, "worker.register", "worker", worker.id, name=name, host=host)
             return worker_record(worker)
 
     def drain_worker(self, worker_id: str) -> None:
@@ -106,6 +107,7 @@ class Workers(StorePart):
                 return_attempt(campaign, trial, attempt, now, f"worker {worker.name} drained")
             worker.ended_at = now
             worker.seen_at = now
+            self._audit(session, "worker.drain", "worker", worker.id, name=worker.name)
 
     def quarantined_nodes(self, cluster: str) -> list[SetAside]:
         """The cluster's nodes that no probe shall run on, by name."""

@@ -1,0 +1,159 @@
+"""What a group needs: tokens, the audit, events, idempotency keys, models and clusters of their own.
+
+Revision: 0006, after 0005.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column(
+        "campaigns", sa.Column("created_by", sa.String(64), server_default="", nullable=False)
+    )
+    op.add_column("campaigns", sa.Column("notes", sa.Text(), server_default="", nullable=False))
+    _create_tokens()
+    _create_audit()
+    _create_events()
+    _create_idempotency_keys()
+    _create_own_descriptions("user_models")
+    _create_own_descriptions("user_clusters")
+
+
+def downgrade() -> None:
+    # Tokens, the audit, events, notes and the users' own models and clusters are lost.
+    op.drop_table("user_clusters")
+    op.drop_table("user_models")
+    op.drop_table("idempotency_keys")
+    op.drop_table("event_counter")
+    op.drop_table("events")
+    op.drop_table("audit")
+    op.drop_table("tokens")
+    op.drop_column("campaigns", "notes")
+    op.drop_column("campaigns", "created_by")
+
+
+def _create_tokens() -> None:
+    op.create_table(
+        "tokens",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("role", sa.String(16), nullable=False),
+        sa.Column("secret_hash", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_by", sa.String(64), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint(
+            "role IN ('viewer', 'submitter', 'admin', 'worker')", name=op.f("ck_tokens_role")
+        ),
+        sa.CheckConstraint("length(secret_hash) = 64", name=op.f("ck_tokens_is_hashed")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        sa.UniqueConstraint("secret_hash", name=op.f("uq_tokens_secret_hash")),
+    )
+    op.create_index(
+        "uq_tokens_name_live",
+        "tokens",
+        ["name"],
+        unique=True,
+        sqlite_where=sa.text("revoked_at IS NULL"),
+        postgresql_where=sa.text("revoked_at IS NULL"),
+    )
+
+
+def _create_audit() -> None:
+    op.create_table(
+        "audit",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("actor", sa.String(64), nullable=False),
+        sa.Column("role", sa.String(16), nullable=False),
+        sa.Column("token_id", sa.Integer(), nullable=True),
+        sa.Column("address", sa.String(64), nullable=False),
+        sa.Column("action", sa.String(40), nullable=False),
+        sa.Column("target_kind", sa.String(20), nullable=False),
+        sa.Column("target", sa.String(255), nullable=False),
+        sa.Column("details", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_audit_token_id_tokens")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
+    )
+    op.create_index(op.f("ix_audit_at"), "audit", ["at"])
+    op.create_index(op.f("ix_audit_actor_id"), "audit", ["actor", "id"])
+    op.create_index(
+        op.f("ix_audit_target_kind_target_id"), "audit", ["target_kind", "target", "id"]
+    )
+
+
+def _create_events() -> None:
+    op.create_table(
+        "events",
+        sa.Column(
+            "id",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            autoincrement=True,
+            nullable=False,
+        ),
+        sa.Column("seq", sa.BigInteger(), nullable=True),
+        sa.Column("campaign_id", sa.Integer(), nullable=False),
+        sa.Column("trial_id", sa.Integer(), nullable=True),
+        sa.Column("kind", sa.String(40), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("data", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
+        sa.UniqueConstraint("seq", name=op.f("uq_events_seq")),
+    )
+    op.create_index(op.f("ix_events_campaign_id_seq"), "events", ["campaign_id", "seq"])
+    op.create_index(
+        "ix_events_unsequenced",
+        "events",
+        ["id"],
+        sqlite_where=sa.text("seq IS NULL"),
+        postgresql_where=sa.text("seq IS NULL"),
+    )
+    counter = op.create_table(
+        "event_counter",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("last_seq", sa.BigInteger(), server_default="0", nullable=False),
+        sa.CheckConstraint("id = 1", name=op.f("ck_event_counter_is_one")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_event_counter")),
+    )
+    op.bulk_insert(counter, [{"id": 1, "last_seq": 0}])
+
+
+def _create_idempotency_keys() -> None:
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("actor", sa.String(64), nullable=False),
+        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("request_hash", sa.String(64), nullable=False),
+        sa.Column("campaign_id", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["campaign_id"],
+            ["campaigns.id"],
+            name=op.f("fk_idempotency_keys_campaign_id_campaigns"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("actor", "key", name=op.f("pk_idempotency_keys")),
+    )
+    op.create_index(op.f("ix_idempotency_keys_campaign_id"), "idempotency_keys", ["campaign_id"])
+    op.create_index(op.f("ix_idempotency_keys_created_at"), "idempotency_keys", ["created_at"])
+
+
+def _create_own_descriptions(table: str) -> None:
+    op.create_table(
+        table,
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("description", sa.JSON(), nullable=False),
+        sa.Column("notes", sa.Text(), server_default="", nullable=False),
+        sa.Column("created_by", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f(f"pk_{table}")),
+    )
