@@ -38,6 +38,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.NodeNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.NodeStateError: HTTPStatus.CONFLICT,
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     space_errors.SearchSpaceError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -29,6 +29,10 @@ class TrialStateError(ResultsDbError):
     """The trial is in a state that does not allow this."""
 
 
+class TrialFilterInvalidError(ResultsDbError):
+    """No trial can be as a filter wants it."""
+
+
 class AttemptNotFoundError(ResultsDbError):
     """The trial never had this attempt."""
 

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from api.filters import TrialFilterDep, filter_query, read_trial_filter
+from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
+from tests.api.conftest import TestClient
+
+
+@pytest.fixture
+def echo() -> TestClient:
+    """Answers with the filter that its query states, written as a query again."""
+    app = FastAPI()
+
+    @app.get("/")
+    def read(wanted: TrialFilterDep, request: Request) -> dict[str, Any]:
+        del request
+        return dict(filter_query(wanted))
+
+    return TestClient(app)
+
+
+def full_filter() -> TrialFilter:
+    """States something for every field."""
+    values: dict[str, Any] = {
+        name: CHOICES.get(name, ("word", "b") if name in TEXTS else (1, 2))
+        for name in LISTED_FIELDS
+    }
+    for metric in METRICS:
+        whole = metric.endswith("_bytes")
+        values |= {f"min_{metric}": 1 if whole else 0.5, f"max_{metric}": 7 if whole else 1e12}
+    return TrialFilter(**values)
+
+
+def test_every_field_of_a_filter_goes_through_a_url_unchanged(echo: TestClient) -> None:
+    wanted = full_filter()
+    query = filter_query(wanted)
+    assert len(query) == len(LISTED_FIELDS) + 2 * len(METRICS), "each field is stated"
+    assert read_trial_filter(**echo.get("/", params=dict(query)).json()) == wanted
+
+
+def test_what_is_not_stated_is_not_in_the_url() -> None:
+    assert filter_query(TrialFilter()) == {}
+    assert filter_query(TrialFilter(states=("FAILED",), min_mfu=0.0)) == {
+        "state": ["FAILED"],
+        "min_mfu": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "tp=x",
+        "tp=-1",
+        "tp=2147483648",
+        "tp=1&" * 101,
+        "precision=fp8",
+        "sequence_parallel=2",
+        "state=completed",
+        "node=%00",
+        "node=",
+        "reason=" + "x" * 41,
+        "min_mfu=nan",
+        "max_mfu=inf",
+        "min_peak_memory_bytes=1.5",
+        "max_peak_memory_bytes=9223372036854775808",
+    ],
+)
+def test_a_value_that_the_field_cannot_have_is_refused(echo: TestClient, query: str) -> None:
+    assert echo.get(f"/?{query}").status_code == 422

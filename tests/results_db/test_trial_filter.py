@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from results_db.errors import TrialFilterInvalidError
+from results_db.models import MeasurementRow, Trial
+from results_db.store import Store
+from results_db.trial_conditions import conditions
+from results_db.trial_filter import KNOB_FIELDS, METRICS, TrialFilter
+from search_spaces.layout import LAYOUT_FIELDS, Layout
+from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+
+ODD_ONE = Layout(
+    num_nodes=2,
+    tp=2,
+    pp=2,
+    dp=4,
+    vpp=2,
+    micro_batch_size=2,
+    num_microbatches=4,
+    zero_stage=1,
+    zero_replicas=2,
+    recompute="full",
+    sequence_parallel=True,
+    precision="bf16",
+)
+"""Differs from a plain layout in every knob."""
+
+
+@pytest.fixture
+def two(store: Store) -> Store:
+    """Trial 1 is plain and measured 100 tokens/s, trial 2 the odd one and measured 300."""
+    campaign = make_campaign(store)
+    worker = make_worker(store, num_nodes=2, devices_per_node=8)
+    for layout, tokens_per_s in ((Layout(), 100.0), (ODD_ONE, 300.0)):
+        store.add_trial(campaign, layout)
+        lease = lease_one(store, worker.id)
+        factor = tokens_per_s / 1000
+        outcome = completed(
+            layout,
+            tokens_per_s=tokens_per_s,
+            mfu=factor,
+            hfu=factor,
+            peak_memory_bytes=int(tokens_per_s),
+        )
+        store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    return store
+
+
+def found(store: Store, **stated: Any) -> list[int]:
+    wanted = TrialFilter(**stated)
+    query = select(Trial.number).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+    with store._db.read() as session:
+        return list(session.scalars(query.where(*conditions(wanted)).order_by(Trial.number)))
+
+
+def test_every_knob_of_a_layout_can_be_filtered_by() -> None:
+    assert set(LAYOUT_FIELDS) < set(KNOB_FIELDS)
+
+
+@pytest.mark.parametrize("knob", KNOB_FIELDS)
+def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
+    plain, odd = getattr(Layout(), knob), getattr(ODD_ONE, knob)
+    assert found(two, **{knob: (odd,)}) == [2]
+    assert found(two, **{knob: (plain,)}) == [1]
+    assert found(two, **{knob: (plain, odd)}) == [1, 2]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
+    two: Store, metric: str
+) -> None:
+    first, second = (two.trial(id_) for id_ in (1, 2))
+    values = []
+    for trial in (first, second):
+        assert trial.measurement is not None
+        values.append(
+            trial.objective(metric)
+            if metric == "tokens_per_node_hour"
+            else getattr(trial.measurement, metric)
+        )
+    low, high = sorted(values)
+    of_low = [1 + values.index(low)]
+    of_high = [1 + values.index(high)]
+    assert found(two, **{f"max_{metric}": low}) == of_low
+    assert found(two, **{f"min_{metric}": high}) == of_high
+    assert found(two, **{f"min_{metric}": low, f"max_{metric}": high}) == [1, 2]
+
+
+def test_states_reasons_and_nodes_are_filtered_by(two: Store) -> None:
+    campaign = two.campaign_by_name("first").id
+    worker = make_worker(two, "w2")
+    two.add_trial(campaign, Layout(tp=4))
+    lease = lease_one(two, worker.id)
+    two.post_outcome(lease.trial_id, lease.attempt, failed("crashed"))
+    two.add_trial(campaign, Layout(tp=8))
+    assert found(two, states=("FAILED", "PENDING")) == [3, 4]
+    assert found(two, reasons=("crashed",)) == [3]
+    assert found(two, nodes=("node-1",)) == [3]
+    assert found(two, nodes=("node-2",)) == []
+
+
+def test_all_that_is_stated_must_hold(two: Store) -> None:
+    assert found(two, tp=(2,), min_tokens_per_s=200.0) == [2]
+    assert found(two, tp=(1,), min_tokens_per_s=200.0) == []
+    assert found(two) == [1, 2]
+
+
+def test_a_bound_leaves_out_what_was_not_measured(two: Store) -> None:
+    two.add_trial(two.campaign_by_name("first").id, Layout(tp=8))
+    assert found(two, min_tokens_per_s=0.0) == [1, 2]
+    assert TrialFilter(min_mfu=0.0).needs_measurement
+    assert not TrialFilter(tp=(1,)).needs_measurement
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"tp": (0, -1)}, "tp=-1 is not a whole number from 0 to 2147483647"),
+        ({"tp": (True,)}, "tp=True is not a whole number"),
+        ({"tp": (2**31,)}, "is not a whole number from 0 to 2147483647"),
+        ({"tp": [1]}, "is not a tuple"),
+        ({"tp": tuple(range(101))}, "tp lists 101 values; at most 100"),
+        ({"precision": ("fp8",)}, "'fp8' is not one of fp32, bf16, fp16"),
+        ({"sequence_parallel": (1,)}, "1 is not one of False, True"),
+        ({"states": ("DONE",)}, "'DONE' is not one of PENDING"),
+        ({"nodes": ("a\x00b",)}, "is not a text in printable characters"),
+        ({"reasons": ("x" * 41,)}, "is longer than 40 characters"),
+        ({"min_mfu": float("nan")}, "min_mfu=nan is not a finite number"),
+        ({"max_mfu": float("inf")}, "max_mfu=inf is not a finite number"),
+        ({"min_peak_memory_bytes": 1.5}, "min_peak_memory_bytes=1.5 is not a whole number"),
+        ({"max_peak_memory_bytes": 2**63}, "is not a whole number up to"),
+        ({"min_mfu": 0.5, "max_mfu": 0.4}, "min_mfu=0.5 is over max_mfu=0.4"),
+    ],
+)
+def test_a_filter_that_no_trial_can_meet_is_refused(stated: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrialFilterInvalidError, match=words):
+        TrialFilter(**stated)
