@@ -1,0 +1,167 @@
+"""The log of events: read in order, gone on after a number, and numbered on PostgreSQL.
+
+Decision 34 says why numbers are given after the commit, and what a reader may rely on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from results_db.event_tables import EventCounter, EventRow
+from results_db.events import COUNTER_ID, EventKind
+from results_db.models import Trial
+from results_db.part import StorePart
+
+MAX_NUMBERED: Final = 5000
+"""Events that are given their numbers in one transaction, at most."""
+
+_NUMBERING_LOCK: Final = 0x6C74_6576
+"""PostgreSQL's advisory lock of whoever gives numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRecord:
+    """Something that happened to a campaign."""
+
+    seq: int
+    """Its number; a reader goes on after the last that it saw."""
+    campaign_id: int
+    trial_id: int | None
+    kind: EventKind
+    at: datetime
+    data: Mapping[str, Any]
+
+
+class EventLog(StorePart):
+    """The events' part of the store."""
+
+    def events(
+        self, *, after: int, campaign_id: int | None = None, limit: int
+    ) -> list[EventRecord]:
+        """Numbered events after a number, in order.
+
+        Args:
+            after: the last number that was seen; 0: from the first that is kept.
+            campaign_id: only those of one campaign; None: of all.
+            limit: at most so many.
+        """
+        query = select(EventRow).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
+        if campaign_id is not None:
+            query = query.where(EventRow.campaign_id == campaign_id)
+        with self._db.read() as session:
+            return [_record(row) for row in session.scalars(query)]
+
+    def last_event_seq(self) -> int:
+        """The last number that was given; 0 before the first."""
+        query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)
+        with self._db.read() as session:
+            return session.scalars(query).one()
+
+    def first_event_seq(self) -> int | None:
+        """The first number that is kept; None: no event is."""
+        with self._db.read() as session:
+            return session.scalar(select(func.min(EventRow.seq)))
+
+    def number_events(self) -> int:
+        """Gives the events that were committed since their numbers; how many there were.
+
+        Any number of processes may do it at once: one of them does, the others find nothing to do.
+        """
+        if not self._gives_numbers_late():
+            return 0
+        with self._db.read() as session:
+            # Most looks find nothing, and take no lock.
+            if session.scalar(_unnumbered().limit(1)) is None:
+                return 0
+        with self._db.write() as session:
+            # In a statement of its own: the next one sees what was committed before the lock was there.
+            lock = select(func.pg_try_advisory_xact_lock(_NUMBERING_LOCK))
+            return _number(session) if session.scalar(lock) else 0
+
+    def campaign_mark(self, campaign_id: int, *, beats: bool = False) -> str:
+        """A text that changes whenever something that a page shows of the campaign does.
+
+        Args:
+            campaign_id: the campaign.
+            beats: whether the page also shows what every heartbeat changes: iterations done, cost.
+        """
+        with self._db.read() as session:
+            # In this order: an event that is numbered in between is then seen with its number at least.
+            unnumbered = self._unnumbered_of(session, campaign_id)
+            newest = session.execute(
+                select(EventRow.seq, EventRow.at)
+                .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
+                .order_by(EventRow.seq.desc())
+                .limit(1)
+            ).one_or_none()
+            # Its time too: after a database was restored, a number may come again.
+            parts = ["0"] if newest is None else [str(newest.seq), _microseconds(newest.at)]
+            parts += [f"+{event_id}" for event_id in unnumbered]
+            if beats:
+                parts.append(_last_beat(session, campaign_id))
+        return " ".join(parts)
+
+    def _unnumbered_of(self, session: Session, campaign_id: int) -> list[int]:
+        if not self._gives_numbers_late():
+            return []
+        return list(session.scalars(_unnumbered().where(EventRow.campaign_id == campaign_id)))
+
+    def _gives_numbers_late(self) -> bool:
+        return self._db.engine.dialect.name != "sqlite"
+
+
+def _unnumbered() -> Any:
+    return select(EventRow.id).where(EventRow.seq.is_(None)).order_by(EventRow.id)
+
+
+def _number(session: Session) -> int:
+    ids = list(session.scalars(_unnumbered().limit(MAX_NUMBERED)))
+    if not ids:
+        return 0
+    last = session.execute(
+        update(EventCounter)
+        .where(EventCounter.id == COUNTER_ID)
+        .values(last_seq=EventCounter.last_seq + len(ids))
+        .returning(EventCounter.last_seq)
+    ).scalar_one()
+    session.execute(
+        text(
+            "UPDATE events SET seq = CAST(:before AS bigint) + fresh.place "
+            "FROM unnest(CAST(:ids AS bigint[])) WITH ORDINALITY AS fresh(id, place) "
+            "WHERE events.id = fresh.id"
+        ),
+        {"before": last - len(ids), "ids": ids},
+    )
+    return len(ids)
+
+
+def _last_beat(session: Session, campaign_id: int) -> str:
+    """When the lease of a running trial was last extended, by its new end."""
+    leased_until = session.scalar(
+        select(func.max(Trial.lease_expires_at)).where(
+            Trial.campaign_id == campaign_id, Trial.state == "RUNNING"
+        )
+    )
+    return "" if leased_until is None else _microseconds(leased_until)
+
+
+def _microseconds(at: datetime) -> str:
+    return f"{at.timestamp():.6f}"
+
+
+def _record(row: EventRow) -> EventRecord:
+    assert row.seq is not None  # it was asked for by its number
+    return EventRecord(
+        seq=row.seq,
+        campaign_id=row.campaign_id,
+        trial_id=row.trial_id,
+        kind=cast("EventKind", row.kind),
+        at=row.at,
+        data=row.data,
+    )
