@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from api import docs_page, problems
+from api import docs_page, etags, problems
 from api.auth import BearerGate, bearer_scheme
 from api.body_limit import BodyLimit
 from api.routes import (
@@ -83,6 +83,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(BearerGate, token=settings.token)
     problems.install(app)
+    etags.install(app)
     docs_page.install(app)
     _document_problems(app)
     return app

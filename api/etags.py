@@ -10,14 +10,22 @@ from __future__ import annotations
 import hashlib
 import re
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Header, Request, Response
 
 from api.dependencies import CampaignDep, StoreDep
 from api.version import version
-from results_db.records import CampaignRecord
-from results_db.store import Store
+
+UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    HTTPStatus.NOT_MODIFIED: {"description": "The page is as it was; see `If-None-Match`"}
+}
+"""For the `responses` of a route that has a tag."""
+
+IfNoneMatch = Annotated[
+    str | None,
+    Header(description="The ETag of the page that the client has; 304 if it still stands."),
+]
 
 _TAG: Final = re.compile(r'(?:W/)?"([^"]*)"')
 
@@ -31,7 +39,11 @@ class PageUnchanged(Exception):  # noqa: N818 - it is no error
 
 
 def campaign_tag(
-    campaign: CampaignDep, store: StoreDep, request: Request, response: Response
+    campaign: CampaignDep,
+    store: StoreDep,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
 ) -> str:
     """The tag of a page of the campaign, which goes into its headers.
 
@@ -40,45 +52,41 @@ def campaign_tag(
     Raises:
         PageUnchanged: the client has this page.
     """
-    return _tag(request, response, store, campaign, beats=False)
+    tag = _tag(request, store.campaign_mark(campaign.id), if_none_match)
+    response.headers.update(tag_headers(tag))
+    return tag
 
 
 def live_campaign_tag(
-    campaign: CampaignDep, store: StoreDep, request: Request, response: Response
+    campaign: CampaignDep,
+    store: StoreDep,
+    request: Request,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
 ) -> str:
     """As `campaign_tag`, of a page that shows the progress of running trials too."""
-    return _tag(request, response, store, campaign, beats=True)
+    tag = _tag(request, store.campaign_mark(campaign.id, beats=True), if_none_match)
+    response.headers.update(tag_headers(tag))
+    return tag
 
 
 CampaignTag = Annotated[str, Depends(campaign_tag)]
 LiveCampaignTag = Annotated[str, Depends(live_campaign_tag)]
 
 
-def _tag(
-    request: Request, response: Response, store: Store, campaign: CampaignRecord, *, beats: bool
-) -> str:
+def _tag(request: Request, mark: str, if_none_match: str | None) -> str:
     page = f"{request.url.path}?{request.url.query} {request.headers.get('accept', '')}"
-    mark = store.campaign_mark(campaign.id, beats=beats)
-    text = f"{version()} {campaign.id} {page} {mark}"
-    tag = f'W/"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
-    if _has_it(request, tag):
+    opaque = hashlib.sha256(f"{version()} {page} {mark}".encode()).hexdigest()[:32]
+    tag = f'W/"{opaque}"'
+    given = (if_none_match or "").strip()
+    if given == "*" or opaque in _TAG.findall(given):
         raise PageUnchanged(tag)
-    response.headers.update(tag_headers(tag))
     return tag
 
 
 def tag_headers(tag: str) -> dict[str, str]:
     """The headers of a page with this tag; clients keep it and ask whether it still stands."""
     return {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
-
-
-def _has_it(request: Request, tag: str) -> bool:
-    given = ", ".join(request.headers.getlist("if-none-match"))
-    if given.strip() == "*":
-        return True
-    opaque = _TAG.fullmatch(tag)
-    assert opaque is not None
-    return opaque[1] in _TAG.findall(given)
 
 
 def _unchanged(_request: Request, unchanged: Exception) -> Response:

@@ -50,7 +50,9 @@ class Connection:
             raise AnswerUnexpectedError(f"{path}: {status} {answer[:500]!r}")
         return json.loads(answer)
 
-    async def lines(self, path: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+    async def lines(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[str]:
         """Gets a stream, and yields its lines as they come, for as long as it lasts.
 
         Raises:

@@ -101,7 +101,15 @@ class EventLog(StorePart):
                 .limit(1)
             ).one_or_none()
             # Its time too: after a database was restored, a number may come again.
-            parts = ["0"] if newest is None else [str(newest.seq), _microseconds(newest.at)]
+            parts = (
+                [str(campaign_id)]
+                if newest is None
+                else [
+                    str(campaign_id),
+                    str(newest.seq),
+                    _microseconds(newest.at),
+                ]
+            )
             parts += [f"+{event_id}" for event_id in unnumbered]
             if beats:
                 parts.append(_last_beat(session, campaign_id))

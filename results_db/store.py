@@ -11,6 +11,7 @@ from results_db.allocations import Allocations
 from results_db.analyses import Analyses
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
+from results_db.event_log import EventLog
 from results_db.imports import Imports
 from results_db.knowledge import Knowledge
 from results_db.leaderboard import Leaderboard
@@ -35,6 +36,7 @@ class Store(
     Analyses,
     Knowledge,
     Imports,
+    EventLog,
 ):
     """The database behind one object; safe to share between threads.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 
 from api.dependencies import CampaignDep, StoreDep, read_cursor, write_cursor
+from api.etags import UNCHANGED, CampaignTag, LiveCampaignTag, tag_headers
 from api.measurement_table import measurement_table
 from api.schemas import MAX_ID, LeaderboardPage, TrialDetailRead, TrialId, TrialPage
 from api.views import ranked_trials, trial_detail_read, trial_read
@@ -16,10 +17,11 @@ from search_spaces.campaign import Objective
 router = APIRouter(prefix="/v1", tags=["trials"])
 
 
-@router.get("/campaigns/{campaign}/trials")
+@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
 def list_trials(
     campaign: CampaignDep,
     store: StoreDep,
+    _tag: LiveCampaignTag,
     state: Annotated[list[TrialState] | None, Query(description="Only these states.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=80)] = None,
@@ -44,11 +46,12 @@ def read_trial(trial_id: Annotated[TrialId, Path()], store: StoreDep) -> TrialDe
 @router.get(
     "/campaigns/{campaign}/leaderboard",
     response_model=LeaderboardPage,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}, **UNCHANGED},
 )
 def read_leaderboard(
     campaign: CampaignDep,
     store: StoreDep,
+    tag: CampaignTag,
     objective: Annotated[
         Objective | None, Query(description="What to rank by; the campaign's own by default.")
     ] = None,
@@ -78,7 +81,7 @@ def read_leaderboard(
     source = store.import_source(campaign.id)
     if format == "csv":
         table = measurement_table(campaign, found, source=source, intervals=intervals)
-        return Response(table, media_type="text/csv")
+        return Response(table, media_type="text/csv", headers=tag_headers(tag))
     total = len(on_front) if front else store.count_ranked(campaign.id)
     end = offset + len(found)
     return LeaderboardPage(
