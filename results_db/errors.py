@@ -73,6 +73,10 @@ class DatabaseUnavailableError(ResultsDbError):
     """The database does not answer, or cannot be written to just now."""
 
 
+class DatabaseUrlInvalidError(ResultsDbError):
+    """The address of a database is none, or that of a kind that is not understood."""
+
+
 class DataDirInvalidError(ResultsDbError):
     """The data directory cannot be used."""
 

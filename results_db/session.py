@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.database_url import postgresql_url
 from results_db.errors import DatabaseUnavailableError
 
 BUSY_TIMEOUT_S: Final = 15.0
@@ -17,6 +18,9 @@ BUSY_TIMEOUT_S: Final = 15.0
 
 POOL_SIZE: Final = 32
 """Connections that are kept; twice as many may be open, more than the service has threads."""
+
+POSTGRES_POOL_SIZE: Final = 10
+"""Connections to PostgreSQL that a process keeps; twice as many may be open."""
 
 _WRITES: Final = "layout_tuner_writes"
 
@@ -29,7 +33,7 @@ def make_engine(url: str) -> Engine:
     two writers queue for the lock instead of failing half way with "database is locked".
     """
     if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
+        return create_engine(postgresql_url(url), pool_pre_ping=True, pool_size=POSTGRES_POOL_SIZE)
     engine = create_engine(
         url,
         connect_args={"timeout": BUSY_TIMEOUT_S},

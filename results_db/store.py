@@ -62,6 +62,18 @@ class Store(
             migrate.upgrade(data_dir.database_url)
         return cls(data_dir.database_url, clock=clock)
 
+    @classmethod
+    def connect(cls, url: str, *, clock: Clock = utc_now) -> Self:
+        """Upgrades the database at a URL, a PostgreSQL, and opens it.
+
+        Raises:
+            DatabaseUrlInvalidError: it is no address of a PostgreSQL.
+            DatabaseUnavailableError: it does not answer, or refuses us.
+            SchemaNewerError: a newer version wrote the database; nothing was changed.
+        """
+        migrate.upgrade(url)
+        return cls(url, clock=clock)
+
     def ping(self) -> None:
         """Raises the database's own error when it does not answer."""
         with self._db.read() as session:

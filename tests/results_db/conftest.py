@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
 
@@ -16,7 +14,8 @@ def clock() -> TurnableClock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=clock)
+def store(database_url: str, clock: TurnableClock) -> Iterator[Store]:
+    """A store on SQLite and, in a second run of the test, on PostgreSQL."""
+    store = Store(database_url, clock=clock)
     yield store
     store.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from results_db import migrate
@@ -96,16 +94,15 @@ def test_a_prediction_claims_no_trial(store: Store) -> None:
     assert store.analysis(campaign) is None
 
 
-def test_a_downgrade_leaves_what_was_measured(store: Store, tmp_path: Path) -> None:
+def test_a_downgrade_leaves_what_was_measured(store: Store, database_url: str) -> None:
     campaign = make_campaign(store)
     winner = measured_trial(store, campaign)
     store.keep_analysis(campaign, make_analysis(winner))
     before = store.trial_detail(winner)
-    url = f"sqlite:///{tmp_path / 'data' / 'results.sqlite3'}"
-    migrate.downgrade(url, "0002")
-    with closing(sqlite3.connect(tmp_path / "data" / "results.sqlite3")) as connection:
-        assert connection.execute("SELECT count(*) FROM measurements").fetchone() == (1,)
-    migrate.upgrade(url)
+    migrate.downgrade(database_url, "0002")
+    with store._db.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM measurements")) == 1
+    migrate.upgrade(database_url)
     after = store.trial_detail(winner)
     assert (after.iterations, after.trial.measurement) == (
         before.iterations,
