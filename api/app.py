@@ -8,9 +8,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from api import docs_page, etags, problems
+from api.access import refuse_undeclared
 from api.auth import BearerGate, bearer_scheme
 from api.body_limit import BodyLimit
 from api.routes import (
@@ -86,6 +87,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     etags.install(app)
     docs_page.install(app)
     _document_problems(app)
+    refuse_undeclared(route.name or "" for route in iter_route_contexts(app.routes))
     return app
 
 

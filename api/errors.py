@@ -29,6 +29,10 @@ class AnalysisUnavailableError(ApiError):
     """The campaign has not been analysed: too little of it has been measured."""
 
 
+class AccessUndeclaredError(ApiError):
+    """A route stands in no line of the table of access: a fault of ours."""
+
+
 class ServiceStartError(ApiError):
     """The service cannot start; the message says what to do."""
 

@@ -120,6 +120,7 @@ def test_every_error_of_ours_has_a_status() -> None:
     away_from_http = {
         "ResultsDbError",
         "ApiError",
+        "AccessUndeclaredError",
         "ServiceStartError",
         "TokenFileInvalidError",
         "ServiceUnstableError",

@@ -1,0 +1,39 @@
+"""The table of access: what each role may do, and that no route is forgotten."""
+
+import pytest
+
+from api.access import ACCESS, ADMIN, OPEN, OWN_CAMPAIGN, VIEWER, WORKER, Rule, refuse_undeclared
+from api.errors import AccessUndeclaredError
+from results_db.actor import TOKEN_ROLES
+
+
+@pytest.mark.parametrize(
+    ("rule", "admitted"),
+    [
+        (OPEN, set(TOKEN_ROLES)),
+        (VIEWER, {"viewer", "submitter", "admin"}),
+        (OWN_CAMPAIGN, {"submitter", "admin"}),
+        (ADMIN, {"admin"}),
+        (WORKER, {"worker", "admin"}),
+    ],
+)
+def test_a_role_may_do_what_lesser_ones_may_and_a_worker_is_apart(
+    rule: Rule, admitted: set[str]
+) -> None:
+    assert {role for role in TOKEN_ROLES if rule.admits(role)} == admitted
+
+
+def test_a_worker_may_do_the_worker_protocol_and_read_nothing() -> None:
+    allowed = {name for name, rule in ACCESS.items() if rule.least and rule.admits("worker")}
+    assert allowed == {
+        "register_worker",
+        "drain_worker",
+        "lease_trials",
+        "post_heartbeat",
+        "post_outcome",
+    }
+
+
+def test_a_route_that_nobody_declared_is_refused_by_name() -> None:
+    with pytest.raises(AccessUndeclaredError, match="read_secret: add a line to ACCESS"):
+        refuse_undeclared(["read_health", "read_secret"])
