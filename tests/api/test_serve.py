@@ -1,5 +1,6 @@
 """The service as a process: start, end, kill -9, and what it refuses to start on."""
 
+import asyncio
 import dataclasses
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from api.commands.serve import listening
 from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -187,3 +189,28 @@ def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement() -> None:
+    # asyncio sets TCP_NODELAY only where the listening socket says that it speaks TCP.
+    seen: list[int] = []
+
+    async def accept_one() -> None:
+        accepted = asyncio.Event()
+
+        def look(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            accepted.set()
+
+        with listening("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(look, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                await asyncio.wait_for(accepted.wait(), 10)
+                writer.close()
+                await writer.wait_closed()
+
+    asyncio.run(accept_one())
+    (no_delay,) = seen
+    assert no_delay
