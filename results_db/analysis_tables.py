@@ -81,4 +81,6 @@ class StepRow(Base):
     """Relative change of the objective; under 0 is worse."""
     is_apart: Mapped[bool | None]
     """Whether it can be told apart from the winner."""
-    trial_id: Mapped[int | None] = mapped_column(ForeignKey("trials.id", ondelete="SET NULL"))
+    trial_id: Mapped[int | None] = mapped_column(
+        ForeignKey("trials.id", ondelete="SET NULL"), index=True
+    )

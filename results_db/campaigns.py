@@ -14,8 +14,10 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter, conditions
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.events import emit
+from results_db.idempotency import RequestKey, keep_key
 from results_db.lifecycle import cancel_trial
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
@@ -52,15 +54,25 @@ def add_campaign(session: Session, row: Campaign) -> None:
 class Campaigns(StorePart):
     """The campaigns' part of the store."""
 
-    def create_campaign(self, spec: Mapping[str, Any], *, num_legal_layouts: int) -> CampaignRecord:
+    def create_campaign(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        num_legal_layouts: int,
+        request: RequestKey | None = None,
+        notes: str = "",
+    ) -> CampaignRecord:
         """Keeps a new campaign, RUNNING.
 
         Args:
             spec: `CampaignSpec.to_mapping()`, fully resolved.
             num_legal_layouts: size of its legal set.
+            request: by which its sender names the request, so that it makes no second campaign.
+            notes: what its users wrote beside it.
 
         Raises:
             CampaignDuplicateError: the name is taken.
+            IdempotencyKeyInUseError: the same request has just made one.
         """
         now = self._clock()
         row = Campaign(
@@ -76,10 +88,13 @@ class Campaigns(StorePart):
             probe_deadline_s=probe_deadline_s(spec),
             created_at=now,
             created_by=self._actor.name,
+            notes=notes,
             clock_at=now,
         )
         with self._db.write() as session:
             add_campaign(session, row)
+            if request is not None:
+                keep_key(session, self._actor.name, request, row.id, now)
             emit(session, row.id, "campaign.created", now=now, state=row.state)
             self._audit(session, "campaign.create", "campaign", row.name)
             return campaign_record(row, now)
@@ -91,7 +106,7 @@ class Campaigns(StorePart):
             CampaignNotFoundError: there is none with this id.
         """
         with self._db.read() as session:
-            return campaign_record(_by_id(session, campaign_id), self._clock())
+            return campaign_record(by_id(session, campaign_id), self._clock())
 
     def campaign_by_name(self, name: str) -> CampaignRecord:
         """One campaign by its name.
@@ -108,14 +123,12 @@ class Campaigns(StorePart):
     def campaigns(
         self,
         *,
-        states: Sequence[CampaignState] = (),
+        chosen: CampaignFilter = EVERY_CAMPAIGN,
         before_id: int | None = None,
         limit: int | None = None,
     ) -> list[CampaignRecord]:
-        """Campaigns, the youngest first."""
-        query = select(Campaign).order_by(Campaign.id.desc())
-        if states:
-            query = query.where(Campaign.state.in_(states))
+        """Campaigns that meet the filter, the youngest first."""
+        query = select(Campaign).where(*conditions(chosen)).order_by(Campaign.id.desc())
         if before_id is not None:
             query = query.where(Campaign.id < before_id)
         if limit is not None:
@@ -184,7 +197,7 @@ class Campaigns(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
-            campaign = _by_id(session, campaign_id, lock=True)
+            campaign = by_id(session, campaign_id, lock=True)
             if campaign.state != "CANCELLED":
                 _refuse_if_ended(campaign, "cancelled")
                 message = "cancelled by the user"
@@ -193,30 +206,52 @@ class Campaigns(StorePart):
             return campaign_record(campaign, now)
 
     def end_campaign(
-        self, campaign_id: int, state: CampaignState, reason: str, message: str
+        self,
+        campaign_id: int,
+        state: CampaignState,
+        reason: str,
+        message: str,
+        *,
+        budget: Mapping[str, Any] | None = None,
     ) -> CampaignRecord:
         """Ends a RUNNING campaign; trials still open are cancelled as by `cancel_campaign`.
 
+        Args:
+            campaign_id: of the campaign.
+            state: how it ends.
+            reason: why, in a word.
+            message: why, in a sentence.
+            budget: the one that was looked at, where the ending rests on it; None: it does not.
+
         Raises:
-            CampaignStateError: it is not RUNNING (the user was quicker), or the state is no ending.
+            CampaignStateError: it is not RUNNING, or its budget was changed (the user was quicker); or
+                the state is no ending.
         """
         if state not in ("COMPLETED", "FAILED", "CANCELLED"):
             raise CampaignStateError(f"{state} does not end a campaign")
         now = self._clock()
         with self._db.write() as session:
-            campaign = _by_id(session, campaign_id, lock=True)
+            campaign = by_id(session, campaign_id, lock=True)
             if campaign.state != "RUNNING":
                 raise CampaignStateError(
                     f"campaign {campaign.name!r} is {campaign.state}, not RUNNING; it is left as it is"
                 )
+            _refuse_other_budget(campaign, budget)
             _end(session, campaign, state, now, reason=reason, message=message)
             return campaign_record(campaign, now)
 
-    def cancel_pending(self, campaign_id: int, why: str) -> int:
-        """Cancels the campaign's waiting trials and says how many; the running ones go on."""
+    def cancel_pending(
+        self, campaign_id: int, why: str, *, budget: Mapping[str, Any] | None = None
+    ) -> int:
+        """Cancels the campaign's waiting trials and says how many; the running ones go on.
+
+        Raises:
+            CampaignStateError: the budget is not the one that was looked at (the user was quicker).
+        """
         now = self._clock()
         with self._db.write() as session:
-            campaign = _by_id(session, campaign_id, lock=True)
+            campaign = by_id(session, campaign_id, lock=True)
+            _refuse_other_budget(campaign, budget)
             waiting = _trials_in(session, campaign_id, "PENDING")
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
@@ -239,7 +274,12 @@ class Campaigns(StorePart):
             return session.scalar(select(DriverBeat.seen_at).where(DriverBeat.name == _DRIVER))
 
 
-def _by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
+def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
+    """A campaign's row.
+
+    Raises:
+        CampaignNotFoundError: there is none with this id.
+    """
     campaign = session.get(Campaign, campaign_id, with_for_update=lock or None)
     if campaign is None:
         raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
@@ -247,7 +287,7 @@ def _by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaig
 
 
 def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:
-    campaign = _by_id(session, campaign_id, lock=True)
+    campaign = by_id(session, campaign_id, lock=True)
     _refuse_if_ended(campaign, done)
     return campaign
 
@@ -256,6 +296,13 @@ def _refuse_if_ended(campaign: Campaign, done: str) -> None:
     if campaign.ended_at is not None:
         raise CampaignStateError(
             f"campaign {campaign.name!r} is {campaign.state} and cannot be {done}"
+        )
+
+
+def _refuse_other_budget(campaign: Campaign, budget: Mapping[str, Any] | None) -> None:
+    if budget is not None and campaign.spec["budget"] != budget:
+        raise CampaignStateError(
+            f"the budget of campaign {campaign.name!r} was changed meanwhile; it goes on"
         )
 
 

@@ -17,6 +17,22 @@ class CampaignStateError(ResultsDbError):
     """The campaign is in a state that does not allow this."""
 
 
+class IdempotencyKeyReusedError(ResultsDbError):
+    """A request came with the key of another request."""
+
+
+class IdempotencyKeyInUseError(ResultsDbError):
+    """The same request was being answered; its answer is there now."""
+
+
+class DescriptionNotFoundError(ResultsDbError):
+    """Users have no model, or no cluster, of this name."""
+
+
+class DescriptionLimitError(ResultsDbError):
+    """Users have as many models, or clusters, as there may be."""
+
+
 class TrialNotFoundError(ResultsDbError):
     """No trial has this id."""
 

@@ -79,27 +79,27 @@ class IdempotencyKey(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
-class UserModel(Base):
-    """A model's shape under a name of the users' own."""
+class OwnDescription(Base):
+    """A description under a name of the users' own, written out as campaigns have it."""
+
+    __abstract__ = True
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    description: Mapped[dict[str, Any]]
+    notes: Mapped[str] = mapped_column(Text, default="", server_default="")
+    """What was guessed of it."""
+    created_by: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class UserModel(OwnDescription):
+    """A model's shape."""
 
     __tablename__ = "user_models"
 
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    description: Mapped[dict[str, Any]]
-    notes: Mapped[str] = mapped_column(Text, default="", server_default="")
-    created_by: Mapped[str] = mapped_column(String(64))
-    created_at: Mapped[datetime]
-    updated_at: Mapped[datetime]
 
-
-class UserCluster(Base):
-    """A cluster's description under a name of the users' own."""
+class UserCluster(OwnDescription):
+    """A cluster's description."""
 
     __tablename__ = "user_clusters"
-
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    description: Mapped[dict[str, Any]]
-    notes: Mapped[str] = mapped_column(Text, default="", server_default="")
-    created_by: Mapped[str] = mapped_column(String(64))
-    created_at: Mapped[datetime]
-    updated_at: Mapped[datetime]

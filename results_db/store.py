@@ -9,9 +9,12 @@ from sqlalchemy import text
 from results_db import migrate
 from results_db.allocations import Allocations
 from results_db.analyses import Analyses
+from results_db.campaign_changes import CampaignChanges
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
+from results_db.descriptions import Descriptions
 from results_db.event_log import EventLog
+from results_db.idempotency import Idempotency
 from results_db.imports import Imports
 from results_db.knowledge import Knowledge
 from results_db.leaderboard import Leaderboard
@@ -19,6 +22,7 @@ from results_db.leases import Leases
 from results_db.nodes import Nodes
 from results_db.outcomes import Outcomes
 from results_db.part import Clock, utc_now
+from results_db.reports import Reports
 from results_db.session import Database
 from results_db.trials import Trials
 from results_db.workers import Workers
@@ -26,6 +30,10 @@ from results_db.workers import Workers
 
 class Store(
     Campaigns,
+    CampaignChanges,
+    Idempotency,
+    Descriptions,
+    Reports,
     Trials,
     Workers,
     Allocations,

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, cast, get_args
 
+from search_spaces.budget import Budget as Budget
+from search_spaces.budget import changed_budget as changed_budget
+from search_spaces.budget import refuse_unbounded
 from search_spaces.cluster import GIB, Cluster
 from search_spaces.constraints import Constraints
-from search_spaces.duration import read_duration_s
+from search_spaces.duration import name_without_unit, read_duration_s
 from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SearchSpaceError
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.knowledge import KNOWLEDGE_SOURCES, KnowledgeSource, read_start_from
@@ -33,7 +36,6 @@ from search_spaces.presets.spaces import resolve_space
 from search_spaces.reading import (
     MAX_TEXT_LENGTH,
     is_line,
-    is_positive_number,
     read_choice,
     read_mapping,
     refuse_unknown,
@@ -74,48 +76,6 @@ def _inside(name: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """When a campaign ends by itself: at whichever bound is met first.
-
-    Raises:
-        CampaignInvalidError: at construction, when a bound is out of range.
-    """
-
-    trials: int | None = None
-    """Trials that ended, whatever their outcome."""
-    node_hours: float | None = None
-    """Nodes times hours that probes held them."""
-    wall_time_s: float | None = None
-    """Seconds that the campaign was running."""
-
-    def __post_init__(self) -> None:
-        if self.trials is not None:
-            problem = whole_number_problem(self.trials)
-            if problem:
-                raise CampaignInvalidError(problem, field="trials")
-        if self.node_hours is not None and not is_positive_number(self.node_hours):
-            raise CampaignInvalidError(
-                f"{shown(self.node_hours)} is not a number over 0", field="node_hours"
-            )
-        if self.wall_time_s is not None:
-            seconds = read_duration_s(self.wall_time_s, field="wall_time_s")
-            object.__setattr__(self, "wall_time_s", seconds)
-
-    @property
-    def is_unbounded(self) -> bool:
-        """Whether no bound is set."""
-        return self.trials is None and self.node_hours is None and self.wall_time_s is None
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the bounds by name; the wall time also as `wall_time: 10m`."""
-        values = read_mapping(mapping, CampaignInvalidError, "the budget")
-        _read_without_unit(values, "wall_time")
-        refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "bound")
-        return cls(**values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSettings:
     """How long each probe trains.
 
@@ -148,7 +108,7 @@ class ProbeSettings:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the settings by name; the deadline also as `deadline: 60s`."""
         values = read_mapping(mapping, CampaignInvalidError, "the probe")
-        _read_without_unit(values, "deadline")
+        name_without_unit(values, "deadline")
         refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "setting")
         return cls(**values)
 
@@ -207,12 +167,7 @@ class CampaignSpec:
         problem = whole_number_problem(self.seed, low=0, high=MAX_SEED)
         if problem:
             raise CampaignInvalidError(problem, field="seed")
-        if self.budget.is_unbounded and self.strategy != "exhaustive":
-            raise CampaignInvalidError(
-                f"strategy {self.strategy!r} needs at least one bound of "
-                f"{', '.join(f.name for f in fields(Budget))}",
-                field="budget",
-            )
+        refuse_unbounded(self.budget, self.strategy)
         object.__setattr__(self, "warnings", _read_warnings(self.warnings))
 
     @property
@@ -339,15 +294,6 @@ _DOCUMENT_FIELDS: Final = tuple(
     "objective" if f.name == "objectives" else f.name for f in fields(CampaignSpec)
 )
 """The fields of a campaign's document."""
-
-
-def _read_without_unit(values: dict[str, Any], name: str) -> None:
-    """Renames a duration that was written without the unit in its name, as `wall_time: 10m`."""
-    if name not in values:
-        return
-    if f"{name}_s" in values:
-        raise CampaignInvalidError(f"give {name} or {name}_s, not both", field=name)
-    values[f"{name}_s"] = read_duration_s(values.pop(name), field=name)
 
 
 def _spread_rows(length: int) -> Iterator[slice]:

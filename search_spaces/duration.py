@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.reading import is_positive_number, shown
@@ -38,3 +38,16 @@ def read_duration_s(value: object, *, field: str) -> float:
             field=field,
         )
     return seconds
+
+
+def name_without_unit(values: dict[str, Any], name: str) -> None:
+    """Renames a duration that was written without the unit in its name, as `wall_time: 10m`.
+
+    Raises:
+        CampaignInvalidError: it is no duration, or is given under both names.
+    """
+    if name not in values:
+        return
+    if f"{name}_s" in values:
+        raise CampaignInvalidError(f"give {name} or {name}_s, not both", field=name)
+    values[f"{name}_s"] = read_duration_s(values.pop(name), field=name)

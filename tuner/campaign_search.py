@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from results_db.knowledge import KnownTrial
 from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.campaign import CampaignSpec
+from search_spaces.campaign import Budget, CampaignSpec
 from search_spaces.cluster import Cluster
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
@@ -90,6 +91,18 @@ class CampaignSearch:
             if trial.ended_seq is None and trial.repeat_of is None:
                 search._resume(trial)
         return search
+
+    def take_budget(self, campaign: CampaignRecord) -> None:
+        """Goes by the budget as it is now: users change it while the campaign runs.
+
+        Raises:
+            CampaignBrokenError: it cannot be used.
+        """
+        with _at_fault(f"the budget of campaign {campaign.name!r} cannot be used"):
+            budget = Budget.from_mapping(campaign.spec["budget"])
+        if budget != self.spec.budget:
+            _log.info("campaign %r: the budget is now %s", campaign.name, budget)
+            self.spec = replace(self.spec, budget=budget)
 
     def ask(self) -> Layout | None:
         """The next layout; None when the legal set is exhausted.

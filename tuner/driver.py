@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from results_db.errors import CampaignStateError, TrialDuplicateError
 from results_db.leases import HEARTBEAT_INTERVAL_S
@@ -159,7 +159,8 @@ class Driver:
 
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
-        num_cancelled = self._store.cancel_pending(campaign.id, ending)
+        budget = campaign.spec["budget"]
+        num_cancelled = self._store.cancel_pending(campaign.id, ending, budget=budget)
         # Counted afterwards: a worker may have taken a trial just before.
         num_running = self._store.count_open_trials(campaign.id)
         if num_running == 0:
@@ -258,6 +259,7 @@ class Driver:
                 len(trials),
                 len(known),
             )
+        search.take_budget(campaign)
         return search
 
     def _repeat_doubtful(self, campaign: CampaignRecord, supply: Supply, most: int) -> int:
@@ -314,12 +316,20 @@ class Driver:
         message = closing_words(
             ending, [EndedTrial(state=trial.state, reason=trial.reason) for trial in trials]
         )
-        self._end(campaign, "COMPLETED", reason, message)
+        # A budget that was raised while this round looked at the old one must not be lost.
+        budget = campaign.spec["budget"]
+        self._end(campaign, "COMPLETED", reason, message, budget=budget)
 
     def _end(
-        self, campaign: CampaignRecord, state: CampaignState, reason: str, message: str
+        self,
+        campaign: CampaignRecord,
+        state: CampaignState,
+        reason: str,
+        message: str,
+        *,
+        budget: Mapping[str, Any] | None = None,
     ) -> None:
-        self._store.end_campaign(campaign.id, state, reason, message)
+        self._store.end_campaign(campaign.id, state, reason, message, budget=budget)
         self._searches.pop(campaign.id, None)
         self._analysed.pop(campaign.id, None)
         _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)

@@ -13,6 +13,7 @@ from api.documents import JSON_TYPE, YAML_TYPES, reader_of
 from api.errors import DocumentTooLargeError, DocumentTypeUnsupportedError
 from api.schemas import CampaignDetail, CampaignPage
 from api.views import campaign_detail, campaign_read
+from results_db.campaign_filter import CampaignFilter
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
 from results_db.records import CampaignState
 from results_db.store import Store
@@ -155,7 +156,9 @@ def list_campaigns(
     """List campaigns, the youngest first."""
     before = read_cursor(cursor)
     # One more than asked for tells whether there is a next page.
-    found = store.campaigns(states=state or (), before_id=before, limit=limit + 1)
+    found = store.campaigns(
+        chosen=CampaignFilter(states=tuple(state or ())), before_id=before, limit=limit + 1
+    )
     page = found[:limit]
     return CampaignPage(
         campaigns=[campaign_read(store, campaign) for campaign in page],

@@ -2,6 +2,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from results_db.allocation_records import HeartbeatAnswer
+from results_db.campaign_filter import CampaignFilter
 from results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
@@ -59,7 +60,7 @@ def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
     store.pause_campaign(ids[1])
     assert [c.id for c in store.campaigns(limit=2)] == [ids[4], ids[3]]
     assert [c.id for c in store.campaigns(before_id=ids[3], limit=2)] == [ids[2], ids[1]]
-    assert [c.id for c in store.campaigns(states=("PAUSED",))] == [ids[1]]
+    assert [c.id for c in store.campaigns(chosen=CampaignFilter(states=("PAUSED",)))] == [ids[1]]
     assert [c.id for c in store.campaigns_to_drive()] == [ids[0], ids[2], ids[3], ids[4]]
 
 

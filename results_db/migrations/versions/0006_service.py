@@ -23,10 +23,13 @@ def upgrade() -> None:
     _create_idempotency_keys()
     _create_own_descriptions("user_models")
     _create_own_descriptions("user_clusters")
+    # A campaign's deletion looks there for each of its trials.
+    op.create_index(op.f("ix_knob_steps_trial_id"), "knob_steps", ["trial_id"])
 
 
 def downgrade() -> None:
     # Tokens, the audit, events, notes and the users' own models and clusters are lost.
+    op.drop_index(op.f("ix_knob_steps_trial_id"), table_name="knob_steps")
     op.drop_table("user_clusters")
     op.drop_table("user_models")
     op.drop_table("idempotency_keys")

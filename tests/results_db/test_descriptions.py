@@ -1,0 +1,54 @@
+"""Models and clusters of the users' own."""
+
+from __future__ import annotations
+
+import pytest
+
+from results_db import descriptions
+from results_db.actor import Actor
+from results_db.descriptions import DescriptionKind
+from results_db.errors import DescriptionLimitError, DescriptionNotFoundError
+from results_db.store import Store
+from tests.results_db.factories import TurnableClock
+
+KINDS: list[DescriptionKind] = ["model", "cluster"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_is_kept_replaced_and_deleted(
+    store: Store, clock: TurnableClock, kind: DescriptionKind
+) -> None:
+    ada = store.by(Actor(name="ada", role="submitter"))
+    made, is_new = ada.put_description(kind, "mine", {"size": 1}, notes="guessed")
+    assert (is_new, made.created_by, made.notes) == (True, "ada", "guessed")
+    clock.forward(60)
+    again, is_new = store.put_description(kind, "mine", {"size": 2})
+    assert (is_new, again.created_by, again.description) == (False, "ada", {"size": 2})
+    assert again.created_at < again.updated_at
+    assert store.description(kind, "mine") == again
+    store.delete_description(kind, "mine")
+    assert store.descriptions(kind) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_is_not_there_is_said(store: Store, kind: DescriptionKind) -> None:
+    with pytest.raises(DescriptionNotFoundError, match=f"no {kind} named 'mine'"):
+        store.description(kind, "mine")
+    with pytest.raises(DescriptionNotFoundError):
+        store.delete_description(kind, "mine")
+
+
+def test_models_and_clusters_do_not_share_names(store: Store) -> None:
+    store.put_description("model", "b", {})
+    store.put_description("model", "a", {})
+    store.put_description("cluster", "a", {})
+    assert [each.name for each in store.descriptions("model")] == ["a", "b"]
+    assert [each.name for each in store.descriptions("cluster")] == ["a"]
+
+
+def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptions, "MAX_DESCRIPTIONS", 1)
+    store.put_description("model", "a", {})
+    with pytest.raises(DescriptionLimitError, match="1 models already"):
+        store.put_description("model", "b", {})
+    store.put_description("model", "a", {"size": 2})

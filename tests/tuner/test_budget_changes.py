@@ -1,0 +1,77 @@
+"""A budget that users change reaches a driver that is at work."""
+
+from __future__ import annotations
+
+import pytest
+
+from results_db.records import CampaignRecord
+from results_db.store import Store
+from tests.results_db.factories import TurnableClock
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tuner.driver import Driver
+
+
+def test_a_raised_budget_is_driven_to_its_new_end(store: Store) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 3}))
+    driver, worker = Driver(store), FakeWorker(store)
+    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 2, driver.step, worker)
+    store.update_campaign(campaign.id, budget={"trials": 7})
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    assert store.campaign(campaign.id).message == "7 of 7 trials done (7 completed)"
+
+
+def test_a_lowered_budget_ends_the_campaign_once_what_waits_is_done(store: Store) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 20}))
+    driver, worker = Driver(store), FakeWorker(store)
+    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 4, driver.step, worker)
+    store.update_campaign(campaign.id, budget={"trials": 1})
+    before = sum(store.count_trials(campaign.id).values())
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    record = store.campaign(campaign.id)
+    assert (record.state, record.reason) == ("COMPLETED", "budget")
+    assert sum(store.count_trials(campaign.id).values()) == before
+
+
+def test_wall_time_that_is_added_keeps_a_campaign_running(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign = submit(store, make_spec(budget={"wall_time_s": 10}))
+    driver = Driver(store)
+    driver.step()
+    clock.forward(8.0)
+    store.update_campaign(campaign.id, budget={"wall_time": "1h"})
+    clock.forward(8.0)
+    driver.step()
+    assert not ended(store, campaign)
+
+
+class RaisedWhileEnding:
+    """A store whose user raises the budget just before the driver writes that it is spent."""
+
+    def __init__(self, store: Store, campaign: CampaignRecord) -> None:
+        self._store = store
+        self._campaign = campaign
+        self.raised = False
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("end_campaign", "cancel_pending") and not self.raised:
+            self.raised = True
+            self._store.update_campaign(
+                self._campaign.id, budget={"trials": 6, "wall_time_s": 1000.0}
+            )
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("bound", [{"trials": 3}, {"wall_time_s": 10.0, "trials": 5}])
+def test_a_budget_raised_in_the_very_round_that_ends_the_campaign_is_not_lost(
+    store: Store, clock: TurnableClock, bound: dict[str, float]
+) -> None:
+    campaign = submit(store, make_spec(budget=bound))
+    between = RaisedWhileEnding(store, campaign)
+    driver, worker = Driver(between), FakeWorker(store)  # type: ignore[arg-type]
+    driver.step()
+    if "wall_time_s" in bound:
+        clock.forward(12.0)
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    assert between.raised
+    assert store.campaign(campaign.id).message == "6 of 6 trials done (6 completed)"
