@@ -1,5 +1,12 @@
 """Errors of the API room; one base, so that a caller can catch them all."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from api.schemas import Problem
+
 
 class ApiError(Exception):
     """Base of everything that `api` raises on purpose."""
@@ -48,7 +55,11 @@ class ServiceUnstableError(ApiError):
 class ServiceError(ApiError):
     """The service refused a request, or did not answer."""
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, problem: Problem | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         """The HTTP status; None when there was no answer."""
+        self.problem = problem
+        """The service's refusal, which names the fields; None where it sent none."""

@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from api.filters import TrialFilterDep, filter_query, read_trial_filter
-from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
+from results_db.trial_filter import LISTED_FIELDS, METRICS, TrialFilter
+from tests.api.client.samples import full_filter
 from tests.api.conftest import TestClient
 
 
@@ -22,18 +23,6 @@ def echo() -> TestClient:
         return dict(filter_query(wanted))
 
     return TestClient(app)
-
-
-def full_filter() -> TrialFilter:
-    """States something for every field."""
-    values: dict[str, Any] = {
-        name: CHOICES.get(name, ("word", "b") if name in TEXTS else (1, 2))
-        for name in LISTED_FIELDS
-    }
-    for metric in METRICS:
-        whole = metric.endswith("_bytes")
-        values |= {f"min_{metric}": 1 if whole else 0.5, f"max_{metric}": 7 if whole else 1e12}
-    return TrialFilter(**values)
 
 
 def test_every_field_of_a_filter_goes_through_a_url_unchanged(echo: TestClient) -> None:

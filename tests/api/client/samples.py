@@ -1,0 +1,68 @@
+"""Calls every method of a client with something for each of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from api.client.clients import Calls
+from api.client.route import Route, Walk
+from api.worker_schemas import HeartbeatBody, LeaseRequest, OutcomePost, WorkerCreate
+from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
+from tests.api.service import INTRODUCTION
+from tests.results_db.factories import completed
+
+
+def full_filter() -> TrialFilter:
+    """States something for every field."""
+    words: dict[str, tuple[Any, ...]] = {**CHOICES, **dict.fromkeys(TEXTS, ("word", "b"))}
+    values: dict[str, Any] = {name: words.get(name, (1, 2)) for name in LISTED_FIELDS}
+    for metric in METRICS:
+        whole = metric.endswith("_bytes")
+        values |= {f"min_{metric}": 1 if whole else 0.5, f"max_{metric}": 7 if whole else 1e12}
+    return TrialFilter(**values)
+
+
+SAMPLES: Mapping[Any, Callable[[], Any]] = {
+    str: lambda: "some",
+    int: lambda: 7,
+    float: lambda: 0.5,
+    bool: lambda: True,
+    bytes: lambda: b"a,b\n",
+    TrialFilter: full_filter,
+    WorkerCreate: lambda: WorkerCreate(**INTRODUCTION),
+    LeaseRequest: LeaseRequest,
+    HeartbeatBody: HeartbeatBody,
+    OutcomePost: lambda: OutcomePost(worker_id="w", attempt=1, outcome=completed().to_mapping()),
+}
+"""A value of each type that a method takes."""
+
+
+def described(kinds: tuple[type, ...] = (Route, Walk)) -> list[str]:
+    """Names of the methods that routes are described by."""
+    return [name for name, value in inspect.getmembers(Calls) if isinstance(value, kinds)]
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """Something for each parameter of a method."""
+    describe = inspect.unwrap(getattr(Calls, name))
+    hints = get_type_hints(describe)
+    given = list(inspect.signature(describe).parameters)[1:]
+    return {parameter: _sample(hints[parameter], f"{name}({parameter})") for parameter in given}
+
+
+def _sample(kind: Any, where: str) -> Any:
+    if kind in SAMPLES:
+        return SAMPLES[kind]()
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return parts[0]
+    if origin in (Union, types.UnionType):
+        return _sample(next(part for part in parts if part is not types.NoneType), where)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"name": "some"}
+    if isinstance(origin, type) and issubclass(origin, Sequence | Iterator):
+        return [_sample(parts[0], where)]
+    raise AssertionError(f"{where}: there is no sample of {kind} in {__name__}.SAMPLES: add one")

@@ -1,0 +1,140 @@
+"""Both clients have every route of the OpenAPI document, with all that it can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import create_app
+from api.client import AsyncClient, Client
+from api.client.retries import NO_RETRIES
+from api.client.route import Walk
+from api.errors import ServiceError
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from tests.api.client.samples import arguments, described
+
+URL, TOKEN = "http://somewhere", "some-token"
+UNASKED = {"if-none-match"}
+"""Headers of programs that show the same page again and again."""
+METHODS = ("get", "put", "post", "patch", "delete")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route as the OpenAPI document describes it."""
+
+    id: str
+    method: str
+    path: str
+    queries: frozenset[str]
+    headers: frozenset[str]
+    has_body: bool
+
+    def serves(self, request: httpx.Request) -> bool:
+        pattern = re.sub(r"\{[^}]+\}", "[^/]+", self.path)
+        return request.method == self.method and bool(re.fullmatch(pattern, request.url.path))
+
+
+def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            if method in METHODS:
+                named = operation.get("parameters", [])
+                yield Operation(
+                    id=operation["operationId"],
+                    method=method.upper(),
+                    path=path,
+                    queries=frozenset(each["name"] for each in named if each["in"] == "query"),
+                    headers=frozenset(
+                        each["name"].lower() for each in named if each["in"] == "header"
+                    )
+                    - UNASKED,
+                    has_body=operation.get("requestBody", {}).get("required", False),
+                )
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
+    store = Store.open(DataDir(Path(tmp_path_factory.mktemp("data"))))
+    document = create_app(Settings(token=TOKEN), store).openapi()
+    store.close()
+    return list(operations_of(document))
+
+
+def asked_by_client(name: str) -> httpx.Request:
+    """What a method of the one client asks."""
+    asked: list[httpx.Request] = []
+    transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
+
+    def ask() -> None:
+        with Client(URL, TOKEN, retries=NO_RETRIES, transport=transport) as client:
+            answer = getattr(client, name)(**arguments(name))
+            next(answer)  # of a list; anything else has been refused already
+
+    with pytest.raises(ServiceError, match="418"):
+        ask()
+    (request,) = asked
+    return request
+
+
+def asked_by_async_client(name: str) -> httpx.Request:
+    """What a method of the other client asks."""
+    asked: list[httpx.Request] = []
+    transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
+
+    async def ask() -> None:
+        async with AsyncClient(URL, TOKEN, retries=NO_RETRIES, transport=transport) as client:
+            answer = getattr(client, name)(**arguments(name))
+            await (anext(answer) if hasattr(answer, "__anext__") else answer)
+
+    with pytest.raises(ServiceError, match="418"):
+        asyncio.run(ask())
+    (request,) = asked
+    return request
+
+
+def served(request: httpx.Request, operations: list[Operation]) -> Operation:
+    """The operation that answers a request; of several the one whose path has fewest gaps."""
+    serving = [operation for operation in operations if operation.serves(request)]
+    assert serving, f"no route serves {request.method} {request.url.path}"
+    return min(serving, key=lambda operation: operation.path.count("{"))
+
+
+def test_every_route_has_a_method_that_can_ask_all_it_can_be_asked(
+    operations: list[Operation],
+) -> None:
+    queries: defaultdict[str, set[str]] = defaultdict(set)
+    headers: defaultdict[str, set[str]] = defaultdict(set)
+    bodies: defaultdict[str, bool] = defaultdict(bool)
+    for name in described():
+        request = asked_by_client(name)
+        operation = served(request, operations)
+        queries[operation.id] |= set(request.url.params)
+        headers[operation.id] |= set(request.headers)
+        bodies[operation.id] |= bool(request.content)
+    assert {each.id for each in operations} - set(queries) == set(), "routes without a method"
+    for each in operations:
+        assert queries[each.id] == each.queries, f"the query of {each.id}"
+        assert headers[each.id] >= each.headers, f"the headers of {each.id}"
+        assert bodies[each.id] or not each.has_body, f"the body of {each.id}"
+
+
+@pytest.mark.parametrize("name", described())
+def test_both_clients_ask_the_same(name: str) -> None:
+    one, other = asked_by_client(name), asked_by_async_client(name)
+    assert (one.method, one.url, one.content) == (other.method, other.url, other.content)
+    assert one.headers["Authorization"] == other.headers["Authorization"] == f"Bearer {TOKEN}"
+
+
+def test_lists_are_walked_by_methods_of_their_own() -> None:
+    assert {"campaigns", "trials"} <= set(described((Walk,)))
