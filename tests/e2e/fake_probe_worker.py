@@ -1,0 +1,163 @@
+"""The product's worker with a launcher that makes outcomes up, at once; a journal says which.
+
+Everything but the ranks is real: the lease protocol over HTTP, heartbeats, the spool, the packing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from search_spaces.outcome import Outcome, ProbeRequest
+from tests.results_db.factories import completed, failed
+from workers.drain import Drain
+from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
+from workers.lease_client import LeaseClient
+from workers.outbox import Outbox
+from workers.packing.shares import Placement
+from workers.protocol import AllocationIdentity, OutcomeReport, WorkerIdentity
+from workers.scheduler import SchedulerOptions
+from workers.spool import Spool
+from workers.worker import Worker
+
+DEVICES = 4
+TAKES_S = (0.0, 0.1)
+FAILURES = ("crashed", "out_of_memory", "node_lost")
+FAIL_SHARE = 0.15
+
+
+class Journal:
+    """Lines that a kill of this process does not take back."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, **line: Any) -> None:
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Its lines, in order."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class JournalingClient(LeaseClient):
+    """Writes down what the service said of each outcome."""
+
+    def __init__(self, url: str, token: str, journal: Journal) -> None:
+        super().__init__(url, token)
+        self._journal = journal
+
+    def post_outcome(self, report: OutcomeReport) -> bool:
+        accepted = super().post_outcome(report)
+        measured = report.outcome["measurement"]
+        self._journal.write(
+            what="receipt",
+            trial=report.trial_id,
+            attempt=report.attempt,
+            rate=None if measured is None else measured["tokens_per_s"],
+            reason=report.outcome["reason"],
+            accepted=accepted,
+        )
+        return accepted
+
+
+class FakeLauncher:
+    """Makes up how probes end. Every rate is made once in the world."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._random = random.Random(os.urandom(16))
+        cores = tuple(range(DEVICES))
+        self.nodes: Sequence[Node] = [
+            Node(
+                name="n0",
+                address="127.0.0.1",
+                num_devices=DEVICES,
+                num_cores=DEVICES,
+                core_ids=cores,
+            )
+        ]
+
+    def run(
+        self,
+        request: ProbeRequest,
+        *,
+        shares: Placement | None = None,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> Outcome:
+        on_event({"event": "listening"})
+        began = time.monotonic()
+        takes_s = self._random.uniform(*TAKES_S)
+        while (held_s := time.monotonic() - began) < takes_s:
+            if cancelled():
+                return failed("cancelled", duration_s=held_s)
+            time.sleep(0.005)
+        if self._random.random() < FAIL_SHARE:
+            return failed(self._random.choice(FAILURES), duration_s=held_s)
+        rate = self._random.uniform(500.0, 1500.0)
+        self._journal.write(what="made", rate=rate, layout=request.layout.key)
+        return completed(request.layout, tokens_per_s=rate, duration_s=held_s)
+
+    def train(
+        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
+    ) -> TrainingEnd:
+        raise NotImplementedError
+
+    def lost(self) -> Mapping[int, str]:
+        return {}
+
+    def recover(self, node: int, /) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tests.e2e.fake_probe_worker")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--spool-dir", type=Path, required=True)
+    parser.add_argument("--journal", type=Path, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    journal = Journal(arguments.journal)
+    drain = Drain()
+    drain.listen()
+    token = arguments.token_file.read_text().strip()
+    with (
+        JournalingClient(arguments.url, token, journal) as client,
+        Spool(arguments.spool_dir) as spool,
+    ):
+        Worker(
+            client=client,
+            identity=WorkerIdentity(
+                name=arguments.name,
+                host="127.0.0.1",
+                cluster="local-cpu",
+                num_nodes=1,
+                devices_per_node=DEVICES,
+                device="CPU core",
+                versions={},
+                allocation=AllocationIdentity(launcher="fake", shares_nodes=True),
+            ),
+            start_launcher=lambda: FakeLauncher(journal),
+            outbox=Outbox(client, spool),
+            drain=drain,
+            options=SchedulerOptions(share_nodes=True, drain_s=5.0),
+        ).run(patience_s=60.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Drivers, workers, users and clocks that do whatever they like to a store, in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import text
+
+from results_db.allocation_records import (
+    ATTEMPT_PHASES,
+    AllocationStatus,
+    AttemptPhase,
+    NodeFacts,
+    NodeStatus,
+    Room,
+)
+from results_db.errors import MeasurementInvalidError, ResultsDbError
+from results_db.leases import LEASE_S
+from results_db.models import Base
+from results_db.part import Clock
+from results_db.records import LeaseRecord, TrialBeat
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Iteration, Outcome
+from tests.results_db.factories import TurnableClock, completed, failed, make_campaign, make_worker
+from tests.results_db.legal_history import violations
+
+OpenStores = Callable[[Clock], AbstractContextManager[Sequence[Store]]]
+"""Opens an empty database several times, as several processes of one service do."""
+
+MAX_CAMPAIGNS = 3
+NAMES = ("w0", "w1", "large")
+CLUSTERS = ("local-cpu", "other")
+INDEX = st.integers(0, 40)
+"""Chooses among what there is; taken modulo how much that is."""
+
+T = TypeVar("T")
+State = tuple[str, str | None]
+
+
+def _losses(offset: float) -> tuple[Iteration, ...]:
+    return tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < 2 else "timed",
+            step_time_s=0.1,
+            loss=6.0 + offset - index / 10,
+            grad_norm=1.5,
+        )
+        for index in range(5)
+    )
+
+
+class HistoryMachine(RuleBasedStateMachine):
+    """The rules. Whatever they do, `legal_history` finds nothing, and what was accepted is kept."""
+
+    open_stores: ClassVar[OpenStores]
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = TurnableClock()
+        self.opened = type(self).open_stores(self.clock)
+        self.stores = self.opened.__enter__()
+        self.turn = 0
+        self.campaigns = [make_campaign(self.store, f"c{n}", cluster=CLUSTERS[0]) for n in (0, 1)]
+        self.sessions = [make_worker(self.store, NAMES[0]).id]
+        self.leases: list[LeaseRecord] = []
+        self.serial = 0
+        self.kept: dict[int, float] = {}
+        """By trial, the rate of the measurement that the store took."""
+        self.reported: dict[tuple[int, int], Outcome] = {}
+        """By trial and attempt, what the store took first."""
+        self.states: dict[int, State] = {}
+        self.rows = self.read_rows()
+
+    def teardown(self) -> None:
+        if hasattr(self, "opened"):
+            self.opened.__exit__(None, None, None)
+
+    # How rules act
+
+    @property
+    def store(self) -> Store:
+        """One of the processes' stores, in turn."""
+        self.turn += 1
+        return self.stores[self.turn % len(self.stores)]
+
+    def pick(self, among: Sequence[T], index: int) -> T:
+        return among[index % len(among)]
+
+    def act(self, action: Callable[[], T], *, twice: bool = False) -> T | None:
+        """Does it; a refusal must change nothing, and neither must a second time where `twice` says so."""
+        try:
+            answer = action()
+        except ResultsDbError:
+            assert self.read_rows() == self.rows, "it was refused, and changed something"
+            return None
+        if twice:
+            self.rows = self.read_rows()
+            again = action()
+            assert again == answer
+            assert self.read_rows() == self.rows, "the second time changed something"
+        return answer
+
+    def read_rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """All that is in the database."""
+        with self.store._db.read() as session:
+            return {
+                table.name: sorted(
+                    (tuple(row) for row in session.execute(table.select())), key=repr
+                )
+                for table in Base.metadata.sorted_tables
+            }
+
+    def trial_ids(self) -> list[int]:
+        return sorted(self.states)
+
+    # The driver
+
+    @rule(campaign=INDEX, size=st.integers(1, 5), tp=st.sampled_from([1, 1, 2]))
+    def propose(self, campaign: int, size: int, tp: int) -> None:
+        layout = Layout(micro_batch_size=size, tp=tp)
+        self.act(lambda: self.store.add_trial(self.pick(self.campaigns, campaign), layout))
+
+    @precondition(lambda self: self.states)
+    @rule(trial=INDEX)
+    def repeat(self, trial: int) -> None:
+        self.act(lambda: self.store.repeat_trial(self.pick(self.trial_ids(), trial)))
+
+    @rule(campaign=INDEX)
+    def cancel_what_waits(self, campaign: int) -> None:
+        self.act(lambda: self.store.cancel_pending(self.pick(self.campaigns, campaign), "budget"))
+
+    @rule(campaign=INDEX, state=st.sampled_from(["COMPLETED", "FAILED"]), really=st.integers(0, 3))
+    def end_campaign(self, campaign: int, state: Any, really: int) -> None:
+        if really == 0:
+            chosen = self.pick(self.campaigns, campaign)
+            self.act(lambda: self.store.end_campaign(chosen, state, "budget", "all done"))
+
+    @rule()
+    def driver_beats(self) -> None:
+        self.act(lambda: self.store.heartbeat_driver())
+
+    # The user
+
+    @rule()
+    def submit(self) -> None:
+        if len(self.campaigns) < MAX_CAMPAIGNS:
+            cluster = CLUSTERS[len(self.campaigns) % 2]
+            name = f"c{len(self.campaigns)}"
+            self.campaigns.append(make_campaign(self.store, name, cluster=cluster))
+
+    @rule(campaign=INDEX, action=st.sampled_from(["pause_campaign", "resume_campaign"]))
+    def pause_or_resume(self, campaign: int, action: str) -> None:
+        chosen = self.pick(self.campaigns, campaign)
+        self.act(lambda: getattr(self.store, action)(chosen), twice=True)
+
+    @rule(campaign=INDEX, really=st.integers(0, 3))
+    def cancel_campaign(self, campaign: int, really: int) -> None:
+        if really == 0:
+            chosen = self.pick(self.campaigns, campaign)
+            self.act(lambda: self.store.cancel_campaign(chosen), twice=True)
+
+    # Workers
+
+    @rule(name=st.sampled_from(NAMES), cluster=st.sampled_from([CLUSTERS[0], *CLUSTERS]))
+    def register(self, name: str, cluster: str) -> None:
+        nodes = 2 if name == "large" else 1
+        self.sessions.append(
+            make_worker(self.store, name, cluster=cluster, num_nodes=nodes, devices_per_node=2).id
+        )
+
+    @rule(session=INDEX)
+    def drain(self, session: int) -> None:
+        self.act(lambda: self.store.drain_worker(self.pick(self.sessions, session)))
+
+    @rule(
+        session=INDEX,
+        number=st.integers(1, 3),
+        devices=st.sampled_from([None, None, 1, 2]),
+        longest_s=st.sampled_from([None, None, 1.0]),
+    )
+    def lease(
+        self, session: int, number: int, devices: int | None, longest_s: float | None
+    ) -> None:
+        room = None if devices is None else Room(nodes=0, devices=devices)
+        chosen = self.pick(self.sessions, session)
+        leases = self.act(
+            lambda: self.store.lease(chosen, number, room=room, longest_s=longest_s)
+        )
+        for lease in leases or ():
+            assert lease.layout.num_devices <= (devices or 2)
+            self.leases.append(lease)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        lease=INDEX,
+        session=INDEX,
+        phase=st.sampled_from([None, *ATTEMPT_PHASES]),
+        held_s=st.sampled_from([None, 0.0, 1.5, 40.0]),
+        nodes_held=st.sampled_from([None, 0.25, 1.0]),
+    )
+    def beat(
+        self,
+        lease: int,
+        session: int,
+        phase: AttemptPhase | None,
+        held_s: float | None,
+        nodes_held: float | None,
+    ) -> None:
+        held = self.pick(self.leases, lease)
+        beat = TrialBeat(
+            trial_id=held.trial_id,
+            attempt=held.attempt,
+            iterations_done=1,
+            phase=phase,
+            held_s=0.0 if phase == "waiting" else held_s,
+            nodes_held=nodes_held,
+        )
+        chosen = self.pick(self.sessions, session)
+        self.act(lambda: self.store.heartbeat(chosen, [beat]), twice=True)
+
+    @rule(session=INDEX, idle_node_s=st.integers(0, 50), state=st.sampled_from(["idle", "lost"]))
+    def tell_status(self, session: int, idle_node_s: int, state: Any) -> None:
+        node = NodeStatus(name="n0", state=state, reason="loud" if state == "lost" else "")
+        status = AllocationStatus(idle_node_s=float(idle_node_s), nodes=(node,))
+        chosen = self.pick(self.sessions, session)
+        self.act(lambda: self.store.heartbeat(chosen, [], status=status), twice=True)
+
+    # Outcomes: early, late, twice, of anybody
+
+    @precondition(lambda self: self.leases)
+    @rule(lease=INDEX, offset=st.sampled_from([0.0, 0.0, 0.5]), iterations_s=st.sampled_from([None, 99.0]))
+    def complete(self, lease: int, offset: float, iterations_s: float | None) -> None:
+        held = self.pick(self.leases, lease)
+        self.serial += 1
+        rate = 1000.0 + self.serial
+        outcome = completed(held.layout, tokens_per_s=rate, iterations=_losses(offset))
+        if self.report(held, outcome, iterations_s):
+            self.kept[held.trial_id] = rate
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        lease=INDEX,
+        reason=st.sampled_from(["crashed", "out_of_memory", "node_lost", "cancelled", "timeout"]),
+    )
+    def fail(self, lease: int, reason: str) -> None:
+        self.report(self.pick(self.leases, lease), failed(reason), None)
+
+    def report(self, held: LeaseRecord, outcome: Outcome, iterations_s: float | None) -> bool:
+        """Posts it, twice; whether the store took it, for the first time."""
+        key = (held.trial_id, held.attempt)
+        receipt = self.act(
+            lambda: self.store.post_outcome(*key, outcome, iterations_s=iterations_s), twice=True
+        )
+        assert receipt is not None, "a leased attempt may always say how it ended"
+        if key in self.reported:
+            return False
+        if receipt.accepted:
+            self.reported[key] = outcome
+        return receipt.accepted
+
+    @precondition(lambda self: self.leases)
+    @rule(lease=INDEX)
+    def repeat_an_earlier_report(self, lease: int) -> None:
+        held = self.pick(self.leases, lease)
+        outcome = self.reported.get((held.trial_id, held.attempt))
+        if outcome is None:
+            return
+        receipt = self.act(lambda: self.store.post_outcome(held.trial_id, held.attempt, outcome))
+        assert receipt is not None
+        assert receipt.accepted, "what was taken once is taken for ever"
+        assert self.read_rows() == self.rows, "what was posted again changed something"
+
+    @precondition(lambda self: self.leases)
+    @rule(lease=INDEX)
+    def report_nonsense(self, lease: int) -> None:
+        held = self.pick(self.leases, lease)
+        outcome = completed(held.layout, tokens_per_step=7)
+        with suppress(MeasurementInvalidError):
+            self.store.post_outcome(held.trial_id, held.attempt, outcome)
+        changed = {name for name, rows in self.read_rows().items() if rows != self.rows[name]}
+        assert not changed
+
+    @rule(trial=st.integers(0, 50), attempt=st.integers(4, 9))
+    def report_what_never_was(self, trial: int, attempt: int) -> None:
+        assert self.act(lambda: self.store.post_outcome(trial, attempt, failed())) is None
+
+    # Time, and who watches it
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S + 1, 3600.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.forward(seconds)
+
+    @rule()
+    def sweep(self) -> None:
+        self.act(lambda: self.store.expire_leases())
+
+    @rule(seconds=st.sampled_from([1.0, 3600.0]))
+    def set_the_clock_back(self, seconds: float) -> None:
+        self.clock.forward(-seconds)
+        self.act(lambda: self.store.cut_leases())
+
+    @rule()
+    def be_away(self) -> None:
+        self.clock.forward(3600.0)
+        self.act(lambda: self.store.extend_leases())
+
+    # What must hold
+
+    @invariant()
+    def nothing_illegal_is_found(self) -> None:
+        assert violations(self.store) == []
+
+    @invariant()
+    def states_change_as_they_may(self) -> None:
+        self.rows = self.read_rows()
+        found: dict[int, State] = {}
+        with self.store._db.read() as session:
+            query = text("SELECT id, state, reason FROM trials")
+            found = {row.id: (row.state, row.reason) for row in session.execute(query)}
+        assert set(self.states) <= set(found), "a trial is gone"
+        for trial, state in found.items():
+            before = self.states.get(trial)
+            assert _may_become(before, state), f"trial {trial} went from {before} to {state}"
+        self.states = found
+
+    @invariant()
+    def what_was_accepted_is_kept_and_nothing_else(self) -> None:
+        with self.store._db.read() as session:
+            query = text("SELECT trial_id, tokens_per_s FROM measurements")
+            found = {row.trial_id: row.tokens_per_s for row in session.execute(query)}
+        assert found == self.kept
+
+    @invariant()
+    def readers_can_read_it(self) -> None:
+        for campaign in self.campaigns:
+            record = self.store.campaign(campaign)
+            trials = self.store.trials(campaign)
+            details = [self.store.trial_detail(trial.id) for trial in trials]
+            for row in (record, *trials, *(a for d in details for a in d.attempts)):
+                assert min(dataclasses.astuple(row.cost)) >= 0
+            told = self.store.trials_told_since(campaign, 0)
+            assert [t.id for t in told] == [
+                t.id
+                for t in sorted(trials, key=lambda t: t.ended_seq or 0)
+                if t.ended_seq is not None
+            ]
+            standings = self.store.standings(campaign, record.objective)
+            counted = {run for standing in standings for run in standing.trial_ids}
+            assert counted == {t.id for t in trials if t.state == "COMPLETED"}
+
+
+def _may_become(before: State | None, after: State) -> bool:
+    if before is None:
+        return after == ("PENDING", None)
+    if before == after:
+        return True
+    if before[0] in ("PENDING", "RUNNING"):
+        return not (before[0] == "RUNNING" and after == ("FAILED", None))
+    verdicts = {("COMPLETED", None), ("FAILED", "diverged")}
+    return {before, after} <= verdicts
