@@ -5,6 +5,7 @@ The moments follow from a seed, which is printed; `LAYOUT_TUNER_STORM_SEED` sets
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -22,13 +23,15 @@ from results_db.records import ENDED_CAMPAIGN_STATES
 from tests.e2e.fake_probe_worker import read_journal
 from tests.results_db.legal_history import violations
 
+_LOG = logging.getLogger(__name__)
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_CAMPAIGNS = 100
 NUM_TRIALS = 4
 WORKERS = ("w1", "w2")
-LEAST_KILLS = 4
-"""Of each process."""
+LEAST_KILLS = 5
+"""Of each process; fewer would say little."""
 LONGEST_CALM_S = 2.5
 CALM_AT_START_S = 6.0
 PATIENCE_S = 240.0
@@ -85,7 +88,7 @@ class Storm:
                 self.service.submit(**changes)
             except httpx.HTTPStatusError as error:
                 # An earlier try whose answer was lost with the service.
-                assert error.response.status_code == 409, error.response.text
+                return error.response.status_code == 409
             except httpx.TransportError:
                 return False
             return True
@@ -94,14 +97,10 @@ class Storm:
 
     def rage(self) -> None:
         """Kills one process after the other until every campaign has ended."""
-        calm_until = time.monotonic() + CALM_AT_START_S
-        wait_until("the calm is over", lambda: time.monotonic() > calm_until)
-        while not (self.has_ended() and min(self.kills.values()) >= LEAST_KILLS):
+        time.sleep(CALM_AT_START_S)
+        while not self.has_ended():
             self.strike()
-            calm_until = time.monotonic() + self.random.uniform(0.0, LONGEST_CALM_S)
-            wait_until("the calm is over", lambda: time.monotonic() > calm_until)
-            if sum(self.kills.values()) > 200:
-                break
+            time.sleep(self.random.uniform(0.0, LONGEST_CALM_S))
 
     def strike(self) -> None:
         fewest = min(self.kills[name] for name in self.processes)
@@ -124,7 +123,7 @@ class Storm:
 def seed() -> int:
     told = os.environ.get("LAYOUT_TUNER_STORM_SEED")
     seed = int(told) if told else random.SystemRandom().randrange(1 << 32)
-    print(f"LAYOUT_TUNER_STORM_SEED={seed}")
+    _LOG.warning("LAYOUT_TUNER_STORM_SEED=%d", seed)
     return seed
 
 
@@ -145,7 +144,8 @@ def test_a_hundred_campaigns_outlive_kills_of_every_process(storm: Storm) -> Non
     for name, process in storm.processes.items():
         if name != "serve":
             assert process.stop() == 0, process.said()
-    print(dict(storm.kills))
+    _LOG.warning("kills: %s", dict(storm.kills))
+    assert min(storm.kills[name] for name in storm.processes) >= LEAST_KILLS
     assert_campaigns_are_whole(storm)
     assert violations(storm.service.store) == []
     assert_every_outcome_is_there_once(storm)
@@ -179,7 +179,7 @@ def assert_every_outcome_is_there_once(storm: Storm) -> None:
         if line["accepted"] and line["rate"] is not None:
             assert measured[line["trial"]] == line["rate"], line
     for name in WORKERS:
-        left = [path for path in storm.spool(name).rglob("*.json")]
+        left = list(storm.spool(name).rglob("*.json"))
         assert left == [], "an outcome was set aside, or left"
     # A probe whose outcome is nowhere ended with its worker, or came too late.
     nowhere = len(made) - len(measured)

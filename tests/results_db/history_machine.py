@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import text
 
 from results_db.allocation_records import (
     ATTEMPT_PHASES,
     AllocationStatus,
     AttemptPhase,
-    NodeFacts,
     NodeStatus,
     Room,
 )
@@ -77,10 +76,15 @@ class HistoryMachine(RuleBasedStateMachine):
         """By trial and attempt, what the store took first."""
         self.states: dict[int, State] = {}
         self.rows = self.read_rows()
+        self.pages = self.read_pages()
+        self.told = self.count_events()
 
     def teardown(self) -> None:
         if hasattr(self, "opened"):
-            self.opened.__exit__(None, None, None)
+            try:
+                self.read_everything()
+            finally:
+                self.opened.__exit__(None, None, None)
 
     # How rules act
 
@@ -190,9 +194,7 @@ class HistoryMachine(RuleBasedStateMachine):
     ) -> None:
         room = None if devices is None else Room(nodes=0, devices=devices)
         chosen = self.pick(self.sessions, session)
-        leases = self.act(
-            lambda: self.store.lease(chosen, number, room=room, longest_s=longest_s)
-        )
+        leases = self.act(lambda: self.store.lease(chosen, number, room=room, longest_s=longest_s))
         for lease in leases or ():
             assert lease.layout.num_devices <= (devices or 2)
             self.leases.append(lease)
@@ -235,7 +237,11 @@ class HistoryMachine(RuleBasedStateMachine):
     # Outcomes: early, late, twice, of anybody
 
     @precondition(lambda self: self.leases)
-    @rule(lease=INDEX, offset=st.sampled_from([0.0, 0.0, 0.5]), iterations_s=st.sampled_from([None, 99.0]))
+    @rule(
+        lease=INDEX,
+        offset=st.sampled_from([0.0, 0.0, 0.5]),
+        iterations_s=st.sampled_from([None, 99.0]),
+    )
     def complete(self, lease: int, offset: float, iterations_s: float | None) -> None:
         held = self.pick(self.leases, lease)
         self.serial += 1
@@ -311,34 +317,10 @@ class HistoryMachine(RuleBasedStateMachine):
         self.clock.forward(3600.0)
         self.act(lambda: self.store.extend_leases())
 
-    # What must hold
+    # Readers
 
-    @invariant()
-    def nothing_illegal_is_found(self) -> None:
-        assert violations(self.store) == []
-
-    @invariant()
-    def states_change_as_they_may(self) -> None:
-        self.rows = self.read_rows()
-        found: dict[int, State] = {}
-        with self.store._db.read() as session:
-            query = text("SELECT id, state, reason FROM trials")
-            found = {row.id: (row.state, row.reason) for row in session.execute(query)}
-        assert set(self.states) <= set(found), "a trial is gone"
-        for trial, state in found.items():
-            before = self.states.get(trial)
-            assert _may_become(before, state), f"trial {trial} went from {before} to {state}"
-        self.states = found
-
-    @invariant()
-    def what_was_accepted_is_kept_and_nothing_else(self) -> None:
-        with self.store._db.read() as session:
-            query = text("SELECT trial_id, tokens_per_s FROM measurements")
-            found = {row.trial_id: row.tokens_per_s for row in session.execute(query)}
-        assert found == self.kept
-
-    @invariant()
-    def readers_can_read_it(self) -> None:
+    @rule()
+    def read_everything(self) -> None:
         for campaign in self.campaigns:
             record = self.store.campaign(campaign)
             trials = self.store.trials(campaign)
@@ -354,6 +336,84 @@ class HistoryMachine(RuleBasedStateMachine):
             standings = self.store.standings(campaign, record.objective)
             counted = {run for standing in standings for run in standing.trial_ids}
             assert counted == {t.id for t in trials if t.state == "COMPLETED"}
+
+    # What must hold
+
+    @invariant()
+    def everything_holds(self) -> None:
+        self.rows = self.read_rows()
+        self.nothing_illegal_is_found()
+        self.states_change_as_they_may()
+        self.what_was_accepted_is_kept_and_nothing_else()
+        self.whatever_a_page_shows_is_told()
+        self.events_retell_what_became_of_everything()
+
+    def nothing_illegal_is_found(self) -> None:
+        assert violations(self.store) == []
+
+    def states_change_as_they_may(self) -> None:
+        found: dict[int, State] = {
+            row["id"]: (row["state"], row["reason"]) for row in self.table("trials")
+        }
+        assert set(self.states) <= set(found), "a trial is gone"
+        for trial, state in found.items():
+            before = self.states.get(trial)
+            assert _may_become(before, state), f"trial {trial} went from {before} to {state}"
+        self.states = found
+
+    def what_was_accepted_is_kept_and_nothing_else(self) -> None:
+        found = {row["trial_id"]: row["tokens_per_s"] for row in self.table("measurements")}
+        assert found == self.kept
+
+    def whatever_a_page_shows_is_told(self) -> None:
+        """Pages are not sent again, and watchers hear nothing, while there is no new event."""
+        pages, told = self.read_pages(), self.count_events()
+        for campaign, page in pages.items():
+            if page != self.pages.get(campaign):
+                assert told[campaign] > self.told[campaign], (
+                    f"campaign {campaign} changed in silence"
+                )
+        self.pages, self.told = pages, told
+
+    def read_pages(self) -> dict[int, object]:
+        """By campaign, what pages show of it, but for sums of cost and time, which no event tells."""
+        return {
+            row["id"]: (
+                _shown(row),
+                [
+                    _shown(trial)
+                    for trial in self.table("trials")
+                    if trial["campaign_id"] == row["id"]
+                ],
+            )
+            for row in self.table("campaigns")
+        }
+
+    def count_events(self) -> Counter[int]:
+        return Counter(row["campaign_id"] for row in self.table("events"))
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """Its rows, as `read_rows` found them last."""
+        columns = Base.metadata.tables[name].columns.keys()
+        return [dict(zip(columns, row, strict=True)) for row in self.rows[name]]
+
+    def events_retell_what_became_of_everything(self) -> None:
+        trials: dict[int, State] = {}
+        campaigns: dict[int, str] = {}
+        for row in sorted(self.table("events"), key=lambda row: row["id"]):
+            if row["trial_id"] is not None:
+                trials[row["trial_id"]] = (row["data"]["state"], row["data"]["reason"])
+            elif "state" in row["data"]:
+                campaigns[row["campaign_id"]] = row["data"]["state"]
+        assert trials == self.states
+        assert campaigns == {row["id"]: row["state"] for row in self.table("campaigns")}
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if k not in _TICKS and not k.endswith("node_seconds")}
+
+
+_TICKS = ("wall_time_s", "clock_at", "iterations_done", "lease_expires_at")
 
 
 def _may_become(before: State | None, after: State) -> bool:

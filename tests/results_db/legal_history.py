@@ -105,7 +105,5 @@ ILLEGAL: Final[dict[str, str]] = {
 def violations(store: Store) -> list[str]:
     """What is illegal in the database of a store, a line each."""
     with store._db.read() as session:
-        found = {
-            wrong: session.scalars(text(query)).all()[:10] for wrong, query in ILLEGAL.items()
-        }
+        found = {wrong: session.scalars(text(query)).all()[:10] for wrong, query in ILLEGAL.items()}
     return [f"{wrong}: {rows}" for wrong, rows in found.items() if rows]

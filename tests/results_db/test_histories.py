@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from results_db.data_dir import DataDir
@@ -43,11 +45,27 @@ class Histories(HistoryMachine):
     open_stores = staticmethod(sqlite_stores)
 
 
-Histories.TestCase.settings = settings(
-    max_examples=30,
-    stateful_step_count=50,
+class ManyHistories(Histories):
+    """Others each time; a failure prints how to see it again."""
+
+
+_SHORT: Final = settings(
+    max_examples=12,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
+_LONG: Final = settings(
+    max_examples=40,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+
+Histories.TestCase.settings = _SHORT
+ManyHistories.TestCase.settings = _LONG
+
 TestHistories = Histories.TestCase
+TestManyHistories = pytest.mark.timeout(600)(pytest.mark.slow(ManyHistories.TestCase))
