@@ -4,68 +4,65 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
-from results_db.data_dir import DataDir
 from results_db.part import Clock
 from results_db.store import Store
+from tests.postgres import TEMPLATE
 from tests.results_db.history_machine import HistoryMachine
 
+ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+FEW: Final = settings(ANY, max_examples=10, stateful_step_count=40, derandomize=True)
+MANY: Final = settings(ANY, max_examples=30, stateful_step_count=60)
 
-@cache
-def _empty_database() -> bytes:
-    """An upgraded one; migrating each time would take most of the time."""
-    with tempfile.TemporaryDirectory() as folder:
-        data_dir = DataDir(Path(folder))
-        Store.open(data_dir).close()
-        return Path(data_dir.database_url.removeprefix("sqlite:///")).read_bytes()
+NewDatabase = Callable[[], AbstractContextManager[str]]
+"""Makes a database that is empty and upgraded; yields its URL."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_database(request: pytest.FixtureRequest) -> NewDatabase:
+    if request.param == "postgresql":
+        server = request.getfixturevalue("postgres_server")
+        return lambda: server.database(template=TEMPLATE)
+    template: Path = request.getfixturevalue("sqlite_template")
+    return lambda: _copy_of(template)
 
 
 @contextmanager
-def sqlite_stores(clock: Clock) -> Iterator[Sequence[Store]]:
-    folder = tempfile.mkdtemp()
-    data_dir = DataDir(Path(folder))
-    Path(data_dir.database_url.removeprefix("sqlite:///")).write_bytes(_empty_database())
-    url = data_dir.database_url
-    try:
-        with closing(Store(url, clock=clock)) as one, closing(Store(url, clock=clock)) as other:
-            yield (one, other)
-    finally:
-        shutil.rmtree(folder)
+def _copy_of(template: Path) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"sqlite:///{shutil.copy(template, folder)}"
 
 
-class Histories(HistoryMachine):
-    open_stores = staticmethod(sqlite_stores)
+def _run(new_database: NewDatabase, how_many: settings) -> None:
+    @contextmanager
+    def open_stores(clock: Clock) -> Iterator[Sequence[Store]]:
+        with (
+            new_database() as url,
+            closing(Store(url, clock=clock)) as one,
+            closing(Store(url, clock=clock)) as another,
+        ):
+            yield (one, another)
+
+    class Histories(HistoryMachine):
+        pass
+
+    Histories.open_stores = staticmethod(open_stores)
+    run_state_machine_as_test(Histories, settings=how_many)
 
 
-class ManyHistories(Histories):
-    """Others each time; a failure prints how to see it again."""
+def test_any_order_of_events_gives_a_legal_history(new_database: NewDatabase) -> None:
+    _run(new_database, FEW)
 
 
-_SHORT: Final = settings(
-    max_examples=12,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
-_LONG: Final = settings(
-    max_examples=40,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
-
-Histories.TestCase.settings = _SHORT
-ManyHistories.TestCase.settings = _LONG
-
-TestHistories = Histories.TestCase
-TestManyHistories = pytest.mark.timeout(600)(pytest.mark.slow(ManyHistories.TestCase))
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_other_orders_each_time_give_legal_histories(new_database: NewDatabase) -> None:
+    _run(new_database, MANY)
