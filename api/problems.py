@@ -40,6 +40,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     space_errors.SearchSpaceError: HTTPStatus.UNPROCESSABLE_ENTITY,
     exporters.ExportFormatUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -88,7 +89,9 @@ def install(app: FastAPI) -> None:
 
 def _known_error(_request: Request, error: Exception) -> Response:
     status = next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
-    return problem_response(status, str(error), kind=_kind(error))
+    # Whoever asks again at once would find the database as it is.
+    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return problem_response(status, str(error), kind=_kind(error), headers=headers)
 
 
 def _kind(error: Exception) -> str:

@@ -19,7 +19,7 @@ from results_db.records import (
 from search_spaces.layout import Layout
 from search_spaces.outcome import Environment, Iteration
 
-MAX_ID = 2**63 - 1
+MAX_ID = 2**31 - 1
 """Largest id that a database can hold."""
 
 TrialId = Annotated[int, Field(ge=1, le=MAX_ID)]

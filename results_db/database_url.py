@@ -8,15 +8,12 @@ from typing import Final
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from results_db.database_option import DATABASE_VARIABLE
 from results_db.errors import DatabaseUrlInvalidError
 
-DATABASE_VARIABLE: Final = "LAYOUT_TUNER_DATABASE_URL"
-"""The environment variable that names the database; a password in it is seen by nobody else."""
-
-POSTGRESQL: Final = "postgresql"
-_SCHEMES: Final[Sequence[str]] = (POSTGRESQL, "postgres", "postgresql+psycopg")
+_SCHEMES: Final[Sequence[str]] = ("postgresql", "postgres", "postgresql+psycopg")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE"
-_SECRETS: Final = ("password", "sslpassword")
+_SECRETS: Final = ("password", "sslpassword", "passfile")
 
 
 def postgresql_url(text: str) -> str:
@@ -33,18 +30,26 @@ def postgresql_url(text: str) -> str:
         )
     if not url.database:
         raise DatabaseUrlInvalidError(
-            f"the database's URL {shown(text)} names no database; write {_EXAMPLE}"
+            f"the database's URL {shown_url(url)} names no database; write {_EXAMPLE}"
         )
     return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
 def shown(text: str) -> str:
-    """The address without passwords, for messages and logs."""
-    url = _parsed(text)
+    """The address without passwords, for messages and logs.
+
+    Raises:
+        DatabaseUrlInvalidError: it is none.
+    """
+    return shown_url(_parsed(text))
+
+
+def shown_url(url: URL) -> str:
+    """The address without passwords, for messages and logs; of SQLite the file alone."""
     if url.get_backend_name() == "sqlite":
         return url.database or ":memory:"
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
-    named = url.set(drivername=POSTGRESQL, query=query, password=None)
+    named = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
     return named.render_as_string(hide_password=True)
 
 
@@ -55,5 +60,6 @@ def _parsed(text: str) -> URL:
         # Neither its text nor the error's: a password with a stray @ or / may be anywhere in them.
         raise DatabaseUrlInvalidError(
             f"the database's URL is none: write {_EXAMPLE}, with %40, %3A and %2F for the @, : and / "
-            f"of a password, or leave the password to ~/.pgpass; it comes from --database or ${DATABASE_VARIABLE}"
+            "of a password, or leave the password to ~/.pgpass; it was given with --database or "
+            f"${DATABASE_VARIABLE}"
         ) from None

@@ -89,6 +89,18 @@ class DatabaseUnavailableError(ResultsDbError):
     """The database does not answer, or cannot be written to just now."""
 
 
+class DatabaseConflictError(DatabaseUnavailableError):
+    """Transactions were in each other's way, and this one was undone: nothing of it was kept."""
+
+
+class ValueUnstorableError(ResultsDbError):
+    """A text is too long or has a NUL in it, or a number is too large, to be kept."""
+
+
+class DriverLeaseLostError(ResultsDbError):
+    """Another driver has taken over: this one may write nothing any more."""
+
+
 class DatabaseUrlInvalidError(ResultsDbError):
     """The address of a database is none, or that of a kind that is not understood."""
 

@@ -1,64 +1,46 @@
-"""Connections and transactions; the one place that knows which database it talks to."""
+"""Connections and transactions: each has a session of its own, and what fails has one meaning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Self
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Engine
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from results_db.database_url import postgresql_url
-from results_db.errors import DatabaseUnavailableError
+from results_db import postgresql, sqlite
+from results_db.database_url import shown_url
+from results_db.errors import (
+    DatabaseConflictError,
+    DatabaseUnavailableError,
+    ResultsDbError,
+    ValueUnstorableError,
+)
+from results_db.storable import refuse_unstorable
 
-BUSY_TIMEOUT_S: Final = 15.0
-"""Seconds that a writer waits for another on SQLite before it gives up."""
-
-POOL_SIZE: Final = 32
-"""Connections that are kept; twice as many may be open, more than the service has threads."""
-
-POSTGRES_POOL_SIZE: Final = 10
-"""Connections to PostgreSQL that a process keeps; twice as many may be open."""
-
-_WRITES: Final = "layout_tuner_writes"
+FirstStatement = Callable[[Session], None]
+"""What a writing transaction begins with; raising something ends it before it has written."""
 
 
 def make_engine(url: str) -> Engine:
-    """An engine whose transactions are real ones on SQLite too.
+    """An engine for the database at a URL, with nothing connected yet.
 
-    The sqlite3 module starts transactions late and only for some statements; here it is told to
-    leave them alone, and every transaction begins explicitly: IMMEDIATE where it will write, so that
-    two writers queue for the lock instead of failing half way with "database is locked".
+    Raises:
+        DatabaseUrlInvalidError: it is no address of a database that we know.
     """
-    if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(postgresql_url(url), pool_pre_ping=True, pool_size=POSTGRES_POOL_SIZE)
-    engine = create_engine(
-        url,
-        connect_args={"timeout": BUSY_TIMEOUT_S},
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_SIZE,
-    )
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
+    is_sqlite = url.startswith("sqlite")
+    engine = sqlite.make_engine(url) if is_sqlite else postgresql.make_engine(url)
+    refuse_unstorable(engine)
     return engine
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    # FULL: a power cut must not undo an outcome that a worker was told is safe.
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 class Database:
@@ -66,18 +48,34 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
-        self._writer = self.engine.execution_options(**{_WRITES: True})
+        kind = sqlite if self.engine.dialect.name == "sqlite" else postgresql
+        self._reader = self.engine.execution_options(**kind.READS)
+        self._writer = self.engine.execution_options(**kind.WRITES)
+        self._first: FirstStatement | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes of other machines may work on it."""
+        return self.engine.dialect.name != "sqlite"
+
+    def beginning_with(self, first: FirstStatement) -> Self:
+        """The same database, whose writing transactions all begin with this."""
+        other = copy.copy(self)
+        other._first = first
+        return other
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view; what is changed in it is thrown away."""
-        with _usable(self.engine), Session(self.engine) as session:
+        with _usable(self.engine), Session(self._reader) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits at the end, or rolls back when something is raised."""
         with _usable(self.engine), Session(self._writer) as session, session.begin():
+            if self._first is not None:
+                self._first(session)
             yield session
 
     def close(self) -> None:
@@ -102,7 +100,25 @@ def _usable(engine: Engine) -> Iterator[None]:
         yield
     except IntegrityError:
         raise
-    except DBAPIError as error:
+    except PoolTimeoutError as error:
         raise DatabaseUnavailableError(
-            f"the database {engine.url.database} cannot be used: {error.orig}"
+            f"the database {shown_url(engine.url)} is busy: all connections of this process are in use"
         ) from error
+    except DBAPIError as error:
+        raise _meaning(engine, error) from error
+    except StatementError as error:
+        if isinstance(error.orig, ResultsDbError):
+            raise error.orig from error
+        raise
+
+
+def _meaning(engine: Engine, error: DBAPIError) -> ResultsDbError:
+    name = shown_url(engine.url)
+    if engine.dialect.name == "sqlite":
+        return DatabaseUnavailableError(f"the database {name} cannot be used: {error.orig}")
+    words = postgresql.words(error)
+    if isinstance(error, DataError):
+        return ValueUnstorableError(f"the database cannot keep this: {words}")
+    if postgresql.is_conflict(error):
+        return DatabaseConflictError(f"the database {name} gave up on this: {words}; try again")
+    return DatabaseUnavailableError(f"the database {name} cannot be used: {words}")

@@ -125,6 +125,8 @@ def test_every_error_of_ours_has_a_status() -> None:
         "TokenFileInvalidError",
         "ServiceUnstableError",
         "ServiceError",
+        "DatabaseUrlInvalidError",
+        "DriverLeaseLostError",
         "SchemaNewerError",
         "SchemaOutdatedError",
         "DataDirInvalidError",

@@ -1,0 +1,55 @@
+"""SQLite: one file, one writer at a time, many readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event
+
+BUSY_TIMEOUT_S: Final = 15.0
+"""Seconds that a writer waits for another before it gives up."""
+
+POOL_SIZE: Final = 32
+"""Connections that are kept; twice as many may be open, more than the service has threads."""
+
+_WRITES: Final = "layout_tuner_writes"
+READS: Final[Mapping[str, Any]] = {_WRITES: False}
+"""Execution options of an engine that reads."""
+WRITES: Final[Mapping[str, Any]] = {_WRITES: True}
+"""Execution options of an engine that writes."""
+
+
+def make_engine(url: str) -> Engine:
+    """An engine whose transactions are real ones.
+
+    The sqlite3 module starts transactions late and only for some statements; here it is told to
+    leave them alone, and every transaction begins explicitly: IMMEDIATE where it will write, so that
+    two writers queue for the lock instead of failing half way with "database is locked".
+    """
+    engine = create_engine(
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_SIZE,
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # FULL: a power cut must not undo an outcome that a worker was told is safe.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

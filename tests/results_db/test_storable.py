@@ -1,0 +1,54 @@
+"""What PostgreSQL would refuse is refused on both databases, in the same words."""
+
+import pytest
+
+from results_db.actor import Actor
+from results_db.errors import CampaignNotFoundError, ValueUnstorableError
+from results_db.store import Store
+from tests.results_db.factories import make_campaign, make_spec, make_worker
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("a\0b", r"a text has a NUL in it: 'a\\x00b'"),
+        ("n" * 201, "a text has 201 characters, and at most 200 are kept: 'nnnn"),
+        ("half \ud800", "a text has half of a surrogate pair in it"),
+    ],
+)
+def test_a_text_that_one_database_would_not_keep_is_kept_by_none(
+    store: Store, name: str, why: str
+) -> None:
+    with pytest.raises(ValueUnstorableError, match=why):
+        make_worker(store, name)
+    with pytest.raises(ValueUnstorableError, match=why):
+        store.campaign_by_name(name)
+    assert store.workers() == []
+
+
+def test_the_longest_text_is_kept(store: Store) -> None:
+    make_worker(store, "ü" * 200)
+    assert store.workers()[0].name == "ü" * 200
+
+
+def test_what_is_asked_of_core_is_looked_at_too(store: Store) -> None:
+    campaign = make_campaign(store)
+    somebody = store.by(Actor(name="a" * 65, role="admin"))
+    with pytest.raises(ValueUnstorableError, match="65 characters, and at most 64"):
+        somebody.pause_campaign(campaign)
+    assert store.campaign(campaign).state == "RUNNING"
+
+
+def test_numbers_beyond_their_column_are_refused(store: Store) -> None:
+    with pytest.raises(ValueUnstorableError, match="2147483648 is beyond 2147483647"):
+        make_worker(store, num_nodes=2**31)
+    with pytest.raises(ValueUnstorableError, match="2147483648 is beyond"):
+        store.campaign(2**31)
+    with pytest.raises(CampaignNotFoundError):
+        store.campaign(2**31 - 1)
+
+
+def test_numbers_as_large_as_legal_sets_are_kept(store: Store) -> None:
+    huge = 2**62
+    campaign = store.create_campaign(make_spec(), num_legal_layouts=huge)
+    assert store.campaign(campaign.id).num_legal_layouts == huge
