@@ -11,32 +11,52 @@ from fastapi import Depends, Path, Request
 from api.errors import PageInvalidError
 from api.schemas import MAX_ID
 from api.settings import Settings
+from results_db.actor import Actor
 from results_db.records import CampaignRecord
 from results_db.store import Store
 
 
-def get_store(request: Request) -> Store:
-    """The service's store."""
-    return cast("Store", request.app.state.store)
+async def get_store(request: Request) -> Store:
+    """The service's store, acting in the name of whoever asks.
+
+    A coroutine, as whatever does not wait: FastAPI would give a function a thread.
+    """
+    store = cast("Store", request.app.state.store)
+    actor: Actor | None = getattr(request.state, "actor", None)
+    return store if actor is None else store.by(actor)
 
 
-def get_settings(request: Request) -> Settings:
+async def get_settings(request: Request) -> Settings:
     """The service's settings."""
     return cast("Settings", request.app.state.settings)
 
 
+async def get_actor(request: Request) -> Actor:
+    """Who asks, as the gate found out."""
+    return cast("Actor", request.state.actor)
+
+
 StoreDep = Annotated[Store, Depends(get_store)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
+ActorDep = Annotated[Actor, Depends(get_actor)]
+
+
+def campaign_reference(named: str) -> int | str:
+    """What a path calls a campaign: its id where it is a number, which no name is, else its name."""
+    if named.isascii() and named.isdigit() and int(named) <= MAX_ID:
+        return int(named)
+    return named
 
 
 def get_campaign(
     campaign: Annotated[str, Path(description="The campaign's name or id.", max_length=64)],
     store: StoreDep,
 ) -> CampaignRecord:
-    """The campaign that a path names: by its id where it is a number, which no name is."""
-    if campaign.isascii() and campaign.isdigit() and int(campaign) <= MAX_ID:
-        return store.campaign(int(campaign))
-    return store.campaign_by_name(campaign)
+    """The campaign that a path names."""
+    reference = campaign_reference(campaign)
+    if isinstance(reference, int):
+        return store.campaign(reference)
+    return store.campaign_by_name(reference)
 
 
 CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]

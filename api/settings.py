@@ -13,8 +13,20 @@ from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
 class Settings:
     """How a service runs."""
 
-    token: str
-    """The bearer token that every request but those for health and documentation must carry."""
+    token: str = field(repr=False)
+    """The token of the data directory: an admin's."""
+    worker_token: str | None = field(default=None, repr=False)
+    """The data directory's token for workers; None: there is none."""
+    requests_per_s: float = 100.0
+    """Requests a second of a viewer's or a submitter's token, in the long run; those of admins and workers
+    may ask ten times as often."""
+    wrong_tokens: int = 10
+    """Wrong tokens that an address may send before it has to wait."""
+    local_hosts_only: bool = False
+    """Whether the service listens on loopback: a request for a host of another name is a browser's that
+    was led here."""
+    is_behind_proxy: bool = False
+    """Whether a proxy stands before it, which may call the service by another name than browsers do."""
     lease_s: float = LEASE_S
     """Seconds that a lease holds after a heartbeat."""
     heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S

@@ -77,6 +77,18 @@ class ObjectiveUnknownError(ResultsDbError):
     """Nothing is ranked by this name."""
 
 
+class TokenNotFoundError(ResultsDbError):
+    """No token has this id."""
+
+
+class TokenDuplicateError(ResultsDbError):
+    """A valid token has this name already."""
+
+
+class TokenInvalidError(ResultsDbError):
+    """A token cannot be made like this: its name or its end is impossible."""
+
+
 class SchemaNewerError(ResultsDbError):
     """A newer version of the program wrote the database."""
 

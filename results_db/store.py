@@ -9,6 +9,7 @@ from sqlalchemy import text
 from results_db import migrate
 from results_db.allocations import Allocations
 from results_db.analyses import Analyses
+from results_db.audit import Audit
 from results_db.campaign_changes import CampaignChanges
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
@@ -21,9 +22,11 @@ from results_db.leaderboard import Leaderboard
 from results_db.leases import Leases
 from results_db.nodes import Nodes
 from results_db.outcomes import Outcomes
+from results_db.ownership import Ownership
 from results_db.part import Clock, utc_now
 from results_db.reports import Reports
 from results_db.session import Database
+from results_db.tokens import Tokens
 from results_db.trials import Trials
 from results_db.workers import Workers
 
@@ -45,6 +48,9 @@ class Store(
     Knowledge,
     Imports,
     EventLog,
+    Tokens,
+    Ownership,
+    Audit,
 ):
     """The database behind one object; safe to share between threads.
 

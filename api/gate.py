@@ -1,0 +1,186 @@
+"""The gate: what every request passes before anything of it is read.
+
+Who asks (401), whether not too often (429), whether his role may (403), and whether it is his (403); then the
+request goes on, and knows its `Actor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.security import HTTPBearer
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.access import ACCESS, OPEN, Rule
+from api.errors import AccessUndeclaredError
+from api.guesses import Guesses
+from api.owners import Owners
+from api.problems import problem_response
+from api.route_map import Asked, RouteMap
+from api.throttle import Throttle
+from api.token_book import Holder, TokenBook
+from results_db.actor import Actor, TokenRole
+from results_db.errors import DatabaseUnavailableError
+from results_db.tokens import hash_of_token
+
+BURST_S: Final = 5.0
+"""Seconds' worth of requests that may come at once."""
+
+_BUSY_ROLES: Final = 10
+"""How many times as often a worker or an admin may ask as a viewer: one token may serve many workers."""
+
+bearer_scheme = HTTPBearer(
+    auto_error=False,
+    scheme_name="bearer",
+    description="A token: that of the data directory, or one of `layout-tuner token create`.",
+)
+"""For the OpenAPI document; the gate is what checks."""
+
+
+class Gate:
+    """Lets through what the table of access allows."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: RouteMap,
+        book: TokenBook,
+        owners: Owners,
+        guesses: Guesses,
+        limits: Mapping[TokenRole, Throttle],
+    ) -> None:
+        self._app = app
+        self._routes, self._book, self._owners = routes, book, owners
+        self._guesses, self._limits = guesses, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"nobody guards {scope['type']} connections yet")
+        asked = self._routes.find(scope["method"], scope["path"])
+        rule = _rule_of(asked, scope["path"])
+        refusal = None if rule is OPEN else await self._refusal(scope, asked, rule)
+        await (refusal or self._app)(scope, receive, send)
+
+    async def _refusal(self, scope: Scope, asked: Asked | None, rule: Rule | None) -> Response | None:
+        """The answer to a request that goes no further; None lets it through, with its actor."""
+        address = scope["client"][0] if scope.get("client") else ""
+        try:
+            holder = await self._holder(scope, address)
+            if isinstance(holder, Response):
+                return holder
+            wait_s = self._limits[holder.role].take(holder.token_id or holder.name)
+            if wait_s > 0:
+                return _too_many(f"the token {holder.name!r} asks too often", wait_s)
+            if asked is not None and rule is not None:
+                why = await self._why_not(holder, asked, rule)
+                if why is not None:
+                    return problem_response(HTTPStatus.FORBIDDEN, why)
+        except DatabaseUnavailableError as error:
+            return problem_response(
+                HTTPStatus.SERVICE_UNAVAILABLE, str(error), kind="database-unavailable"
+            )
+        state = scope.setdefault("state", {})
+        state["actor"] = Actor(
+            name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64]
+        )
+        return None
+
+    async def _holder(self, scope: Scope, address: str) -> Holder | Response:
+        token = _token_of(scope)
+        if token is None:
+            return _unauthorized("the request carries no token")
+        hashed = hash_of_token(token)
+        wait_s = self._guesses.begin(address, hashed)
+        if wait_s > 0:
+            return _too_many("too many wrong tokens came from this address", wait_s)
+        holder = await self._book.find(hashed)
+        if holder is None:
+            self._guesses.was_wrong(address, hashed)
+            return _unauthorized("the request's token is not valid: unknown, expired, or revoked")
+        self._guesses.was_right(address, hashed)
+        return holder
+
+    async def _why_not(self, holder: Holder, asked: Asked, rule: Rule) -> str | None:
+        if not rule.admits(holder.role):
+            return (
+                f"the token {holder.name!r} has the role {holder.role}, and {asked.operation} takes "
+                f"{rule.least}{'' if rule.least == 'admin' else ' or admin'}; ask an admin of the "
+                "service for another token"
+            )
+        if rule.owned is None or holder.role == "admin":
+            return None
+        return await self._owners.why_not(rule.owned, asked.path_parameters, holder.name)
+
+
+def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
+    """How often tokens of each role may ask.
+
+    Args:
+        requests_per_s: of a viewer's or a submitter's token; admins and workers have ten times as many.
+    """
+
+    def limit(times: int) -> Throttle:
+        per_s = requests_per_s * times
+        return Throttle(per_s=per_s, burst=max(1.0, per_s * BURST_S))
+
+    few, many = limit(1), limit(_BUSY_ROLES)
+    return {"viewer": few, "submitter": few, "admin": many, "worker": many}
+
+
+async def judged(request: Request) -> None:
+    """Refuses what the gate took for another route than the one that answers: a fault of ours.
+
+    Raises:
+        AccessUndeclaredError: the route's rule does not admit the request's actor.
+    """
+    operation = request.scope["route"].name
+    rule = ACCESS.get(operation)
+    actor: Actor | None = getattr(request.state, "actor", None)
+    if rule is None or not (rule is OPEN or _admits(rule, actor)):
+        raise AccessUndeclaredError(f"{operation} was asked for past the gate")
+
+
+def _admits(rule: Rule, actor: Actor | None) -> bool:
+    return actor is not None and actor.role != "system" and rule.admits(actor.role)
+
+
+def _rule_of(asked: Asked | None, path: str) -> Rule | None:
+    """The rule of a request; None: nothing answers it, which a token's holder alone is told."""
+    if asked is not None:
+        return ACCESS[asked.operation]
+    return None if path == "/v1" or path.startswith("/v1/") else OPEN
+
+
+def _token_of(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, given = bytes(value).partition(b" ")
+            return given.strip() if scheme.lower() == b"bearer" else None
+    return None
+
+
+def _unauthorized(why: str) -> Response:
+    return problem_response(
+        HTTPStatus.UNAUTHORIZED,
+        f'{why}; send a valid one as "Authorization: Bearer <token>" (the data directory has a token '
+        "file, `layout-tuner token create` makes more)",
+        headers={"WWW-Authenticate": 'Bearer realm="layout-tuner"'},
+    )
+
+
+def _too_many(why: str, wait_s: float) -> Response:
+    seconds = max(1, math.ceil(wait_s))
+    return problem_response(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{why}; try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )

@@ -1,0 +1,58 @@
+"""Whether what a path names belongs to whoever asks; a submitter changes nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api.access import Owned
+from api.dependencies import campaign_reference
+from api.schemas import TrialId
+from results_db.store import Store
+
+
+class Owners:
+    """Asks the store whose things are, as paths name them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
+            "campaign": ("campaign", self._of_campaign),
+            "trial": ("trial_id", self._of_trial),
+            "model": ("name", store.owner_of_model),
+            "cluster": ("name", store.owner_of_cluster),
+        }
+
+    async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
+        """Why this thing is not for the asker to change; None where it is, or where there is none."""
+        parameter, find_owner = self._parameter_and_owner[owned]
+        name = named[parameter]
+        owner = await run_in_threadpool(find_owner, name)
+        if owner is None or owner == asker:
+            return None
+        whose = f"belongs to {owner!r}" if owner else "is from before campaigns belonged to anybody"
+        return (
+            f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only what was made in its "
+            f"own name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
+        )
+
+    def _of_campaign(self, named: str) -> str | None:
+        reference = campaign_reference(named)
+        if isinstance(reference, int):
+            return self._store.owner_of_campaign(reference)
+        return self._store.owner_of_campaign_named(reference)
+
+    def _of_trial(self, named: str) -> str | None:
+        """None too where it is no number: the route says so."""
+        try:
+            trial_id = _TRIAL_ID.validate_python(named)
+        except ValidationError:
+            return None
+        return self._store.owner_of_trial(trial_id)
+
+
+_TRIAL_ID: Final = TypeAdapter[int](TrialId)
+"""Reads a trial's id as routes do, which take "+7" for 7."""
