@@ -8,13 +8,18 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute
 
 from api import docs_page, etags, problems
 from api.access import refuse_undeclared
-from api.auth import BearerGate, bearer_scheme
 from api.body_limit import BodyLimit
+from api.browser_guard import BrowserGuard
+from api.gate import Gate, bearer_scheme, judged, make_limits
+from api.guesses import Guesses
+from api.owners import Owners
+from api.route_map import RouteMap
 from api.routes import (
+    access,
     allocations,
     analyses,
     campaigns,
@@ -28,6 +33,8 @@ from api.routes import (
 from api.schemas import Problem
 from api.settings import Settings
 from api.sweeper import Sweeper, sweeping
+from api.token_book import TokenBook, local_holders
+from api.token_use import noting_uses
 from api.version import version
 from results_db.store import Store
 
@@ -35,8 +42,9 @@ _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
 trials, read its leaderboard, export its winner.
 
-Every request under `/v1` but `/v1/health` carries the service's token as
-`Authorization: Bearer <token>`. Errors are problem documents (RFC 9457).
+Requests under `/v1` carry a token as `Authorization: Bearer <token>`; health and readiness take none.
+A token has a role: viewer (reads), submitter (also submits campaigns, and changes its own), admin
+(everything) or worker (leases trials and reports them). Errors are problem documents (RFC 9457).
 """
 
 _PROBLEM: Final[dict[str, Any]] = {
@@ -47,11 +55,12 @@ _PROBLEM: Final[dict[str, Any]] = {
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
+    book = TokenBook(store, local_holders(settings.token, settings.worker_token))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
-        async with sweeping(sweeper):
+        async with sweeping(sweeper), noting_uses(book, store):
             yield
 
     app = FastAPI(
@@ -65,6 +74,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     )
     app.state.store = store
     app.state.settings = settings
+    app.state.book = book
     app.include_router(health.router)
     for routes in (
         campaigns,
@@ -75,20 +85,39 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         allocations,
         nodes,
         workers,
+        access,
     ):
         app.include_router(
             routes.router,
-            dependencies=[Depends(bearer_scheme)],
+            dependencies=[Depends(bearer_scheme), Depends(judged)],
             responses={HTTPStatus.UNAUTHORIZED: _PROBLEM, "4XX": _PROBLEM, "5XX": _PROBLEM},
         )
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(BearerGate, token=settings.token)
     problems.install(app)
     etags.install(app)
     docs_page.install(app)
     _document_problems(app)
-    refuse_undeclared(route.name or "" for route in iter_route_contexts(app.routes))
+    _guard(app, settings, store)
     return app
+
+
+def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
+    """Puts the gate before all routes, which are there by now; what is added last comes first."""
+    routes = RouteMap.of(app.routes)
+    refuse_undeclared(routes.operations)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Gate,
+        routes=routes,
+        book=app.state.book,
+        owners=Owners(store),
+        guesses=Guesses(settings.wrong_tokens),
+        limits=make_limits(settings.requests_per_s),
+    )
+    app.add_middleware(
+        BrowserGuard,
+        local_hosts_only=settings.local_hosts_only,
+        is_behind_proxy=settings.is_behind_proxy,
+    )
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -11,6 +11,7 @@ from fastapi import Depends, Path, Request
 from api.errors import PageInvalidError
 from api.schemas import MAX_ID
 from api.settings import Settings
+from api.token_book import Holder, TokenBook
 from results_db.actor import Actor
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -36,9 +37,21 @@ async def get_actor(request: Request) -> Actor:
     return cast("Actor", request.state.actor)
 
 
+async def get_holder(request: Request) -> Holder:
+    """Whose token the request carries."""
+    return cast("Holder", request.state.holder)
+
+
+async def get_book(request: Request) -> TokenBook:
+    """What this process knows of tokens."""
+    return cast("TokenBook", request.app.state.book)
+
+
 StoreDep = Annotated[Store, Depends(get_store)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 ActorDep = Annotated[Actor, Depends(get_actor)]
+HolderDep = Annotated[Holder, Depends(get_holder)]
+BookDep = Annotated[TokenBook, Depends(get_book)]
 
 
 def campaign_reference(named: str) -> int | str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
@@ -70,7 +70,9 @@ class Gate:
         refusal = None if rule is OPEN else await self._refusal(scope, asked, rule)
         await (refusal or self._app)(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, asked: Asked | None, rule: Rule | None) -> Response | None:
+    async def _refusal(
+        self, scope: Scope, asked: Asked | None, rule: Rule | None
+    ) -> Response | None:
         """The answer to a request that goes no further; None lets it through, with its actor."""
         address = scope["client"][0] if scope.get("client") else ""
         try:
@@ -89,6 +91,7 @@ class Gate:
                 HTTPStatus.SERVICE_UNAVAILABLE, str(error), kind="database-unavailable"
             )
         state = scope.setdefault("state", {})
+        state["holder"] = holder
         state["actor"] = Actor(
             name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64]
         )

@@ -22,8 +22,8 @@ class Owners:
         self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
             "campaign": ("campaign", self._of_campaign),
             "trial": ("trial_id", self._of_trial),
-            "model": ("name", store.owner_of_model),
-            "cluster": ("name", store.owner_of_cluster),
+            "model": ("name", self._of_model),
+            "cluster": ("name", self._of_cluster),
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
@@ -52,6 +52,12 @@ class Owners:
         except ValidationError:
             return None
         return self._store.owner_of_trial(trial_id)
+
+    def _of_model(self, named: str) -> str | None:
+        return self._store.owner_of_model(named)
+
+    def _of_cluster(self, named: str) -> str | None:
+        return self._store.owner_of_cluster(named)
 
 
 _TRIAL_ID: Final = TypeAdapter[int](TrialId)

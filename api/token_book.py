@@ -95,11 +95,10 @@ class TokenBook:
             if belief.holder.token_id == token_id:
                 del self._beliefs[hashed]
 
-    def note_uses(self) -> None:
-        """Tells the store which tokens were used since the last time. May be called from any thread."""
+    def take_uses(self) -> set[int]:
+        """The ids of the tokens that were used since this was asked last."""
         used, self._used = self._used, set()
-        if used:
-            self._store.note_tokens_used(used)
+        return used
 
     async def _find(self, hashed: str) -> Holder | None:
         belief = self._beliefs.get(hashed)

@@ -1,0 +1,221 @@
+"""The gate on the real application: every role against every route, and whose things are whose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from fastapi.testclient import TestClient
+from starlette.routing import Mount
+
+from api.access import ACCESS, Rule
+from api.app import create_app
+from api.settings import Settings
+from results_db.actor import TOKEN_ROLES, Actor
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.service import CAMPAIGN, TOKEN
+
+STREAMS = {"stream_events", "stream_campaign_events"}
+"""An answer of theirs does not end: that they are let through is tried elsewhere."""
+
+OPEN_OPERATIONS = {
+    "openapi",
+    "docs-assets",
+    "read_docs",
+    "read_root",
+    "read_health",
+    "read_readiness",
+}
+WORKER_OPERATIONS = {
+    "register_worker",
+    "drain_worker",
+    "lease_trials",
+    "post_heartbeat",
+    "post_outcome",
+}
+ADMIN_OPERATIONS = {
+    "create_token",
+    "list_tokens",
+    "revoke_token",
+    "list_audit",
+    "quarantine_node",
+    "release_node",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    method: str
+    path: str
+
+    def url(self, value: str = "999") -> str:
+        return re.sub(r"\{[^}]+\}", value, self.path)
+
+
+def operations() -> list[Operation]:
+    """Every route of the application, as it stands."""
+    app = create_app(Settings(token=TOKEN), store=None)  # type: ignore[arg-type]
+    return [
+        Operation(str(route.name), method, str(route.path))
+        for route in iter_route_contexts(app.routes)
+        if not isinstance(route.original_route, Mount)
+        for method in sorted(route.methods or ())
+    ]
+
+
+OPERATIONS = operations()
+GUARDED = [operation for operation in OPERATIONS if operation.name not in OPEN_OPERATIONS]
+
+
+def may(role: str, operation: Operation) -> bool:
+    """Who may do what, once more, and in other words than the table's."""
+    if operation.name in WORKER_OPERATIONS:
+        return role in ("worker", "admin")
+    if operation.name in ADMIN_OPERATIONS:
+        return role == "admin"
+    if operation.method in ("GET", "HEAD"):
+        return role != "worker"
+    return role in ("submitter", "admin")
+
+
+class Service:
+    """A service in this process, with a token of every role."""
+
+    def __init__(self, http: TestClient, store: Store) -> None:
+        self.http, self.store = http, store
+        self.tokens = {role: store.create_token(f"a-{role}", role)[1] for role in TOKEN_ROLES}
+        self.tokens["other"] = store.create_token("other", "submitter")[1]
+
+    def ask(self, who: str | None, method: str, url: str, **request: Any) -> Any:
+        token = self.tokens.get(who or "", who)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return self.http.request(method, url, headers=headers, follow_redirects=False, **request)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    path: Path = tmp_path_factory.mktemp("gate")
+    settings = Settings(token=TOKEN, wrong_tokens=1000, lease_poll_s=0.02)
+    with (
+        closing(Store.open(DataDir(path))) as store,
+        TestClient(create_app(settings, store), raise_server_exceptions=False) as http,
+    ):
+        yield Service(http, store)
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
+def test_every_role_meets_every_route_as_the_table_says(
+    service: Service, operation: Operation
+) -> None:
+    for role in TOKEN_ROLES:
+        if operation.name in STREAMS and may(role, operation):
+            continue
+        answer = service.ask(role, operation.method, operation.url())
+        if may(role, operation):
+            assert answer.status_code not in (401, 403, 429, 500), (role, answer.text)
+        else:
+            assert answer.status_code == 403, (role, answer.text)
+            assert f"'a-{role}' has the role {role}" in answer.text
+            assert operation.name in answer.text
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
+def test_no_route_opens_without_a_valid_token(service: Service, operation: Operation) -> None:
+    for token in (None, "lt_wrong", TOKEN[:-1], f"{TOKEN}x", ""):
+        answer = service.ask(token, operation.method, operation.url())
+        assert answer.status_code == 401, (token, answer.text)
+        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="layout-tuner"'
+
+
+def test_the_open_routes_are_these_and_take_no_token(service: Service) -> None:
+    opened = {name for name, rule in ACCESS.items() if rule.least is None}
+    assert opened == OPEN_OPERATIONS
+    for operation in OPERATIONS:
+        if operation.name in OPEN_OPERATIONS:
+            assert service.ask(None, operation.method, operation.url()).status_code < 400
+
+
+def test_every_write_is_kept_from_viewers_and_every_read_from_workers() -> None:
+    for operation in GUARDED:
+        rule: Rule = ACCESS[operation.name]
+        if operation.method not in ("GET", "HEAD"):
+            assert not rule.admits("viewer"), operation
+        else:
+            assert not rule.admits("worker"), operation
+
+
+def test_what_is_not_there_is_told_to_holders_of_tokens_alone(service: Service) -> None:
+    assert service.ask(None, "GET", "/v1/nothing").status_code == 401
+    assert service.ask(None, "GET", "/v1").status_code == 401
+    assert service.ask("worker", "GET", "/v1/nothing").status_code == 404
+    assert service.ask(None, "GET", "/nothing").status_code == 404
+    assert service.ask("viewer", "DELETE", "/v1/campaigns").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1//campaigns",
+        "//v1/campaigns",
+        "/v1/campaigns/",
+        "/v1/campaigns%2f",
+        "/V1/campaigns",
+        "/v1/../v1/campaigns",
+        "/v1/%63ampaigns",
+        "/v1/campaigns;x",
+    ],
+)
+def test_no_spelling_of_a_path_leads_around_the_gate(service: Service, path: str) -> None:
+    assert service.ask(None, "GET", path).status_code in (401, 404)
+    assert service.ask("worker", "GET", path).status_code in (403, 404, 307)
+
+
+OWNED = [operation for operation in GUARDED if ACCESS[operation.name].owned]
+
+
+@pytest.mark.parametrize("operation", OWNED, ids=lambda operation: operation.name)
+def test_submitters_change_what_is_theirs_and_nothing_else(
+    service: Service, operation: Operation
+) -> None:
+    name = f"of-{operation.name.replace('_', '-')}"
+    mine = service.store.by(Actor(name="a-submitter", role="submitter"))
+    owned = ACCESS[operation.name].owned
+    if owned in ("campaign", "trial"):
+        made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name})
+        assert made.status_code == 201, made.text
+        campaign_id = made.json()["id"]
+        trial = mine.add_trial(campaign_id, Layout(num_microbatches=8))
+        spelled = {
+            "campaign": [name, str(campaign_id), f"0{campaign_id}"],
+            "trial": [str(trial.id), f"+{trial.id}", f"0{trial.id}", f"{trial.id}.0"],
+        }[owned]
+    else:
+        mine.put_description(owned, name, {}, notes="")
+        spelled = [name]
+    for value in spelled:
+        refused = service.ask("other", operation.method, operation.url(value))
+        assert refused.status_code == 403, (value, refused.text)
+        assert "belongs to 'a-submitter'" in refused.text
+    for who in ("submitter", "admin"):
+        answer = service.ask(who, operation.method, operation.url(spelled[0]))
+        assert answer.status_code not in (401, 403, 429, 500), answer.text
+
+
+def test_a_campaign_from_before_belongs_to_admins(service: Service) -> None:
+    nobody = service.store.by(Actor(name="", role="system"))
+    service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": "to-copy"})
+    spec = {**service.store.campaign_by_name("to-copy").spec, "name": "ancient"}
+    nobody.create_campaign(spec, num_legal_layouts=1)
+    refused = service.ask("submitter", "POST", "/v1/campaigns/ancient/pause")
+    assert refused.status_code == 403
+    assert "is from before campaigns belonged to anybody" in refused.text
+    assert service.ask("admin", "POST", "/v1/campaigns/ancient/pause").status_code == 200
