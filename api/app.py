@@ -14,6 +14,7 @@ from api import docs_page, etags, problems
 from api.access import refuse_undeclared
 from api.body_limit import BodyLimit
 from api.browser_guard import BrowserGuard
+from api.event_hub import EventHub, handing_out
 from api.gate import Gate, bearer_scheme, judged, make_limits
 from api.guesses import Guesses
 from api.owners import Owners
@@ -23,6 +24,7 @@ from api.routes import (
     allocations,
     analyses,
     campaigns,
+    events,
     exports,
     health,
     imports,
@@ -60,7 +62,16 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
-        async with sweeping(sweeper), noting_uses(book, store):
+        hub = EventHub(
+            store,
+            stopping=settings.stopping,
+            interval_s=settings.event_poll_s,
+            idle_interval_s=settings.event_idle_poll_s,
+            max_watchers=settings.max_watchers,
+            max_waiting=settings.max_waiting_events,
+        )
+        app.state.hub = hub
+        async with sweeping(sweeper), noting_uses(book, store), handing_out(hub):
             yield
 
     app = FastAPI(
@@ -81,6 +92,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         imports,
         trials,
         analyses,
+        events,
         exports,
         allocations,
         nodes,

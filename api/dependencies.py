@@ -9,6 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Request
 
 from api.errors import PageInvalidError
+from api.event_hub import EventHub
 from api.schemas import MAX_ID
 from api.settings import Settings
 from api.token_book import Holder, TokenBook
@@ -47,6 +48,12 @@ async def get_book(request: Request) -> TokenBook:
     return cast("TokenBook", request.app.state.book)
 
 
+async def get_hub(request: Request) -> EventHub:
+    """The service's live events."""
+    return cast("EventHub", request.app.state.hub)
+
+
+HubDep = Annotated[EventHub, Depends(get_hub)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 ActorDep = Annotated[Actor, Depends(get_actor)]

@@ -28,6 +28,14 @@ class PageInvalidError(ApiError):
     """A cursor or page does not come from this service."""
 
 
+class WatchersTooManyError(ApiError):
+    """As many watch live events as a process serves."""
+
+
+class EventNumberInvalidError(ApiError):
+    """The number of an event to go on after is none."""
+
+
 class ExportUnavailableError(ApiError):
     """There is no trial that could be exported, or the one that was named has not completed."""
 

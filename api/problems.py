@@ -24,6 +24,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    api_errors.WatchersTooManyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from results_db.events import EventKind
 from results_db.records import (
     AttemptRecord,
     CampaignState,
@@ -308,6 +309,20 @@ class ExportRead(Document):
     """Version of the framework that the files were written for."""
     files: list[ExportFileRead]
     notes: list[str]
+
+
+class EventRead(Document):
+    """Something that happened to a campaign."""
+
+    seq: int
+    """Its number, which the stream gives as `id` too; numbers grow, and some are left out."""
+    kind: EventKind
+    at: datetime
+    campaign_id: int
+    trial_id: int | None
+    """Null where it concerns the campaign as a whole."""
+    data: dict[str, Any]
+    """What is known at once: of a trial its number, state, reason and attempt."""
 
 
 class Health(Document):

@@ -35,6 +35,20 @@ class Settings:
     """Seconds between searches for leases that have run out."""
     lease_poll_s: float = 0.1
     """Seconds between looks at the database while a worker waits for work."""
+    event_poll_s: float = 0.1
+    """Seconds between looks at the log of events while somebody watches."""
+    event_idle_poll_s: float = 1.0
+    """Seconds between looks otherwise, which number events for the watchers of other processes."""
+    event_ping_s: float = 15.0
+    """Seconds without an event after which a watcher is sent a comment, so that proxies keep it."""
+    event_send_s: float = 10.0
+    """Seconds that a watcher may take to accept what it is sent."""
+    event_stream_s: float = 3600.0
+    """Seconds after which a watcher must come again, and show its token."""
+    max_watchers: int = 1000
+    """Watchers of live events that a process serves at once."""
+    max_waiting_events: int = 5000
+    """Events that may wait for one watcher before it is dropped."""
     max_body_bytes: int = 4 << 20
     """Largest request body."""
     max_document_bytes: int = 256 << 10

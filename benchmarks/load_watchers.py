@@ -1,7 +1,8 @@
 """Watchers of live events, each of one campaign: what each heard, and how late.
 
-Reads what to do as JSON from stdin. Says "watching" on stdout once every stream is open, and ends when stdin
-says "stop": then it writes what was heard as JSON.
+Reads what to do as a line of JSON from stdin. Says "watching" on stdout once every stream is open. A second
+line tells the last event of each campaign; once every watcher has heard it, or has had its time, it writes what was
+heard as JSON.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Final, TypeVar
 
 from benchmarks.http_connection import Connection
+
+PATIENCE_S: Final = 15.0
+"""For the last events to come."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,11 @@ class Heard:
     late_s: list[float] = field(default_factory=list)
     """From the time that each event carries to when it was read."""
 
+    @property
+    def newest(self) -> int:
+        """The number of the last event that it knows of."""
+        return self.seqs[-1] if self.seqs else self.after
+
 
 async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Semaphore) -> None:
     async with Connection(*service) as http:
@@ -60,25 +72,40 @@ async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Se
 
 
 async def watch(orders: Orders) -> list[Heard]:
-    """All of the watchers, until stdin says to stop."""
+    """All of the watchers, until they have heard what stdin says is the last.
+
+    Raises:
+        EOFError: a stream ended before.
+    """
     heard = [Heard(campaign=campaign) for campaign in orders.campaigns]
     opened = asyncio.Semaphore(0)
     tasks = [
         asyncio.create_task(_watch(orders.services[i % len(orders.services)], one, opened))
         for i, one in enumerate(heard)
     ]
-    for _ in tasks:
-        await opened.acquire()
+    opening = asyncio.gather(*(opened.acquire() for _ in tasks))
+    await _unless_one_ends(opening, tasks)
     print("watching", flush=True)
-    told = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-    await asyncio.wait([told, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    told = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
+    last = {
+        int(campaign): seq
+        for campaign, seq in json.loads(await _unless_one_ends(told, tasks)).items()
+    }
+    give_up_s = time.monotonic() + PATIENCE_S
+    while any(one.newest < last[one.campaign] for one in heard) and time.monotonic() < give_up_s:
+        await asyncio.sleep(0.05)
     for task in tasks:
-        if task.done():
-            # A stream that ends of itself is a fault; its error, where it has one, says which.
-            task.result()
-            raise EOFError("a stream has ended")
         task.cancel()
     return heard
+
+
+async def _unless_one_ends(awaited: asyncio.Future[T], tasks: list[asyncio.Task[None]]) -> T:
+    await asyncio.wait([awaited, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise EOFError("a stream has ended")
+    return await awaited
 
 
 if __name__ == "__main__":

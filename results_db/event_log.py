@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import CursorResult, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from results_db.event_tables import EventCounter, EventRow
@@ -63,10 +63,33 @@ class EventLog(StorePart):
         with self._db.read() as session:
             return session.scalars(query).one()
 
-    def first_event_seq(self) -> int | None:
-        """The first number that is kept; None: no event is."""
+    def pruned_event_seq(self) -> int:
+        """The last number that is kept no more: who goes on after an earlier one may miss events."""
+        query = select(EventCounter.pruned_seq).where(EventCounter.id == COUNTER_ID)
         with self._db.read() as session:
-            return session.scalar(select(func.min(EventRow.seq)))
+            return session.scalars(query).one()
+
+    def prune_events(self, before: datetime) -> int:
+        """Deletes events from before a point in time; how many there were.
+
+        The newest of each campaign stays: pages are told apart by it.
+        """
+        newest = select(func.max(EventRow.seq)).group_by(EventRow.campaign_id)
+        old = (EventRow.at < before) & EventRow.seq.not_in(newest)
+        with self._db.write() as session:
+            last = session.scalar(select(func.max(EventRow.seq)).where(old))
+            if last is None:
+                return 0
+            session.execute(
+                update(EventCounter)
+                .where(EventCounter.id == COUNTER_ID, EventCounter.pruned_seq < last)
+                .values(pruned_seq=last)
+            )
+            gone = session.execute(
+                delete(EventRow).where(old & (EventRow.seq <= last)),
+                execution_options={"synchronize_session": False},
+            )
+            return cast("CursorResult[Any]", gone).rowcount
 
     def number_events(self) -> int:
         """Gives the events that were committed since their numbers; how many there were.

@@ -49,3 +49,5 @@ class EventCounter(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     last_seq: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    pruned_seq: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """The last number among the events that are kept no more."""

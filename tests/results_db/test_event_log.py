@@ -39,7 +39,6 @@ def test_a_reader_that_goes_on_after_a_number_misses_nothing(store: Store) -> No
     whole = store.events(after=0, limit=100)
     assert [event.seq for event in whole] == list(range(1, 9))
     assert store.last_event_seq() == 8
-    assert store.first_event_seq() == 1
     pages, after = [], 0
     while page := store.events(after=after, limit=3):
         pages += page
@@ -76,7 +75,27 @@ def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
     assert store.campaign_mark(campaign, beats=True) != live
 
 
-def test_an_empty_log_has_no_first_number(store: Store) -> None:
-    assert (store.first_event_seq(), store.last_event_seq()) == (None, 0)
+def test_old_events_go_but_for_the_newest_of_each_campaign(
+    store: Store, clock: TurnableClock
+) -> None:
+    first, second = make_campaign(store, "first"), make_campaign(store, "second")
+    store.pause_campaign(first)
+    mark = store.campaign_mark(second)
+    clock.forward(3600)
+    store.resume_campaign(first)
+    store.number_events()
+    assert store.prune_events(clock()) == 2
+    assert [(e.seq, e.campaign_id) for e in store.events(after=0, limit=9)] == [
+        (2, second),
+        (4, first),
+    ]
+    assert (store.pruned_event_seq(), store.last_event_seq()) == (3, 4)
+    assert store.campaign_mark(second) == mark
+    assert store.prune_events(clock()) == 0
+    assert store.pruned_event_seq() == 3
+
+
+def test_an_empty_log_has_no_numbers(store: Store) -> None:
+    assert (store.pruned_event_seq(), store.last_event_seq()) == (0, 0)
     assert store.events(after=0, limit=10) == []
     assert store.number_events() == 0

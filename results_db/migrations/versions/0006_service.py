@@ -123,6 +123,7 @@ def _create_events() -> None:
         "event_counter",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("last_seq", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("pruned_seq", sa.BigInteger(), server_default="0", nullable=False),
         sa.CheckConstraint("id = 1", name=op.f("ck_event_counter_is_one")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_event_counter")),
     )

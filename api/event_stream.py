@@ -1,0 +1,164 @@
+"""One watcher's stream of events: what it missed, then what happens, until one of the two ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from api.event_hub import PAGE, EventHub, Subscription, event_bytes
+from api.settings import Settings
+from results_db.errors import ResultsDbError
+from results_db.store import Store
+
+OPENED: Final = "stream.opened"
+CLOSED: Final = "stream.closed"
+RETRY_MS: Final = 1000
+"""Milliseconds after which a client that lost the stream comes again."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventStream(EventSourceResponse):
+    """The answer to a watcher; `format_sse_event` writes it, and each event is written once for all.
+
+    FastAPI's own generators would check and write every event for every watcher, and keep two tasks and
+    two queues for each.
+    """
+
+    def __init__(
+        self,
+        hub: EventHub,
+        store: Store,
+        settings: Settings,
+        *,
+        campaign_id: int | None,
+        after: int | None,
+    ) -> None:
+        """A stream that has not begun.
+
+        Args:
+            hub: hands out what happens.
+            store: has what happened before.
+            settings: patience, and how long a stream may last.
+            campaign_id: whose events; None: those of all campaigns.
+            after: the last event that the watcher has seen; None: it wants what happens from now on.
+        """
+        super().__init__(
+            content=(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        self._hub = hub
+        self._store = store
+        self._settings = settings
+        self._campaign_id = campaign_id
+        self._after = after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Streams until the client hangs up, or the service has had enough of it."""
+        self._hub.refuse_if_full()
+        missed = await self._resume()
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        sending = asyncio.ensure_future(self._send_all(send, missed=missed))
+        hanging_up = asyncio.ensure_future(_hung_up(receive))
+        try:
+            await asyncio.wait((sending, hanging_up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            hanging_up.cancel()
+            ended = await asyncio.gather(sending, hanging_up, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _resume(self) -> bool:
+        """Settles where the stream begins; whether the watcher has missed events that are kept no more."""
+        position = await self._hub.position()
+        if self._after is None:
+            self._after = position
+            return False
+        last = await run_in_threadpool(self._store.last_event_seq)
+        if self._after > last:
+            # Of another database, or of this one before it was restored.
+            self._after = last
+            return True
+        return self._after < await run_in_threadpool(self._store.pruned_event_seq)
+
+    async def _send_all(self, send: Send, *, missed: bool) -> None:
+        async for chunk in self._chunks(missed=missed):
+            try:
+                async with asyncio.timeout(self._settings.event_send_s):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except TimeoutError:
+                # Nothing more can be said to it; the connection closes without an end.
+                _log.warning(
+                    "a watcher of live events is dropped: it read nothing for %g s",
+                    self._settings.event_send_s,
+                )
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunks(self, *, missed: bool) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._settings.event_stream_s
+        assert self._after is not None  # `_resume` has seen to it
+        after = self._after
+        yield _control(OPENED, {"after": after, "missed": missed}, seq=after, retry=RETRY_MS)
+        try:
+            while after < (position := await self._hub.position()):
+                page = await run_in_threadpool(
+                    self._store.events, after=after, campaign_id=self._campaign_id, limit=PAGE
+                )
+                if page:
+                    yield b"".join(event_bytes(event) for event in page)
+                    after = page[-1].seq
+                if len(page) < PAGE:
+                    # That was all there was when the position was asked for.
+                    after = max(after, position)
+        except ResultsDbError as error:
+            yield _control(CLOSED, {"reason": f"what was missed cannot be read: {error}"})
+            return
+        with self._hub.subscribed(self._campaign_id, after) as subscription:
+            async for chunk in self._live(subscription, until_s):
+                yield chunk
+
+    async def _live(self, subscription: Subscription, until_s: float) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        while not subscription.closed_because:
+            left_s = until_s - loop.time()
+            if left_s <= 0:
+                subscription.close("it has lasted long enough: come again")
+            chunk = await subscription.next(min(self._settings.event_ping_s, max(left_s, 0.0)))
+            if chunk:
+                yield chunk
+            elif not subscription.closed_because:
+                yield KEEPALIVE_COMMENT
+        yield _control(CLOSED, {"reason": subscription.closed_because})
+
+
+def _control(
+    event: str, data: dict[str, Any], *, seq: int | None = None, retry: int | None = None
+) -> bytes:
+    """Something that is said of the stream itself."""
+    return format_sse_event(
+        data_str=json.dumps(data),
+        event=event,
+        id=None if seq is None else str(seq),
+        retry=retry,
+    )
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,121 @@
+"""Api processes as `layout-tuner serve` starts them, on one database: started, spoken to, weighed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+import psutil
+
+from benchmarks.live_service import ROOT, LiveProcess, WaitedInVainError
+from results_db.data_dir import DataDir
+
+_PATIENCE_S: Final = 120.0
+_POLL_S: Final = 0.005
+
+
+class ApiProcess:
+    """One of them, on a data directory of its own.
+
+    Args:
+        folder: for its data directory and its log.
+        name: of the process.
+        database: URL; None: SQLite in its data directory.
+    """
+
+    def __init__(self, folder: Path, name: str, database: str | None = None) -> None:
+        self.data = DataDir(folder / f"data-{name}")
+        command = ["serve", "--data-dir", str(self.data.path), "--host", "127.0.0.1", "--port", "0"]
+        if database is not None:
+            command += ["--database", database]
+        self._process = LiveProcess(
+            [sys.executable, "-P", "-m", "api.cli", *command],
+            environment={**os.environ, "PYTHONPATH": str(ROOT)},
+            log=folder / f"{name}.log",
+        )
+
+    def __enter__(self) -> Self:
+        self.data.service_file.unlink(missing_ok=True)
+        started_s = time.monotonic()
+        self._process.start()
+        try:
+            self._wait_until_it_answers(started_s + _PATIENCE_S)
+        except BaseException:
+            self._process.kill()
+            raise
+        self.start_s = time.monotonic() - started_s
+        """From its launch to its first answer."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+        if self._process.has_ended():
+            raise WaitedInVainError(f"an api process ended early:\n{self._process.said()}")
+        self._process.stop()
+
+    @property
+    def address(self) -> tuple[str, int, str]:
+        """Host, port and token."""
+        return self._url.host, self._url.port or 80, self._token
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds resident."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds since it started."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
+    def post(self, path: str, body: Any) -> Any:
+        answer = self.http.post(path, json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+    def _wait_until_it_answers(self, deadline_s: float) -> None:
+        while not self._answers():
+            if self._process.has_ended() or time.monotonic() > deadline_s:
+                raise WaitedInVainError(f"an api process does not answer:\n{self._process.said()}")
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        try:
+            announced = json.loads(self.data.service_file.read_bytes())
+            self._url = httpx.URL(announced["url"])
+            self._token = self.data.token_file.read_text().strip()
+            self.http = httpx.Client(
+                base_url=self._url.join("/v1"),
+                headers={"Authorization": f"Bearer {self._token}"},
+                timeout=60,
+            )
+            return self.http.get("/health").status_code == 200
+        except (OSError, ValueError, httpx.TransportError):
+            return False
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Of these processes and their children, as far as they live."""
+    total = 0.0
+    for pid in pids:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            # Of children that were reaped too: PostgreSQL has a process a connection.
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
