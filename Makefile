@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -107,6 +107,10 @@ bench-packing: $(INSTALLED)
 bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
 	$(BIN)/python -m benchmarks.bench_packing --record
+
+# The service on SQLite and on a PostgreSQL of its own, with nothing else on the machine.
+bench-service: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_service --record
 
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:

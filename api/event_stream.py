@@ -8,8 +8,9 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.event_hub import PAGE, EventHub, Subscription, event_bytes
@@ -25,12 +26,14 @@ RETRY_MS: Final = 1000
 _log = logging.getLogger(__name__)
 
 
-class EventStream(EventSourceResponse):
+class EventStream(Response):
     """The answer to a watcher; `format_sse_event` writes it, and each event is written once for all.
 
-    FastAPI's own generators would check and write every event for every watcher, and keep two tasks and
-    two queues for each.
+    FastAPI's own `EventSourceResponse` would check and write every event for every watcher, and keep two
+    tasks and two queues for each.
     """
+
+    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class EventStream(EventSourceResponse):
             campaign_id: whose events; None: those of all campaigns.
             after: the last event that the watcher has seen; None: it wants what happens from now on.
         """
-        super().__init__(
-            content=(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
+        # The second tells a proxy not to keep events until there are enough of them.
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
         self._hub = hub
         self._store = store
         self._settings = settings

@@ -108,7 +108,7 @@ class _Worker:
     async def _report(self, http: Connection, lease: dict[str, Any]) -> None:
         trial_id, told = lease["trial_id"], self._told
         request = lease["request"]
-        outcome = completed_outcome(request, request["model"]["sequence_length"], self._chance)
+        outcome = completed_outcome(request, request["model"]["seq_length"], self._chance)
         document = {"worker_id": self._id, "attempt": lease["attempt"], "outcome": outcome}
         body = json.dumps(document).encode()
         twice = self._chance.randrange(self._orders.twice_every) == 0

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks import load_watchers, load_workers
 from benchmarks.api_processes import ApiProcess, processor_seconds
-from benchmarks.live_service import ROOT
+from benchmarks.live_service import ROOT, wait_until
 from benchmarks.outcome_check import OutcomeFaults, check_outcomes, missed_events
 from benchmarks.service_start import MEMORY_BYTES
 from benchmarks.trainer_table import Figure
@@ -143,7 +142,7 @@ def _submit(api: ApiProcess, store: Store, num_campaigns: int, trials_each: int)
     documents = [{**CAMPAIGN, "name": f"load-{i}"} for i in range(num_campaigns)]
     campaigns = [int(api.post("/campaigns", document)["id"]) for document in documents]
     legal = CampaignSpec.from_mapping(documents[0]).legal_set()
-    layouts = [legal[i] for i in range(trials_each)]
+    layouts = [legal.layout(i) for i in range(trials_each)]
     with ThreadPoolExecutor(4) as pool:
         for layout in layouts:
             list(pool.map(lambda campaign: store.add_trial(campaign, layout), campaigns))  # noqa: B023
@@ -217,9 +216,7 @@ def _environment() -> dict[str, str]:
 
 def _last_seqs(store: Store, campaigns: Sequence[int]) -> dict[int, int]:
     """The last number of each campaign's events, once all of them have one."""
-    deadline_s = time.monotonic() + 30
-    while store.number_events() and time.monotonic() < deadline_s:
-        pass
+    wait_until("every event has its number", lambda: not store.count_unnumbered_events())
     return {
         campaign: store.events(after=0, campaign_id=campaign, limit=1 << 20)[-1].seq
         for campaign in campaigns

@@ -107,6 +107,12 @@ class EventLog(StorePart):
             lock = select(func.pg_try_advisory_xact_lock(_NUMBERING_LOCK))
             return _number(session) if session.scalar(lock) else 0
 
+    def count_unnumbered_events(self) -> int:
+        """Events that were committed and have no number yet."""
+        with self._db.read() as session:
+            query = select(func.count()).where(EventRow.seq.is_(None))
+            return session.scalar(query) or 0
+
     def campaign_mark(self, campaign_id: int, *, beats: bool = False) -> str:
         """A text that changes whenever something that a page shows of the campaign does.
 

@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Response
-from fastapi.sse import EventSourceResponse
 
 from api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
 from api.errors import EventNumberInvalidError
@@ -49,7 +48,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.get(
     "/campaigns/{campaign}/events",
-    response_class=EventSourceResponse,
+    response_class=Response,
     response_model=None,
     responses=_STREAM,
 )
@@ -74,7 +73,7 @@ def stream_campaign_events(
     )
 
 
-@router.get("/events", response_class=EventSourceResponse, response_model=None, responses=_STREAM)
+@router.get("/events", response_class=Response, response_model=None, responses=_STREAM)
 def stream_events(
     hub: HubDep,
     store: StoreDep,

@@ -1,3 +1,7 @@
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+
+from results_db.events import emit
 from results_db.records import TrialBeat
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -80,6 +84,7 @@ def test_old_events_go_but_for_the_newest_of_each_campaign(
 ) -> None:
     first, second = make_campaign(store, "first"), make_campaign(store, "second")
     store.pause_campaign(first)
+    store.number_events()
     mark = store.campaign_mark(second)
     clock.forward(3600)
     store.resume_campaign(first)
@@ -99,3 +104,56 @@ def test_an_empty_log_has_no_numbers(store: Store) -> None:
     assert (store.pruned_event_seq(), store.last_event_seq()) == (0, 0)
     assert store.events(after=0, limit=10) == []
     assert store.number_events() == 0
+
+
+def test_a_mark_is_never_that_of_before_while_numbers_come_late(store: Store) -> None:
+    campaign = make_campaign(store)
+    marks = [store.campaign_mark(campaign)]
+    for change in (store.pause_campaign, store.resume_campaign, store.pause_campaign):
+        change(campaign)
+        unnumbered = store.campaign_mark(campaign)
+        assert unnumbered not in marks
+        store.number_events()
+        numbered = store.campaign_mark(campaign)
+        assert numbered not in marks
+        marks += [unnumbered, numbered]
+
+
+def test_what_commits_late_is_numbered_late_so_that_no_reader_passes_it(postgres_url: str) -> None:
+    with closing(Store(postgres_url)) as store:
+        slow, quick = make_campaign(store, "slow"), make_campaign(store, "quick")
+        store.number_events()
+        with store._db.write() as session:
+            emit(session, slow, "campaign.changed", now=store._clock())
+            store.pause_campaign(quick)
+            assert store.number_events() == 1
+            assert [e.campaign_id for e in store.events(after=2, limit=9)] == [quick]
+        assert store.number_events() == 1
+        assert [e.campaign_id for e in store.events(after=3, limit=9)] == [slow]
+
+
+def test_a_reader_misses_nothing_of_many_writers_and_numberers(postgres_url: str) -> None:
+    with closing(Store(postgres_url)) as store, ThreadPoolExecutor(8) as pool:
+        campaigns = [make_campaign(store, f"c{i}") for i in range(6)]
+
+        def write(campaign: int) -> None:
+            for _ in range(15):
+                store.pause_campaign(campaign)
+                store.resume_campaign(campaign)
+
+        writing = [pool.submit(write, campaign) for campaign in campaigns]
+        numbering = [pool.submit(number_until, store, writing) for _ in range(2)]
+        heard: list[int] = []
+        while not all(done.done() for done in numbering) or store.events(after=len(heard), limit=1):
+            heard += [e.seq for e in store.events(after=heard[-1] if heard else 0, limit=50)]
+        for done in (*writing, *numbering):
+            done.result()
+        assert heard == list(range(1, 6 * 31 + 1))
+
+
+def number_until(store: Store, writing: list[Future[None]]) -> None:
+    """Numbers events until everything is written and numbered."""
+    while True:
+        all_written = all(done.done() for done in writing)
+        if store.number_events() == 0 and all_written and not store.count_unnumbered_events():
+            return

@@ -1,0 +1,116 @@
+"""A service on a socket in this process, and watchers of its live events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import uvicorn
+from httpx_sse import EventSource, ServerSentEvent
+
+from api.app import create_app
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.process import wait_until
+from tests.api.service import HEADERS
+
+PATIENCE_S = 30.0
+
+
+@contextmanager
+def live_service(settings: Settings, store: Store) -> Iterator[str]:
+    """Serves in a thread; yields the address of /v1."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(
+            create_app(settings, store), log_level="warning", timeout_graceful_shutdown=5
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_until("the service serves", lambda: server.started)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            settings.stopping.set()
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+class Watcher:
+    """Reads a stream in a thread of its own."""
+
+    def __init__(self, url: str, *, last_event_id: int | str | None = None) -> None:
+        headers = dict(HEADERS)
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = str(last_event_id)
+        self._request = {"method": "GET", "url": url, "headers": headers}
+        self._events: queue.Queue[ServerSentEvent | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._read)
+        self._client = httpx.Client(timeout=PATIENCE_S)
+        self.last_id = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Closes the connection from the client's side."""
+        stream = getattr(self, "_socket", None)
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+    def next(self) -> tuple[str, Any]:
+        """The kind and the data of the next event."""
+        event = self._events.get(timeout=PATIENCE_S)
+        assert event is not None, "the stream has ended"
+        self.last_id = event.id
+        return event.event, json.loads(event.data)
+
+    def opened(self) -> dict[str, Any]:
+        """What the stream says when it opens."""
+        kind, data = self.next()
+        assert kind == "stream.opened"
+        said: dict[str, Any] = data
+        return said
+
+    def kinds(self, count: int) -> list[str]:
+        """The kinds of the next events."""
+        return [self.next()[0] for _ in range(count)]
+
+    def has_ended(self) -> bool:
+        """Waits for the end of the stream; False where another event comes before."""
+        return self._events.get(timeout=PATIENCE_S) is None
+
+    def _read(self) -> None:
+        try:
+            with self._client.stream(**self._request) as answer:  # type: ignore[arg-type]
+                self._socket = answer.extensions["network_stream"].get_extra_info("socket")
+                for event in EventSource(answer).iter_sse():
+                    # A comment comes as an event without data once there was an id.
+                    if event.data:
+                        self._events.put(event)
+        except httpx.TransportError:
+            pass  # the end, in whatever way, is what the test looks at
+        finally:
+            self._events.put(None)

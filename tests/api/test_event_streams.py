@@ -1,0 +1,254 @@
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import wait_until
+from tests.api.service import HEADERS, TOKEN
+from tests.api.streams import Watcher, live_service
+from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+
+LAYOUT = Layout(num_microbatches=8)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(token=TOKEN, event_poll_s=0.02, event_idle_poll_s=0.05)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store.open(DataDir(tmp_path / "data"))) as store:
+        yield store
+
+
+@pytest.fixture
+def url(settings: Settings, store: Store) -> Iterator[str]:
+    with live_service(settings, store) as url:
+        yield url
+
+
+def campaign_url(url: str, campaign: int) -> str:
+    return f"{url}/campaigns/{campaign}/events"
+
+
+def test_a_watcher_hears_what_happens_to_its_campaign_and_to_no_other(
+    url: str, store: Store
+) -> None:
+    mine, other = make_campaign(store, "mine"), make_campaign(store, "other")
+    with Watcher(campaign_url(url, mine)) as watcher:
+        assert watcher.opened() == {"after": 2, "missed": False}
+        trial = store.add_trial(mine, LAYOUT)
+        store.pause_campaign(other)
+        worker = make_worker(store)
+        lease_one(store, worker.id)
+        store.post_outcome(trial.id, 1, completed(LAYOUT))
+        heard = [watcher.next() for _ in range(3)]
+    assert [kind for kind, _ in heard] == ["trial.added", "trial.leased", "trial.ended"]
+    _, ended = heard[-1]
+    assert (ended["campaign_id"], ended["trial_id"]) == (mine, trial.id)
+    assert ended["data"]["state"] == "COMPLETED"
+    assert watcher.last_id == str(ended["seq"])
+
+
+def test_a_watcher_of_all_hears_every_campaign(url: str, store: Store) -> None:
+    with Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        campaigns = [make_campaign(store, name) for name in ("first", "second")]
+        heard = [watcher.next()[1] for _ in campaigns]
+    assert [event["campaign_id"] for event in heard] == campaigns
+    assert [event["seq"] for event in heard] == [1, 2]
+
+
+def test_a_watcher_that_lost_the_stream_hears_what_it_missed_once(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    with Watcher(campaign_url(url, campaign)) as watcher:
+        watcher.opened()
+        store.pause_campaign(campaign)
+        watcher.kinds(1)
+    store.resume_campaign(campaign)
+    make_campaign(store, "other")
+    store.pause_campaign(campaign)
+    with Watcher(campaign_url(url, campaign), last_event_id=watcher.last_id) as again:
+        assert again.opened() == {"after": 2, "missed": False}
+        assert again.kinds(2) == ["campaign.resumed", "campaign.paused"]
+        store.cancel_campaign(campaign)
+        assert again.kinds(1) == ["campaign.ended"]
+
+
+def test_a_long_past_is_heard_page_by_page_and_runs_into_the_present(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.event_stream.PAGE", 3)
+    monkeypatch.setattr("api.event_hub.PAGE", 3)
+    campaign = make_campaign(store)
+    for _ in range(4):
+        store.pause_campaign(campaign)
+        store.resume_campaign(campaign)
+    with Watcher(f"{campaign_url(url, campaign)}?after=0") as watcher:
+        watcher.opened()
+        past = [watcher.next()[1]["seq"] for _ in range(9)]
+        store.cancel_campaign(campaign)
+        assert [*past, watcher.next()[1]["seq"]] == list(range(1, 11))
+
+
+def test_the_header_goes_before_the_address_which_is_older(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    store.pause_campaign(campaign)
+    with Watcher(f"{campaign_url(url, campaign)}?after=0", last_event_id=1) as watcher:
+        assert watcher.opened()["after"] == 1
+        assert watcher.kinds(1) == ["campaign.paused"]
+
+
+def test_a_watcher_is_told_that_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    store.pause_campaign(campaign)
+    store.resume_campaign(campaign)
+    store.prune_events(store._clock())
+    with Watcher(campaign_url(url, campaign), last_event_id=1) as watcher:
+        assert watcher.opened() == {"after": 1, "missed": True}
+        assert watcher.kinds(1) == ["campaign.resumed"]
+    with Watcher(campaign_url(url, campaign), last_event_id=2) as watcher:
+        assert watcher.opened() == {"after": 2, "missed": False}
+
+
+def test_a_number_of_another_database_begins_anew_and_says_so(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    with Watcher(campaign_url(url, campaign), last_event_id=900) as watcher:
+        assert watcher.opened() == {"after": 1, "missed": True}
+        store.pause_campaign(campaign)
+        assert watcher.kinds(1) == ["campaign.paused"]
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.0", "9" * 30])
+def test_a_last_event_id_that_is_no_number_is_refused(url: str, store: Store, number: str) -> None:
+    answer = httpx.get(f"{url}/events", headers={**HEADERS, "Last-Event-ID": number})
+    assert answer.status_code == 400
+    assert number in answer.json()["detail"]
+
+
+def test_a_campaign_that_is_not_there_is_a_404_and_no_token_a_401(url: str) -> None:
+    assert httpx.get(campaign_url(url, 7), headers=HEADERS).status_code == 404
+    assert httpx.get(f"{url}/events").status_code == 401
+
+
+def test_a_silent_stream_is_kept_alive_by_comments(store: Store, settings: Settings) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, event_ping_s=0.05)
+    with (
+        live_service(settings, store) as url,
+        httpx.stream("GET", f"{url}/events", headers=HEADERS, timeout=30) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith(":")) == ": ping"
+
+
+def test_a_stream_ends_aloud_when_the_service_does(
+    url: str, store: Store, settings: Settings
+) -> None:
+    with Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        settings.stopping.set()
+        assert watcher.next() == ("stream.closed", {"reason": "the service ends"})
+        assert watcher.has_ended()
+
+
+def test_a_stream_that_has_lasted_long_must_come_again(store: Store) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, event_stream_s=0.1)
+    with live_service(settings, store) as url, Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        kind, said = watcher.next()
+        assert (kind, "come again" in said["reason"]) == ("stream.closed", True)
+        assert watcher.has_ended()
+
+
+def test_more_watchers_than_are_served_are_refused_until_one_leaves(store: Store) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, max_watchers=1)
+    with live_service(settings, store) as url:
+        with Watcher(f"{url}/events") as watcher:
+            watcher.opened()
+            refused = httpx.get(f"{url}/events", headers=HEADERS)
+            assert refused.status_code == 503
+            assert "1 watch live events already" in refused.json()["detail"]
+
+        def served_again() -> bool:
+            with Watcher(f"{url}/events") as another:
+                return another._events.get(timeout=30) is not None
+
+        wait_until("the place is free again", served_again)
+
+
+def test_a_watcher_that_reads_nothing_is_dropped_aloud(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, event_send_s=0.2, max_waiting_events=10_000)
+    campaign = make_campaign(store)
+    with live_service(settings, store) as url, caplog.at_level(logging.WARNING):
+        host, port = url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port))) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(
+                f"GET /v1/events?after=0 HTTP/1.1\r\nHost: {host}\r\n"
+                f"Authorization: {HEADERS['Authorization']}\r\n\r\n".encode()
+            )
+
+            def dropped() -> bool:
+                for _ in range(20):
+                    flood(store, campaign)
+                return "read nothing" in caplog.text
+
+            wait_until("it is dropped", dropped)
+
+
+def flood(store: Store, campaign: int) -> None:
+    """Events that fill a connection soon."""
+    from results_db.events import emit
+
+    with store._db.write() as session:
+        for _ in range(50):
+            emit(session, campaign, "campaign.changed", now=store._clock(), words="x" * 4000)
+
+
+def test_a_watcher_with_too_many_unread_events_hears_why_it_is_dropped(store: Store) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, max_waiting_events=20)
+    campaign = make_campaign(store)
+    with live_service(settings, store) as url, Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        flood(store, campaign)
+        assert watcher.kinds(20) == ["campaign.changed"] * 20
+        kind, said = watcher.next()
+        assert (kind, "too slow" in said["reason"]) == ("stream.closed", True)
+        last = watcher.last_id
+    assert last
+
+
+def test_a_stream_outlives_a_database_that_is_gone_for_a_while(
+    url: str, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from results_db.errors import DatabaseUnavailableError
+
+    campaign = make_campaign(store)
+    failed: list[float] = []
+
+    def gone(**_: object) -> None:
+        failed.append(time.monotonic())
+        raise DatabaseUnavailableError("the disk is full")
+
+    with Watcher(campaign_url(url, campaign)) as watcher, caplog.at_level(logging.WARNING):
+        watcher.opened()
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "events", gone)
+            store.pause_campaign(campaign)
+            wait_until("it was looked for in vain", lambda: len(failed) > 1)
+        assert watcher.kinds(1) == ["campaign.paused"]
+    assert "no live event was read: the disk is full" in caplog.text
