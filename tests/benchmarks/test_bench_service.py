@@ -25,7 +25,9 @@ REQUEST = ProbeRequest(model=resolve_model("tiny"), layout=LAYOUT).to_mapping()
 
 
 def make_load(**changes: object) -> Load:
-    told = Told(first_s=1.0, last_s=2.0, posted={i: 1.0 for i in range(301)}, lease_s=[0.01] * 300)
+    told = Told(
+        first_s=1.0, last_s=2.0, posted=dict.fromkeys(range(301), 1.0), lease_s=[0.01] * 300
+    )
     told.outcome_s = [0.02] * 300
     values = {
         "told": told,
