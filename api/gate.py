@@ -108,7 +108,9 @@ class Gate:
         holder = await self._book.find(hashed)
         if holder is None:
             self._guesses.was_wrong(address, hashed)
-            return _unauthorized("the request's token is not valid: unknown, expired, or revoked")
+            return _unauthorized(
+                "the request carries no valid token: it is unknown, expired or revoked"
+            )
         self._guesses.was_right(address, hashed)
         return holder
 

@@ -7,6 +7,7 @@ from typing import Self
 
 import httpx
 
+from api.client.access import AccessCalls
 from api.client.allocations import AllocationCalls
 from api.client.campaigns import CampaignCalls
 from api.client.leaderboards import LeaderboardCalls
@@ -28,6 +29,7 @@ class Calls(
     AllocationCalls,
     WorkerCalls,
     ServiceCalls,
+    AccessCalls,
 ):
     """Every route of the API, as methods of both clients."""
 

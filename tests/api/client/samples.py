@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from api.access_schemas import TokenCreate
 from api.client.clients import Calls
 from api.client.route import Route, Walk
 from api.worker_schemas import HeartbeatBody, LeaseRequest, OutcomePost, WorkerCreate
@@ -35,6 +37,8 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     WorkerCreate: lambda: WorkerCreate(**INTRODUCTION),
     LeaseRequest: LeaseRequest,
     HeartbeatBody: HeartbeatBody,
+    TokenCreate: lambda: TokenCreate(name="some", role="viewer"),
+    datetime: lambda: datetime(2026, 1, 2, tzinfo=UTC),
     OutcomePost: lambda: OutcomePost(worker_id="w", attempt=1, outcome=completed().to_mapping()),
 }
 """A value of each type that a method takes."""

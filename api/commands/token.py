@@ -1,0 +1,212 @@
+"""`layout-tuner token`: create, list, revoke; `layout-tuner whoami`; `layout-tuner audit`."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import click
+
+from api.access_schemas import TokenCreate, TokenRead
+from api.client import Client
+from api.commands.connection import json_option, print_json, service_options
+from api.commands.display import print_table
+from api.errors import ServiceError
+from results_db.actor import TOKEN_ROLES, TokenRole
+from search_spaces.duration import read_duration_s
+from search_spaces.errors import SearchSpaceError
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke the tokens that let people and workers in."""
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice(TOKEN_ROLES),
+    required=True,
+    help="What it may do: viewer reads; submitter also submits campaigns, and changes its own; admin does "
+    "everything; worker leases trials and reports them, and nothing else.",
+)
+@click.option("--expires-in", metavar="TIME", help="When it ends by itself, as 12h or 90d.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the token to this new file, open to you alone, and do not print it.",
+)
+@json_option
+@service_options
+def create(
+    name: str, role: str, expires_in: str | None, out: Path | None, as_json: bool, client: Client
+) -> None:
+    """Make a token in the NAME of a person or a worker; it is shown this once."""
+    wanted = TokenCreate(
+        name=name, role=cast("TokenRole", role), expires_at=_end(expires_in, "--expires-in")
+    )
+    if out is not None:
+        _refuse_existing(out)
+    created = client.create_token(wanted)
+    if out is not None:
+        _keep(out, created.token)
+    if as_json:
+        print_json(TokenRead(**created.model_dump(exclude={"token"})) if out else created)
+        return
+    until = f" until {_when(created.expires_at)}" if created.expires_at else ""
+    click.echo(f"token {created.id} of {created.name}: {created.role}{until}", err=True)
+    click.echo(f"it is in {out}" if out else created.token, err=out is not None)
+
+
+@token.command("list")
+@click.option("--all", "revoked", is_flag=True, help="Also those that were revoked.")
+@json_option
+@service_options
+def list_tokens(revoked: bool, as_json: bool, client: Client) -> None:
+    """List tokens, the youngest first; those in the data directory's files are not among them."""
+    page = client.tokens(revoked=revoked)
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        (">id", "name", "role", "state", "made", "by", "last used"),
+        [
+            (
+                str(each.id),
+                each.name,
+                each.role,
+                _state(each),
+                _when(each.created_at),
+                each.created_by,
+                _when(each.last_used_at) if each.last_used_at else "never",
+            )
+            for each in page.tokens
+        ],
+    )
+
+
+@token.command()
+@click.argument("token_name", metavar="NAME-OR-ID")
+@json_option
+@service_options
+def revoke(token_name: str, as_json: bool, client: Client) -> None:
+    """End a token for good: at once, and within two seconds in every process of the service."""
+    revoked = client.revoke_token(_id_of(client, token_name))
+    if as_json:
+        print_json(revoked)
+    else:
+        click.echo(f"token {revoked.id} of {revoked.name} is revoked")
+
+
+@click.command()
+@json_option
+@service_options
+def whoami(as_json: bool, client: Client) -> None:
+    """Say whose token is used, and what it may do."""
+    found = client.whoami()
+    if as_json:
+        print_json(found)
+        return
+    until = f" until {_when(found.expires_at)}" if found.expires_at else ""
+    click.echo(f"{found.name}: {found.role}{until}")
+
+
+@click.command()
+@click.option("--by", "actor", help="Only changes in this name.")
+@click.option("--action", help="Only such changes, as campaign.pause.")
+@click.option("--of", "target", help="Only changes of what is called so.")
+@click.option("--within", metavar="TIME", help="Only of the last, as 2h or 7d.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@json_option
+@service_options
+def audit(
+    actor: str | None,
+    action: str | None,
+    target: str | None,
+    within: str | None,
+    limit: int,
+    as_json: bool,
+    client: Client,
+) -> None:
+    """List who changed what and when, the youngest change first."""
+    since = None if within is None else datetime.now(UTC) - _span(within, "--within")
+    found = list(
+        islice(client.audit(actor=actor, action=action, target=target, since=since), limit)
+    )
+    if as_json:
+        click.echo(f"[{', '.join(each.model_dump_json() for each in found)}]")
+        return
+    print_table(
+        ("when", "who", "role", "from", "what", "of", "details"),
+        [
+            (
+                _when(each.at),
+                each.actor,
+                each.role,
+                each.address,
+                each.action,
+                each.target,
+                ", ".join(
+                    f"{name}={value}" for name, value in each.details.items() if value is not None
+                ),
+            )
+            for each in found
+        ],
+    )
+
+
+def _id_of(client: Client, named: str) -> int:
+    if named.isascii() and named.isdigit():
+        return int(named)
+    for each in client.tokens().tokens:
+        if each.name == named:
+            return each.id
+    raise ServiceError(
+        f"there is no token named {named!r} that is not revoked; see `layout-tuner token list`"
+    )
+
+
+def _state(token: TokenRead) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {_when(token.revoked_at)}"
+    if not token.is_valid:
+        return "expired"
+    return f"until {_when(token.expires_at)}" if token.expires_at else "valid"
+
+
+def _when(at: datetime) -> str:
+    return at.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _end(expires_in: str | None, option: str) -> datetime | None:
+    return None if expires_in is None else datetime.now(UTC) + _span(expires_in, option)
+
+
+def _span(text: str, option: str) -> timedelta:
+    try:
+        return timedelta(seconds=read_duration_s(text, field=option))
+    except SearchSpaceError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise click.UsageError(f"{path} is there already; name a new file with --out")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"there is no directory {path.parent}")
+
+
+def _keep(path: Path, token: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        raise ServiceError(
+            f"the token was made, and cannot be kept in {path} ({error.strerror}): revoke it, and make "
+            "another"
+        ) from error
