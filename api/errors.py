@@ -71,3 +71,7 @@ class ServiceError(ApiError):
         """The HTTP status; None when there was no answer."""
         self.problem = problem
         """The service's refusal, which names the fields; None where it sent none."""
+
+
+class EventsMissedError(ServiceError):
+    """Events that a client would go on after are kept no more."""

@@ -10,9 +10,11 @@ import httpx
 from api.client.access import AccessCalls
 from api.client.allocations import AllocationCalls
 from api.client.campaigns import CampaignCalls
+from api.client.events import EventCalls
+from api.client.following import AsyncFollower, SyncFollower
 from api.client.leaderboards import LeaderboardCalls
 from api.client.retries import DEFAULT_RETRIES, Retries
-from api.client.sending import TIMEOUT_S, AsyncSender, Connection, SyncSender
+from api.client.sending import TIMEOUT_S, Connection
 from api.client.service import ServiceCalls
 from api.client.trials import TrialCalls
 from api.client.workers import WorkerCalls
@@ -30,11 +32,12 @@ class Calls(
     WorkerCalls,
     ServiceCalls,
     AccessCalls,
+    EventCalls,
 ):
     """Every route of the API, as methods of both clients."""
 
 
-class Client(Calls, SyncSender):
+class Client(Calls, SyncFollower):
     """A service, seen from outside; safe to share between threads.
 
     Every method raises `ServiceError` when the service refuses or does not answer; the message is the
@@ -85,7 +88,7 @@ class Client(Calls, SyncSender):
         self._http.close()
 
 
-class AsyncClient(Calls, AsyncSender):
+class AsyncClient(Calls, AsyncFollower):
     """The same service for programs with an event loop of asyncio; methods are awaited.
 
     Every method raises `ServiceError` when the service refuses or does not answer; the message is the

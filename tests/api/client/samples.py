@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from api.access_schemas import TokenCreate
 from api.client.clients import Calls
-from api.client.route import Route, Walk
+from api.client.route import Follow, Route, Walk
 from api.worker_schemas import HeartbeatBody, LeaseRequest, OutcomePost, WorkerCreate
 from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
 from tests.api.service import INTRODUCTION
@@ -44,7 +44,7 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
 """A value of each type that a method takes."""
 
 
-def described(kinds: tuple[type, ...] = (Route, Walk)) -> list[str]:
+def described(kinds: tuple[type, ...] = (Route, Walk, Follow)) -> list[str]:
     """Names of the methods that routes are described by."""
     return [name for name, value in inspect.getmembers(Calls) if isinstance(value, kinds)]
 

@@ -1,0 +1,89 @@
+"""Both clients follow live events of a real service, and go on where a stream was lost."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from api.client import AsyncClient, Client
+from api.client.retries import Retries
+from api.errors import EventsMissedError, ServiceError
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from results_db.store import Store
+from tests.api.service import TOKEN
+from tests.api.streams import live_service
+from tests.results_db.factories import make_campaign
+
+IMPATIENT = Retries(attempts=2, first_pause_s=0.01)
+ROUNDS = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store.open(DataDir(tmp_path / "data"))) as store:
+        yield store
+
+
+@pytest.fixture
+def url(store: Store) -> Iterator[str]:
+    """Of a service whose streams last a moment."""
+    settings = Settings(token=TOKEN, event_poll_s=0.01, event_stream_s=0.05)
+    with live_service(settings, store) as url:
+        yield url.removesuffix("/v1")
+
+
+def pause_and_resume(store: Store, campaign: int) -> None:
+    for _ in range(ROUNDS):
+        store.pause_campaign(campaign)
+        store.resume_campaign(campaign)
+
+
+def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
+    with Client(url, TOKEN) as client:
+        events = client.campaign_events("first", after=0)
+        heard = [next(events)]
+        writing.start()
+        heard += [next(events) for _ in range(2 * ROUNDS)]
+        writing.join()
+    assert [event.seq for event in heard] == list(range(1, 2 * ROUNDS + 2))
+    assert {event.campaign_id for event in heard} == {campaign}
+
+
+def test_an_asynchronous_client_does_too(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
+
+    async def follow() -> list[int]:
+        async with AsyncClient(url, TOKEN) as client:
+            events = client.events(after=0)
+            heard = [(await anext(events)).seq]
+            writing.start()
+            return heard + [(await anext(events)).seq for _ in range(2 * ROUNDS)]
+
+    assert asyncio.run(follow()) == list(range(1, 2 * ROUNDS + 2))
+    writing.join()
+
+
+def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    store.pause_campaign(campaign)
+    store.resume_campaign(campaign)
+    store.prune_events(store._clock())
+    with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="read anew"):
+        next(client.campaign_events("first", after=1))
+
+
+def test_a_client_that_is_refused_or_unanswered_says_so(url: str) -> None:
+    with Client(url, TOKEN) as client, pytest.raises(ServiceError, match="no campaign named"):
+        next(client.campaign_events("nothing"))
+    with (
+        Client("http://127.0.0.1:1", TOKEN, retries=IMPATIENT) as client,
+        pytest.raises(ServiceError, match="does not answer"),
+    ):
+        next(client.events())
