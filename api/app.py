@@ -24,6 +24,7 @@ from api.routes import (
     allocations,
     analyses,
     campaigns,
+    catalogue,
     events,
     exports,
     health,
@@ -90,6 +91,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     for routes in (
         campaigns,
         imports,
+        catalogue,
         trials,
         analyses,
         events,

@@ -48,6 +48,10 @@ class AccessUndeclaredError(ApiError):
     """A route stands in no line of the table of access: a fault of ours."""
 
 
+class PresetFixedError(ApiError):
+    """A model or cluster that comes with the program was to be replaced or deleted."""
+
+
 class ServiceStartError(ApiError):
     """The service cannot start; the message says what to do."""
 

@@ -107,6 +107,10 @@ class CampaignRead(Document):
     allocations held for no probe besides."""
     wall_time_s: float
     """Seconds RUNNING while a driver was at work."""
+    created_by: str
+    """Name of the token that submitted it; empty: it was made before there were any."""
+    notes: str
+    """What its users wrote beside it."""
     progress: Progress
     warnings: list[str]
     """What the submitter should know: constants that had to be guessed."""

@@ -56,6 +56,8 @@ def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
         "node_seconds": campaign.node_seconds,
         "cost": cost_read(campaign.cost),
         "wall_time_s": campaign.wall_time_s,
+        "created_by": campaign.created_by,
+        "notes": campaign.notes,
         "progress": progress_of(store, campaign, datetime.now(UTC)),
         "warnings": list(campaign.spec.get("warnings", ())),
     }

@@ -14,7 +14,8 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter, conditions
+from results_db.campaign_conditions import conditions
+from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.events import emit
 from results_db.idempotency import RequestKey, keep_key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -40,6 +39,7 @@ from search_spaces.reading import (
     read_mapping,
     refuse_unknown,
     shown,
+    url_name_problem,
     whole_number_problem,
 )
 from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
@@ -61,9 +61,6 @@ refusal must err the other way."""
 
 ROWS_AT_ONCE: Final = 1 << 14
 """Layouts whose memory is estimated together: a column of them is 128 KiB."""
-
-_NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A name stands in URLs beside ids, so that it is neither a number nor a step up a path."""
 
 
 @contextmanager
@@ -152,12 +149,9 @@ class CampaignSpec:
     """What the user should know: constants that had to be guessed."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise CampaignInvalidError(
-                f"{shown(self.name)} is not 1 to 64 characters of A-Z a-z 0-9 . _ - that begin with "
-                "a letter or digit and are not digits alone",
-                field="name",
-            )
+        problem = url_name_problem(self.name)
+        if problem:
+            raise CampaignInvalidError(problem, field="name")
         with _inside("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
         read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")

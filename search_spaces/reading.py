@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeGuard
 
@@ -19,6 +20,9 @@ MAX_NAME_LENGTH: Final = 64
 
 MAX_TEXT_LENGTH: Final = 1000
 """Longest line of free text: what a device is, where numbers come from, a warning."""
+
+
+_URL_NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def read_mapping(value: object, error: type[SearchSpaceError], what: str) -> dict[str, Any]:
@@ -82,6 +86,19 @@ def is_positive_number(value: object) -> TypeGuard[int | float]:
 def is_name(value: object) -> bool:
     """Whether `value` is a short printable string, fit for a table's column."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_NAME_LENGTH and value.isprintable()
+
+
+def url_name_problem(value: object) -> str | None:
+    """Why `value` is no name of a campaign, or of a user's own model or cluster; None: it is one.
+
+    Such names stand in URLs, beside ids: they are neither numbers nor a step up a path.
+    """
+    if isinstance(value, str) and _URL_NAME.fullmatch(value):
+        return None
+    return (
+        f"{shown(value)} is not 1 to 64 characters of A-Z a-z 0-9 . _ - that begin with a letter or "
+        "digit and are not digits alone"
+    )
 
 
 def is_line(value: object) -> bool:

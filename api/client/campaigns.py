@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from api.client.call import (
     IDEMPOTENCY_KEY,
     PAGE,
     Call,
     Listing,
+    delete,
     get,
     get_text,
+    patch,
     post,
     reader_of,
     segment,
@@ -26,7 +29,9 @@ from api.schemas import (
     ExportRead,
     ImportRead,
 )
-from results_db.records import CampaignState
+from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class CampaignCalls:
@@ -71,19 +76,19 @@ class CampaignCalls:
     def campaign_page(
         self,
         *,
-        states: Sequence[CampaignState] = (),
+        chosen: CampaignFilter = EVERY_CAMPAIGN,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Call[CampaignPage]:
-        """A page of the list of campaigns, the youngest first: all, or those in these states."""
-        return get("/campaigns", CampaignPage, state=list(states), limit=limit, cursor=cursor)
+        """A page of the list of campaigns, the youngest first: all, or those that a filter chooses."""
+        return get("/campaigns", CampaignPage, **_query(chosen), limit=limit, cursor=cursor)
 
     @walk
     def campaigns(
-        self, *, states: Sequence[CampaignState] = ()
+        self, chosen: CampaignFilter = EVERY_CAMPAIGN
     ) -> Listing[CampaignPage, CampaignRead]:
-        """Every campaign, the youngest first: all, or those in these states."""
-        query = {"state": list(states), "limit": PAGE}
+        """Campaigns, the youngest first: all, or those that a filter chooses."""
+        query = {**_query(chosen), "limit": PAGE}
         return Listing(
             page=lambda cursor: get("/campaigns", CampaignPage, cursor=cursor, **query),
             items=lambda page: page.campaigns,
@@ -93,6 +98,50 @@ class CampaignCalls:
     def campaign(self, campaign: str) -> Call[CampaignDetail]:
         """One campaign, by its name or id."""
         return get(f"/campaigns/{segment(campaign)}", CampaignDetail)
+
+    @route
+    def clone_campaign(
+        self,
+        campaign: str,
+        changes: Mapping[str, Any] = NOTHING,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Call[CampaignDetail]:
+        """Submits a campaign like another one. Sent again as `create_campaign` is.
+
+        Args:
+            campaign: the other one.
+            changes: fields of its document, each in place of the other's; without a name it gets one.
+            idempotency_key: with which the same clone may be asked for again later; None: a new one.
+        """
+        return Call(
+            method="POST",
+            path=f"/v1/campaigns/{segment(campaign)}/clone",
+            read=reader_of(CampaignDetail),
+            json=dict(changes),
+            headers={IDEMPOTENCY_KEY: idempotency_key or str(uuid.uuid4())},
+            is_repeatable=True,
+        )
+
+    @route
+    def update_campaign(
+        self, campaign: str, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
+    ) -> Call[CampaignDetail]:
+        """Changes the budget of a campaign that has not ended, and its notes.
+
+        Args:
+            campaign: which one.
+            budget: bounds by name: one that is not there stays, None takes one away.
+            notes: in place of those that were there; None: they stay.
+        """
+        given = {"budget": budget, "notes": notes}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return patch(f"/campaigns/{segment(campaign)}", CampaignDetail, changes)
+
+    @route
+    def delete_campaign(self, campaign: str) -> Call[None]:
+        """Deletes a campaign that has ended, with all that was measured for it."""
+        return delete(f"/campaigns/{segment(campaign)}")
 
     @route
     def pause_campaign(self, campaign: str) -> Call[CampaignDetail]:
@@ -126,3 +175,23 @@ class CampaignCalls:
         """The files of a training job, for the best trial or another one."""
         path = f"/campaigns/{segment(campaign)}/exports"
         return get(path, ExportRead, format=format_name, trial=trial)
+
+
+def _query(chosen: CampaignFilter) -> dict[str, Any]:
+    moments = {
+        name: None if moment is None else moment.isoformat()
+        for name, moment in (
+            ("created_after", chosen.created_after),
+            ("created_before", chosen.created_before),
+        )
+    }
+    return {
+        "state": list(chosen.states),
+        "model": chosen.model,
+        "cluster": chosen.cluster,
+        "strategy": chosen.strategy,
+        "objective": chosen.objective,
+        "created_by": chosen.created_by,
+        "name_contains": chosen.name_contains,
+        **moments,
+    }

@@ -10,6 +10,7 @@ import httpx
 from api.client.access import AccessCalls
 from api.client.allocations import AllocationCalls
 from api.client.campaigns import CampaignCalls
+from api.client.catalogue import CatalogueCalls
 from api.client.events import EventCalls
 from api.client.following import AsyncFollower, SyncFollower
 from api.client.leaderboards import LeaderboardCalls
@@ -26,6 +27,7 @@ from results_db.data_dir import DataDir
 
 class Calls(
     CampaignCalls,
+    CatalogueCalls,
     TrialCalls,
     LeaderboardCalls,
     AllocationCalls,

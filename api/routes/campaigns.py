@@ -1,164 +1,155 @@
-"""Campaigns: submitted, listed, read, paused, resumed, cancelled."""
+"""Campaigns: submitted, listed, read, changed, paused, resumed, cancelled, cloned, deleted."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 
+from api.campaign_documents import (
+    CAMPAIGN_SCHEMA,
+    CHANGES_SCHEMA,
+    ChangesDep,
+    DocumentDep,
+    body_of,
+)
+from api.campaign_schemas import CampaignChange
 from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, write_cursor
-from api.documents import JSON_TYPE, YAML_TYPES, reader_of
-from api.errors import DocumentTooLargeError, DocumentTypeUnsupportedError
 from api.schemas import CampaignDetail, CampaignPage
+from api.submission import Submission
+from api.texts import IdempotencyKeyText, Moment, QueryText
 from api.views import campaign_detail, campaign_read
 from results_db.campaign_filter import CampaignFilter
-from results_db.errors import CampaignDuplicateError, CampaignNotFoundError
-from results_db.records import CampaignState
-from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.measured_constants import with_measured_constants
+from results_db.records import CampaignRecord, CampaignState
+from search_spaces.campaign import StrategyName
+from search_spaces.objectives import AnyObjective
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
-_DOCUMENT_SCHEMA = {
-    "type": "object",
-    "required": ["name", "model", "cluster", "space"],
-    "properties": {
-        "name": {"type": "string", "pattern": r"^(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
-        "model": {"description": "A preset's name, or a model's shape."},
-        "cluster": {"description": "A preset's name, or a cluster's description."},
-        "space": {"description": "A preset's name, or values for each knob."},
-        "objective": {
-            "description": "What ranks; or a list, of which the first ranks and all make the front.",
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
-            ],
-        },
-        "constraints": {"type": "object"},
-        "strategy": {"type": "string"},
-        "seed": {"type": "integer"},
-        "budget": {"type": "object"},
-        "probe": {"type": "object"},
-        "stop": {"type": "object"},
-        "knowledge": {"type": "string", "enum": ["auto", "none"]},
-        "start_from": {"type": "array", "items": {"type": "string"}},
-    },
-    "example": {
-        "name": "tiny",
-        "model": "tiny",
-        "cluster": "local-cpu",
-        "objective": "tokens_per_s",
-        "strategy": "random",
-        "budget": {"trials": 10},
-        "space": {"global_batch_size": 16, "tp": [1, 2], "pp": [1, 2], "dp": [1, 2]},
-    },
+IdempotencyKey = Annotated[
+    IdempotencyKeyText | None,
+    Header(
+        description="The same key with the same request makes one campaign, however often it is sent."
+    ),
+]
+REPLAY: Final = "Idempotent-Replay"
+"""Header of an answer to a request that had made its campaign before."""
+
+_MADE: Final[dict[int | str, dict[str, Any]]] = {
+    HTTPStatus.CREATED: {
+        "headers": {
+            "Location": {"description": "The campaign.", "schema": {"type": "string"}},
+            REPLAY: {
+                "description": "`true` where an earlier sending of the request made it.",
+                "schema": {"type": "string"},
+            },
+        }
+    }
 }
 
 
-async def campaign_body(request: Request, settings: SettingsDep) -> bytes:
-    """The body as it came."""
-    body = await request.body()
-    if len(body) > settings.max_document_bytes:
-        raise DocumentTooLargeError(
-            f"the campaign is {len(body)} bytes long; the most is {settings.max_document_bytes}"
-        )
-    return body
+def get_submission(store: StoreDep, settings: SettingsDep) -> Submission:
+    """Makes campaigns in the name of whoever asks."""
+    return Submission(store, settings.data_dir)
 
 
-def campaign_document(request: Request, body: Annotated[bytes, Depends(campaign_body)]) -> Any:
-    """The body, JSON or YAML as its content type says.
-
-    Not a coroutine: FastAPI runs it beside the event loop, which a long document would hold up.
-    """
-    content_type = request.headers.get("content-type", "")
-    read = reader_of(content_type)
-    if read is None:
-        raise DocumentTypeUnsupportedError(
-            f"content type {content_type[:80]!r} is not one of {JSON_TYPE}, {', '.join(YAML_TYPES)}"
-        )
-    return read(body)
+SubmissionDep = Annotated[Submission, Depends(get_submission)]
 
 
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                media_type: {"schema": _DOCUMENT_SCHEMA}
-                for media_type in (JSON_TYPE, YAML_TYPES[0])
-            },
-        }
-    },
+    openapi_extra=body_of(CAMPAIGN_SCHEMA),
+    responses=_MADE,
 )
 def create_campaign(
-    document: Annotated[Any, Depends(campaign_document)],
+    document: DocumentDep,
+    submission: SubmissionDep,
     store: StoreDep,
-    settings: SettingsDep,
     response: Response,
+    idempotency_key: IdempotencyKey = None,
 ) -> CampaignDetail:
     """Submit a campaign, as JSON or YAML. It starts at once.
 
     Refused with 422 when a field is wrong, when no layout of the space is legal (the answer says
-    which rule excluded how many), or when the model is too large for every layout; with 409 when the
-    name is taken. Nothing is kept of a campaign that is refused. Constants of its cluster that it does
-    not state, and that were measured on this machine (`layout-tuner calibrate`), are taken from there.
+    which rule excluded how many), when the model is too large for every layout, or when the key was sent
+    with another document; with 409 when the name is taken. Nothing is kept of a campaign that is refused.
+    Constants of its cluster that it does not state, and that were measured on this machine
+    (`layout-tuner calibrate`), are taken from there.
     """
-    spec = CampaignSpec.from_mapping(_with_measured_constants(document, settings.data_dir))
-    _refuse_taken_name(store, spec.name)
-    _refuse_unknown_sources(store, spec)
-    legal = spec.legal_set()
-    spec.refuse_if_too_large(legal)
-    campaign = store.create_campaign(spec.to_mapping(), num_legal_layouts=len(legal))
-    response.headers["Location"] = f"{router.prefix}/{campaign.name}"
+    campaign, is_replay = submission.create(document, idempotency_key)
+    _tell(response, campaign, is_replay=is_replay)
     return campaign_detail(store, campaign)
 
 
-def _with_measured_constants(document: Any, data_dir: Path | None) -> Any:
-    """The document with what is known of its cluster; anything malformed is the reader's to refuse."""
-    if data_dir is None or not isinstance(document, dict) or "cluster" not in document:
-        return document
-    try:
-        return {**document, "cluster": with_measured_constants(document["cluster"], data_dir)}
-    except SearchSpaceError as error:
-        raise error.within("cluster") from error
+@router.post(
+    "/{campaign}/clone",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra=body_of(CHANGES_SCHEMA, required=False),
+    responses=_MADE,
+)
+def clone_campaign(
+    campaign: CampaignDep,
+    changes: ChangesDep,
+    submission: SubmissionDep,
+    store: StoreDep,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> CampaignDetail:
+    """Submit a campaign like another one, but for the fields of the document that the body names.
+
+    Each of them takes the place of the whole field. Without a name it is called after the other one,
+    with the first number that is free. It is refused as a new campaign is.
+    """
+    clone, is_replay = submission.clone(campaign, changes, idempotency_key)
+    _tell(response, clone, is_replay=is_replay)
+    return campaign_detail(store, clone)
 
 
-def _refuse_taken_name(store: Store, name: str) -> None:
-    """Says so before the legal set is enumerated; the database has the last word."""
-    try:
-        store.campaign_by_name(name)
-    except CampaignNotFoundError:
-        return
-    raise CampaignDuplicateError(f"a campaign named {name!r} exists already; choose another name")
-
-
-def _refuse_unknown_sources(store: Store, spec: CampaignSpec) -> None:
-    for name in spec.start_from:
-        try:
-            store.campaign_by_name(name)
-        except CampaignNotFoundError as error:
-            raise CampaignInvalidError(str(error), field="start_from") from error
+def _tell(response: Response, campaign: CampaignRecord, *, is_replay: bool) -> None:
+    response.headers["Location"] = f"{router.prefix}/{campaign.name}"
+    if is_replay:
+        response.headers[REPLAY] = "true"
 
 
 @router.get("")
 def list_campaigns(
     store: StoreDep,
     state: Annotated[list[CampaignState] | None, Query(description="Only these states.")] = None,
+    model: Annotated[QueryText | None, Query(description="Name of the model.")] = None,
+    cluster: Annotated[QueryText | None, Query(description="Name of the cluster.")] = None,
+    strategy: Annotated[
+        StrategyName | Literal["imported"] | None, Query(description="How layouts are proposed.")
+    ] = None,
+    objective: Annotated[
+        AnyObjective | None, Query(description="Any of the campaign's objectives.")
+    ] = None,
+    created_by: Annotated[
+        QueryText | None, Query(description="Name of the token that submitted it.")
+    ] = None,
+    name_contains: Annotated[
+        QueryText | None, Query(description="A part of the name, in upper or lower case.")
+    ] = None,
+    created_after: Annotated[Moment | None, Query(description="This moment or later.")] = None,
+    created_before: Annotated[Moment | None, Query(description="Earlier than this moment.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=80)] = None,
 ) -> CampaignPage:
-    """List campaigns, the youngest first."""
-    before = read_cursor(cursor)
-    # One more than asked for tells whether there is a next page.
-    found = store.campaigns(
-        chosen=CampaignFilter(states=tuple(state or ())), before_id=before, limit=limit + 1
+    """List campaigns that meet all that is asked, the youngest first."""
+    chosen = CampaignFilter(
+        states=tuple(state or ()),
+        model=model,
+        cluster=cluster,
+        strategy=strategy,
+        objective=objective,
+        created_by=created_by,
+        name_contains=name_contains,
+        created_after=created_after,
+        created_before=created_before,
     )
+    # One more than asked for tells whether there is a next page.
+    found = store.campaigns(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
     page = found[:limit]
     return CampaignPage(
         campaigns=[campaign_read(store, campaign) for campaign in page],
@@ -170,6 +161,32 @@ def list_campaigns(
 def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
     """Read a campaign: its state, its progress, and the description it is judged against."""
     return campaign_detail(store, campaign)
+
+
+@router.patch("/{campaign}")
+def update_campaign(
+    campaign: CampaignDep, changes: CampaignChange, store: StoreDep
+) -> CampaignDetail:
+    """Change a campaign's budget, while it has not ended, and its notes. All of it, or nothing.
+
+    The driver goes by the new budget at once. 409 for the budget of a campaign that has ended: it is not
+    reopened; clone it.
+    """
+    given = changes.model_dump(exclude_unset=True)
+    changed = store.update_campaign(
+        campaign.id, budget=given.get("budget"), notes=given.get("notes")
+    )
+    return campaign_detail(store, changed)
+
+
+@router.delete("/{campaign}", status_code=HTTPStatus.NO_CONTENT)
+def delete_campaign(campaign: CampaignDep, store: StoreDep) -> None:
+    """Delete a campaign that has ended, with all that was measured for it.
+
+    409 while it has not ended, while a worker still stops one of its trials, and while an open campaign
+    names it in `start_from`.
+    """
+    store.delete_campaign(campaign.id)
 
 
 @router.post("/{campaign}/pause")

@@ -12,6 +12,7 @@ from api.access_schemas import TokenCreate
 from api.client.clients import Calls
 from api.client.route import Follow, Route, Walk
 from api.worker_schemas import HeartbeatBody, LeaseRequest, OutcomePost, WorkerCreate
+from results_db.campaign_filter import CampaignFilter
 from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
 from tests.api.service import INTRODUCTION
 from tests.results_db.factories import completed
@@ -27,6 +28,22 @@ def full_filter() -> TrialFilter:
     return TrialFilter(**values)
 
 
+def full_campaign_filter() -> CampaignFilter:
+    """States something for every field."""
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    return CampaignFilter(
+        states=("RUNNING",),
+        model="m",
+        cluster="c",
+        strategy="random",
+        objective="tokens_per_s",
+        created_by="b",
+        name_contains="n",
+        created_after=moment,
+        created_before=moment,
+    )
+
+
 SAMPLES: Mapping[Any, Callable[[], Any]] = {
     str: lambda: "some",
     int: lambda: 7,
@@ -34,6 +51,7 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     bool: lambda: True,
     bytes: lambda: b"a,b\n",
     TrialFilter: full_filter,
+    CampaignFilter: full_campaign_filter,
     WorkerCreate: lambda: WorkerCreate(**INTRODUCTION),
     LeaseRequest: LeaseRequest,
     HeartbeatBody: HeartbeatBody,
