@@ -15,6 +15,7 @@ AttemptPhase = Literal["waiting", "starting", "iterating", "ending"]
 """waiting: leased, and no devices yet."""
 Scheduler = Literal["slurm", "none"]
 
+SCHEDULERS: Final[tuple[Scheduler, ...]] = get_args(Scheduler)
 ALLOCATION_STATES: Final[tuple[AllocationState, ...]] = get_args(AllocationState)
 NODE_STATES: Final[tuple[NodeState, ...]] = get_args(NodeState)
 ATTEMPT_PHASES: Final[tuple[AttemptPhase, ...]] = get_args(AttemptPhase)

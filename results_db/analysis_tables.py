@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import CheckConstraint, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models import Base, one_of
+from results_db.base import Base, one_of
 from results_db.records import STEP_DIRECTIONS, STEP_SOURCES, STEP_STATES
 
 

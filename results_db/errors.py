@@ -117,6 +117,10 @@ class DatabaseUrlInvalidError(ResultsDbError):
     """The address of a database is none, or that of a kind that is not understood."""
 
 
+class DatabaseInvalidError(ResultsDbError):
+    """The database holds what this version's schema refuses."""
+
+
 class DataDirInvalidError(ResultsDbError):
     """The data directory cannot be used."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, Index, Integer, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.models import Base
+from results_db.base import Base
 
 
 class EventRow(Base):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.models import Base
+from results_db.base import Base
 
 
 class Import(Base):

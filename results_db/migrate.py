@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
-from results_db.errors import SchemaNewerError, SchemaOutdatedError
+from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.session import Database
 
 SCRIPTS: Final = Path(__file__).with_name("migrations")
@@ -25,14 +26,16 @@ def upgrade(url: str, revision: str = "head") -> None:
         SchemaNewerError: a newer version wrote the database; nothing was changed.
     """
     database = Database(url)
+    event.listen(database.engine, "connect", _leave_references_alone)
     try:
         with database.read() as session:
-            if _known_revision(session.connection()) == _scripts().get_current_head():
+            if _known_revision(session.connection()) == scripts().get_current_head():
                 return
         with database.write() as session:
             connection = session.connection()
             _known_revision(connection)
             command.upgrade(_config(connection), revision)
+            _refuse_orphans(connection)
     finally:
         database.close()
 
@@ -40,32 +43,65 @@ def upgrade(url: str, revision: str = "head") -> None:
 def downgrade(url: str, revision: str) -> None:
     """Takes the database back to an earlier revision; "base" removes every table."""
     database = Database(url)
+    event.listen(database.engine, "connect", _leave_references_alone)
     try:
         with database.write() as session:
-            command.downgrade(_config(session.connection()), revision)
+            connection = session.connection()
+            command.downgrade(_config(connection), revision)
+            _refuse_orphans(connection)
     finally:
         database.close()
 
 
-def check(url: str) -> None:
-    """Refuses a database that is not at this version's schema.
+def revision(url: str) -> str | None:
+    """The revision of a database's schema; None where it has none.
+
+    Raises:
+        DatabaseUnavailableError: it is no database, or cannot be opened.
+        SchemaNewerError: a newer version wrote it.
+    """
+    database = Database(url)
+    try:
+        with database.read() as session:
+            return _known_revision(session.connection())
+    finally:
+        database.close()
+
+
+def check(url: str) -> str:
+    """Refuses a database that is not at this version's schema; returns the schema's revision.
 
     Raises:
         DatabaseUnavailableError: it is no database, or cannot be opened.
         SchemaNewerError: a newer version wrote it.
         SchemaOutdatedError: it has not been upgraded.
     """
-    database = Database(url)
-    try:
-        with database.read() as session:
-            revision = _known_revision(session.connection())
-    finally:
-        database.close()
-    head = _scripts().get_current_head()
-    if revision != head:
+    found = revision(url)
+    head = scripts().get_current_head()
+    if found != head:
         raise SchemaOutdatedError(
-            f"the database is at revision {revision or 'none'}, this version needs {head}; "
-            "start the service once to upgrade it"
+            f"the database is at revision {found or 'none'}, this version needs {head}; "
+            "upgrade it with `layout-tuner db upgrade`, or by starting the service once"
+        )
+    assert found is not None  # the head is
+    return found
+
+
+def _leave_references_alone(connection: Any, _record: object) -> None:
+    """On SQLite a table is changed by building another in its place: rows that refer to it stay."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA foreign_keys = OFF").close()
+
+
+def _refuse_orphans(connection: Connection) -> None:
+    """References were not looked at while SQLite's tables were rebuilt: they are now."""
+    if connection.dialect.name != "sqlite":
+        return
+    orphan = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+    if orphan is not None:
+        raise DatabaseInvalidError(
+            f"row {orphan[1]} of {orphan[0]} refers to a row of {orphan[2]} that is not there; the "
+            "database is left as it was: restore a backup of it"
         )
 
 
@@ -80,10 +116,11 @@ def _known_revision(connection: Connection) -> str | None:
 
 
 def _revisions() -> set[str]:
-    return {script.revision for script in _scripts().walk_revisions()}
+    return {script.revision for script in scripts().walk_revisions()}
 
 
-def _scripts() -> ScriptDirectory:
+def scripts() -> ScriptDirectory:
+    """The migrations of this version."""
     return ScriptDirectory(str(SCRIPTS))
 
 

@@ -2,80 +2,56 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     CheckConstraint,
-    DateTime,
-    Dialect,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    MetaData,
     String,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     false,
+    text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from results_db.allocation_records import ATTEMPT_PHASES
+from results_db.base import Base as Base
+from results_db.base import UtcDateTime as UtcDateTime
+from results_db.base import is_at_least, is_over_zero
+from results_db.base import nothing_yet as nothing_yet
+from results_db.base import one_of as one_of
 from results_db.records import ATTEMPT_ENDINGS, CAMPAIGN_STATES, TRIAL_STATES
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware point in time; kept in UTC, also by databases that know no time zones."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError(f"{value!r} has no time zone")
-        value = value.astimezone(UTC)
-        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
-
-    def process_result_value(
-        self,
-        value: datetime | None,
-        dialect: Dialect,  # noqa: ARG002 - the signature is SQLAlchemy's
-    ) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-def one_of(column: str, values: tuple[str, ...]) -> str:
-    """The SQL that holds a column to a list of words."""
-    return f"{column} IN ({', '.join(repr(value) for value in values)})"
-
-
-def nothing_yet() -> MappedColumn[float]:
-    """A sum's column, which rows that were there before it begin with 0."""
-    return mapped_column(default=0.0, server_default="0")
-
-
-class Base(DeclarativeBase):
-    """Names every constraint, so that migrations can find it again on every database."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own declaration
-        datetime: UtcDateTime,
-        dict[str, Any]: JSON,
-    }
+_COSTS: Final = (
+    "node_seconds",
+    "iterations_node_seconds",
+    "start_node_seconds",
+    "idle_node_seconds",
+    "lost_node_seconds",
+)
+_FIGURES: Final = (
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "model_tflops_per_device",
+    "hardware_tflops_per_device",
+)
+_LAYOUT_COUNTS: Final = (
+    "num_nodes",
+    "tp",
+    "pp",
+    "dp",
+    "vpp",
+    "micro_batch_size",
+    "num_microbatches",
+    "zero_replicas",
+)
 
 
 class Campaign(Base):
@@ -90,6 +66,13 @@ class Campaign(Base):
             "(state IN ('RUNNING', 'PAUSED')) = (reason IS NULL)", name="ended_has_a_reason"
         ),
         CheckConstraint("node_seconds >= 0 AND wall_time_s >= 0", name="costs_not_negative"),
+        CheckConstraint(
+            is_at_least(0, *_COSTS[1:], "allocation_idle_node_seconds"), name="parts_not_negative"
+        ),
+        CheckConstraint(
+            is_at_least(0, "num_legal_layouts", "last_number", "last_ended_seq"), name="counters"
+        ),
+        CheckConstraint("state = 'RUNNING' OR clock_at IS NULL", name="clock_runs_with_it"),
         Index(None, "state"),
     )
 
@@ -159,6 +142,18 @@ class Trial(Base):
             "global_batch_size = dp * micro_batch_size * num_microbatches",
             name="global_batch_size",
         ),
+        CheckConstraint(is_at_least(1, *_LAYOUT_COUNTS), name="layout_counts"),
+        CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
+        CheckConstraint(one_of("recompute", RECOMPUTE_MODES), name="recompute"),
+        CheckConstraint(one_of("precision", PRECISIONS), name="precision"),
+        CheckConstraint(
+            "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
+            name="counters",
+        ),
+        CheckConstraint("lost_attempts <= attempt", name="lost_attempts"),
+        CheckConstraint("state <> 'RUNNING' OR attempt >= 1", name="running_is_an_attempt"),
+        CheckConstraint("repeat_of <> id", name="repeats_another"),
+        CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
         Index(None, "campaign_id", "state"),
         Index(None, "state", "id"),
     )
@@ -218,6 +213,18 @@ class Attempt(Base):
     __table_args__ = (
         CheckConstraint(one_of("ending", ATTEMPT_ENDINGS), name="ending"),
         CheckConstraint("(ending IS NULL) = (ended_at IS NULL)", name="ended_has_an_ending"),
+        CheckConstraint("attempt >= 1", name="counts_from_one"),
+        CheckConstraint(one_of("phase", ATTEMPT_PHASES), name="phase"),
+        CheckConstraint(is_at_least(0, "held_s", "nodes_held", "iterations_s"), name="times"),
+        CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
+        # A trial is in one attempt at a time.
+        Index(
+            "uq_attempts_trial_id_open",
+            "trial_id",
+            unique=True,
+            sqlite_where=text("ending IS NULL"),
+            postgresql_where=text("ending IS NULL"),
+        ),
     )
 
     trial_id: Mapped[int] = mapped_column(
@@ -254,6 +261,8 @@ class MeasurementRow(Base):
         ForeignKeyConstraint(
             ["trial_id", "campaign_id"], ["trials.id", "trials.campaign_id"], ondelete="CASCADE"
         ),
+        CheckConstraint(is_over_zero(*_FIGURES), name="figures"),
+        CheckConstraint("tokens_per_step >= 1 AND peak_memory_bytes >= 0", name="counts"),
         Index(None, "campaign_id", "tokens_per_s_per_device"),
         Index(None, "campaign_id", "tokens_per_s"),
         Index(None, "campaign_id", "model_tflops_per_device"),

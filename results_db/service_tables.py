@@ -9,7 +9,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from results_db.actor import TOKEN_ROLES
-from results_db.models import Base, one_of
+from results_db.base import Base, one_of
 
 
 class TokenRow(Base):

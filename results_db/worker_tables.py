@@ -18,8 +18,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.allocation_records import NODE_STATES
-from results_db.models import Base, nothing_yet, one_of
+from results_db.allocation_records import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
+from results_db.base import Base, nothing_yet, one_of
 
 
 class Worker(Base):
@@ -28,6 +28,9 @@ class Worker(Base):
     __tablename__ = "workers"
     __table_args__ = (
         CheckConstraint("num_nodes >= 1 AND devices_per_node >= 1", name="holds_devices"),
+        CheckConstraint(one_of("scheduler", SCHEDULERS), name="scheduler"),
+        CheckConstraint(one_of("state", ALLOCATION_STATES), name="state"),
+        CheckConstraint("idle_node_seconds >= 0", name="costs_not_negative"),
         Index(
             "uq_workers_name_live",
             "name",

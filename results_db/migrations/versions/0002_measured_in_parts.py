@@ -56,6 +56,11 @@ def downgrade() -> None:
     op.execute(
         "DELETE FROM measurements WHERE trial_id IN (SELECT id FROM trials WHERE state <> 'COMPLETED')"
     )
+    # SQLite does not follow references while its schema is changed.
+    for table in ("stage_memories", "iterations"):
+        op.execute(
+            f"DELETE FROM {table} WHERE trial_id NOT IN (SELECT trial_id FROM measurements)"  # noqa: S608 - a name of ours
+        )
     # A skipped step has no norm; the first schema knows no such step.
     op.execute("UPDATE iterations SET grad_norm = 0 WHERE grad_norm IS NULL")
     _make_grad_norm_nullable(nullable=False)

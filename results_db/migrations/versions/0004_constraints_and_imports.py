@@ -64,7 +64,11 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     # Earlier schemas would drive what nobody submitted, and have no place for what is not told.
-    op.execute("DELETE FROM campaigns WHERE id IN (SELECT campaign_id FROM imports)")
+    # SQLite does not follow references while its schema is changed: what refers to them goes by itself.
+    imported = "SELECT campaign_id FROM imports"
+    for table in ("knob_importances", "knob_steps", "analyses", "measurements", "trials"):
+        op.execute(f"DELETE FROM {table} WHERE campaign_id IN ({imported})")  # noqa: S608 - names of ours
+    op.execute(f"DELETE FROM campaigns WHERE id IN ({imported})")  # noqa: S608 - names of ours
     op.drop_table("imported_rows")
     op.drop_table("imports")
     if op.get_bind().dialect.name != "sqlite":

@@ -83,7 +83,7 @@ def _create_audit() -> None:
         sa.Column("target_kind", sa.String(20), nullable=False),
         sa.Column("target", sa.String(255), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_audit_token_id_tokens")),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_audit_token_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
     )
     op.create_index(op.f("ix_audit_at"), "audit", ["at"])
@@ -141,7 +141,7 @@ def _create_idempotency_keys() -> None:
         sa.ForeignKeyConstraint(
             ["campaign_id"],
             ["campaigns.id"],
-            name=op.f("fk_idempotency_keys_campaign_id_campaigns"),
+            name=op.f("fk_idempotency_keys_campaign_id"),
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("actor", "key", name=op.f("pk_idempotency_keys")),
