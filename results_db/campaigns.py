@@ -6,7 +6,7 @@ clock; a silence of the driver, or the service being down, counts for at most `M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,9 +20,11 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, Cam
 from results_db.events import emit
 from results_db.idempotency import RequestKey, keep_key
 from results_db.lifecycle import cancel_trial
+from results_db.locks import lock_campaign, lock_trials
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
+from results_db.retry import retried
 from results_db.rows import (
     campaign_record,
     clock_seconds,
@@ -55,6 +57,7 @@ def add_campaign(session: Session, row: Campaign) -> None:
 class Campaigns(StorePart):
     """The campaigns' part of the store."""
 
+    @retried
     def create_campaign(
         self,
         spec: Mapping[str, Any],
@@ -156,6 +159,7 @@ class Campaigns(StorePart):
             counts = {row[0]: row[1] for row in session.execute(query)}
         return {state: counts.get(state, 0) for state in TRIAL_STATES}
 
+    @retried
     def pause_campaign(self, campaign_id: int) -> CampaignRecord:
         """Stops handing out the campaign's trials; the running ones finish. Twice is once.
 
@@ -172,6 +176,7 @@ class Campaigns(StorePart):
                 self._audit(session, "campaign.pause", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
+    @retried
     def resume_campaign(self, campaign_id: int) -> CampaignRecord:
         """Takes a paused campaign up again. Twice is once.
 
@@ -188,6 +193,7 @@ class Campaigns(StorePart):
                 self._audit(session, "campaign.resume", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
+    @retried
     def cancel_campaign(self, campaign_id: int) -> CampaignRecord:
         """Ends a campaign: waiting trials are cancelled at once, running ones through their workers.
 
@@ -206,6 +212,7 @@ class Campaigns(StorePart):
                 self._audit(session, "campaign.cancel", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
+    @retried
     def end_campaign(
         self,
         campaign_id: int,
@@ -241,6 +248,7 @@ class Campaigns(StorePart):
             _end(session, campaign, state, now, reason=reason, message=message)
             return campaign_record(campaign, now)
 
+    @retried
     def cancel_pending(
         self, campaign_id: int, why: str, *, budget: Mapping[str, Any] | None = None
     ) -> int:
@@ -253,7 +261,9 @@ class Campaigns(StorePart):
         with self._db.write() as session:
             campaign = by_id(session, campaign_id, lock=True)
             _refuse_other_budget(campaign, budget)
-            waiting = _trials_in(session, campaign_id, "PENDING")
+            waiting = lock_trials(
+                session, Trial.campaign_id == campaign_id, Trial.state == "PENDING"
+            )
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
             return len(waiting)
@@ -281,10 +291,14 @@ def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign
     Raises:
         CampaignNotFoundError: there is none with this id.
     """
-    campaign = session.get(Campaign, campaign_id, with_for_update=lock or None)
+    campaign = (lock_campaign if lock else _get)(session, campaign_id)
     if campaign is None:
         raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
     return campaign
+
+
+def _get(session: Session, campaign_id: int) -> Campaign | None:
+    return session.get(Campaign, campaign_id)
 
 
 def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:
@@ -312,15 +326,6 @@ def _stop_clock(campaign: Campaign, now: datetime) -> None:
     campaign.clock_at = None
 
 
-def _trials_in(session: Session, campaign_id: int, *states: TrialState) -> Sequence[Trial]:
-    query = (
-        select(Trial)
-        .where(Trial.campaign_id == campaign_id, Trial.state.in_(states))
-        .order_by(Trial.number)
-    )
-    return session.scalars(query).all()
-
-
 def _end(
     session: Session,
     campaign: Campaign,
@@ -336,5 +341,6 @@ def _end(
     campaign.message = message
     campaign.ended_at = now
     emit(session, campaign.id, "campaign.ended", now=now, state=state, reason=reason)
-    for trial in _trials_in(session, campaign.id, "PENDING", "RUNNING"):
+    still_open = Trial.state.in_(("PENDING", "RUNNING"))
+    for trial in lock_trials(session, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")

@@ -12,11 +12,13 @@ from sqlalchemy.orm import Session
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
 from results_db.allocation_status import keep_status
 from results_db.events import tell
-from results_db.lifecycle import locked_campaign, lose_attempt, running_attempt
+from results_db.lifecycle import lose_attempt, running_attempt
+from results_db.locks import lock_campaign, lock_trials
 from results_db.models import Attempt, Campaign, Trial
 from results_db.node_quarantine import wishes
 from results_db.part import StorePart
 from results_db.records import LeaseRecord, TrialBeat
+from results_db.retry import retried
 from results_db.rows import trial_layout
 from results_db.worker_tables import Worker
 from results_db.workers import fits, live_worker
@@ -32,6 +34,7 @@ HEARTBEAT_INTERVAL_S: Final = 2.0
 class Leases(StorePart):
     """The leases' part of the store."""
 
+    @retried
     def lease(
         self,
         worker_id: str,
@@ -67,15 +70,17 @@ class Leases(StorePart):
         with self._db.write() as session:
             worker = live_worker(session, worker_id)
             worker.seen_at = now
-            return [
-                _hand_out(session, worker, trial, now, now + timedelta(seconds=lease_s))
-                for trial in session.scalars(
-                    _suitable_trials(worker, room, longest_s)
-                    .limit(max_trials)
-                    .with_for_update(of=Trial, skip_locked=True)
-                ).all()
-            ]
+            query = _suitable_trials(worker, room, longest_s).limit(max_trials)
+            # What somebody holds is being leased, cancelled or returned: never waited for.
+            trials = session.scalars(
+                query.with_for_update(key_share=True, of=Trial, skip_locked=True)
+            ).all()
+            until = now + timedelta(seconds=lease_s)
+            leases = [_hand_out(session, worker, trial, now, until) for trial in trials]
+            _note_start(session, trials, now)
+            return leases
 
+    @retried
     def heartbeat(
         self,
         worker_id: str,
@@ -94,9 +99,10 @@ class Leases(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
+            live_worker(session, worker_id, lock=False)
+            stop = _extend(session, worker_id, beats, now, now + timedelta(seconds=lease_s))
             worker = live_worker(session, worker_id)
             worker.seen_at = now
-            stop = _extend(session, worker, beats, now, now + timedelta(seconds=lease_s))
             if status is not None:
                 keep_status(session, worker, status, now)
             release, quarantine = wishes(session, worker, now)
@@ -109,18 +115,29 @@ class Leases(StorePart):
             Ids of the trials concerned.
         """
         now = self._clock()
-        expired = select(Trial).where(Trial.state == "RUNNING", Trial.lease_expires_at < now)
+        expired = (Trial.state == "RUNNING") & (Trial.lease_expires_at < now)
+        concerned = select(Trial.campaign_id).where(expired).distinct()
         with self._db.read() as session:
             # Most sweeps find nothing; those do not queue for the write lock.
-            if session.scalar(expired.limit(1)) is None:
-                return []
+            campaign_ids = sorted(session.scalars(concerned))
+        return [
+            trial_id
+            for campaign_id in campaign_ids
+            for trial_id in self._expire(campaign_id, expired, now)
+        ]
+
+    @retried
+    def _expire(self, campaign_id: int, expired: ColumnElement[bool], now: datetime) -> list[int]:
+        """Takes back a campaign's leases that have run out and were not extended meanwhile."""
         with self._db.write() as session:
-            trials = session.scalars(expired.order_by(Trial.id).with_for_update()).all()
+            campaign = lock_campaign(session, campaign_id)
+            if campaign is None:
+                return []
+            trials = lock_trials(session, Trial.campaign_id == campaign_id, expired)
             for trial in trials:
                 attempt = running_attempt(session, trial)
                 worker = session.get_one(Worker, attempt.worker_id)
                 why = f"worker {worker.name} on {worker.host} was not heard of in time"
-                campaign = locked_campaign(session, trial.campaign_id)
                 lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
             return [trial.id for trial in trials]
 
@@ -134,30 +151,32 @@ class Leases(StorePart):
         until = self._clock() + timedelta(seconds=lease_s)
         self._set_leases(until, Trial.lease_expires_at > until)
 
+    @retried
     def _set_leases(self, until: datetime, which: ColumnElement[bool]) -> None:
         with self._db.write() as session:
-            session.execute(
-                update(Trial).where(Trial.state == "RUNNING", which).values(lease_expires_at=until)
-            )
+            for trial in lock_trials(session, Trial.state == "RUNNING", which):
+                trial.lease_expires_at = until
 
 
 def _extend(
-    session: Session, worker: Worker, beats: Sequence[TrialBeat], now: datetime, until: datetime
+    session: Session, worker_id: str, beats: Sequence[TrialBeat], now: datetime, until: datetime
 ) -> list[int]:
     """Extends the leases that the worker still holds; returns the trials that it is to stop."""
     ids = [beat.trial_id for beat in beats]
-    query = select(Trial).where(Trial.id.in_(ids)).order_by(Trial.id).with_for_update()
-    trials = {trial.id: trial for trial in session.scalars(query)}
+    # Its own alone: a trial that has ended is changed only by those who hold its campaign.
+    held = (Trial.id.in_(ids), Trial.state == "RUNNING", Trial.worker_id == worker_id)
+    trials = {trial.id: trial for trial in lock_trials(session, *held)} if ids else {}
     running = select(Attempt).join(
         Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt)
     )
     attempts = {
-        attempt.trial_id: attempt for attempt in session.scalars(running.where(Trial.id.in_(ids)))
+        attempt.trial_id: attempt
+        for attempt in session.scalars(running.where(Trial.id.in_(list(trials))))
     }
     stop: list[int] = []
     for beat in beats:
         trial = trials.get(beat.trial_id)
-        if trial is None or not _holds(worker, trial, beat.attempt):
+        if trial is None or trial.attempt != beat.attempt:
             stop.append(beat.trial_id)
             continue
         trial.lease_expires_at = until
@@ -207,12 +226,33 @@ def _fits_in(room: Room, devices_per_node: int) -> ColumnElement[bool]:
     return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
 
 
+def _note_start(session: Session, trials: Sequence[Trial], now: datetime) -> None:
+    """Campaigns of which a trial is leased for the first time have begun.
+
+    A campaign's row that somebody holds is left to the end of its first attempt: a lease holds trials,
+    and whoever holds the campaign may be about to wait for one of them.
+    """
+    new = {
+        trial.campaign_id
+        for trial in trials
+        if session.get_one(Campaign, trial.campaign_id).started_at is None
+    }
+    if new:
+        free = (
+            select(Campaign.id)
+            .where(Campaign.id.in_(new), Campaign.started_at.is_(None))
+            .with_for_update(key_share=True, skip_locked=True)
+        )
+        session.execute(
+            update(Campaign).where(Campaign.id.in_(free)).values(started_at=now),
+            execution_options={"synchronize_session": False},
+        )
+
+
 def _hand_out(
     session: Session, worker: Worker, trial: Trial, now: datetime, until: datetime
 ) -> LeaseRecord:
     campaign = session.get_one(Campaign, trial.campaign_id)
-    if campaign.started_at is None:
-        campaign.started_at = now
     if trial.started_at is None:
         trial.started_at = now
     trial.state = "RUNNING"
@@ -242,7 +282,3 @@ def _hand_out(
         repeat_of=trial.repeat_of,
         lease_expires_at=until,
     )
-
-
-def _holds(worker: Worker, trial: Trial, attempt: int) -> bool:
-    return trial.state == "RUNNING" and trial.worker_id == worker.id and trial.attempt == attempt

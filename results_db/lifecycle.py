@@ -10,11 +10,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.cost import Cost
 from results_db.events import tell
+from results_db.locks import lock_campaign
 from results_db.models import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, TrialState
 from results_db.rows import COST_COLUMNS, cost_of
@@ -25,9 +25,9 @@ MAX_LOST_ATTEMPTS: Final = 3
 
 def locked_campaign(session: Session, campaign_id: int) -> Campaign:
     """The campaign's row, locked: whoever ends or adds one of its trials holds it."""
-    return session.execute(
-        select(Campaign).where(Campaign.id == campaign_id).with_for_update()
-    ).scalar_one()
+    campaign = lock_campaign(session, campaign_id)
+    assert campaign is not None  # whoever asks has seen it in this transaction
+    return campaign
 
 
 def end_trial(
@@ -54,6 +54,9 @@ def end_trial(
 
 def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:
     """Sets what an attempt cost; the trial's and the campaign's sums follow."""
+    if campaign.started_at is None:
+        # Whoever leased its first trial did not wait for the campaign's row.
+        campaign.started_at = attempt.started_at
     sums: tuple[Trial | Campaign, ...] = (trial, campaign)
     for name, column in COST_COLUMNS.items():
         more = getattr(cost, name) - getattr(attempt, column)

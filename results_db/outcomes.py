@@ -17,11 +17,11 @@ from results_db.lifecycle import (
     close_attempt,
     count_lost_attempt,
     end_trial,
-    locked_campaign,
     nodes_of,
     put_back_or_cancel,
     running_attempt,
 )
+from results_db.locks import lock_campaign_of, lock_trial
 from results_db.models import (
     Attempt,
     BreakdownRow,
@@ -34,6 +34,7 @@ from results_db.models import (
 )
 from results_db.part import StorePart
 from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
+from results_db.retry import retried
 from results_db.rows import (
     WITH_MEASUREMENT,
     environment_columns,
@@ -59,6 +60,7 @@ _RATE_TOLERANCE: Final = 1e-6
 class Outcomes(StorePart):
     """The outcomes' part of the store."""
 
+    @retried
     def post_outcome(
         self,
         trial_id: int,
@@ -93,10 +95,9 @@ class Outcomes(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
-            trial = session.get(
-                Trial, trial_id, with_for_update={"of": Trial}, options=[WITH_MEASUREMENT]
-            )
-            if trial is None:
+            campaign = lock_campaign_of(session, trial_id)
+            trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
+            if campaign is None or trial is None:
                 raise TrialNotFoundError(f"there is no trial {trial_id}")
             row = session.get(Attempt, (trial_id, attempt))
             if row is None:
@@ -111,7 +112,6 @@ class Outcomes(StorePart):
                 _check(outcome.measurement, trial)
             row.nodes_held = row.nodes_held if nodes_held is None else nodes_held
             row.iterations_s = iterations_s
-            campaign = locked_campaign(session, trial.campaign_id)
             accepted = _take(session, campaign, trial, row, outcome, now)
             return OutcomeReceipt(accepted=accepted, state=cast("TrialState", trial.state))
 

@@ -17,9 +17,9 @@ from results_db.errors import (
     TrialStateError,
 )
 from results_db.events import tell
+from results_db.locks import lock_campaign
 from results_db.models import (
     Attempt,
-    Campaign,
     EnvironmentRow,
     IterationRow,
     Trial,
@@ -34,6 +34,7 @@ from results_db.records import (
     TrialSize,
     TrialState,
 )
+from results_db.retry import retried
 from results_db.rows import (
     WITH_MEASUREMENT,
     attempt_record,
@@ -205,12 +206,13 @@ class Trials(StorePart):
                 for nodes, devices, state in session.execute(query)
             ]
 
+    @retried
     def _add(
         self, campaign_id: int, layout: Layout, *, repeat_of: int | None, repeat_index: int
     ) -> TrialRecord:
         try:
             with self._db.write() as session:
-                campaign = session.get(Campaign, campaign_id, with_for_update=True)
+                campaign = lock_campaign(session, campaign_id)
                 if campaign is None:
                     raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
                 if campaign.state in ENDED_CAMPAIGN_STATES:

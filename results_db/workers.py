@@ -13,11 +13,13 @@ from sqlalchemy.orm import Session
 from results_db.allocation_records import AllocationFacts, NodeFacts, SetAside
 from results_db.allocation_status import add_nodes, later
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
-from results_db.lifecycle import locked_campaign, lose_attempt, return_attempt, running_attempt
+from results_db.lifecycle import lose_attempt, return_attempt, running_attempt
+from results_db.locks import FOR_CHANGE, lock_leased, lock_workers
 from results_db.models import Campaign, Trial
 from results_db.node_quarantine import active_quarantines
 from results_db.part import StorePart
 from results_db.records import WorkerRecord
+from results_db.retry import retried
 from results_db.rows import worker_record
 from results_db.worker_tables import Worker
 
@@ -31,6 +33,7 @@ UNTOLD_ALLOCATION: Final = AllocationFacts()
 class Workers(StorePart):
     """The workers' part of the store."""
 
+    @retried
     def register_worker(
         self,
         *,
@@ -62,10 +65,7 @@ class Workers(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
-            query = select(Worker).where(Worker.name == name, Worker.ended_at.is_(None))
-            for earlier in session.scalars(query.with_for_update()):
-                _lose_trials(session, earlier, now)
-                earlier.ended_at = now
+            _end_earlier(session, name, now)
             # The unique index on live names is not deferred: the earlier session ends first.
             session.flush()
             worker = Worker(
@@ -91,6 +91,7 @@ class Workers(StorePart):
             self._audit(session, "worker.register", "worker", worker.id, name=name, host=host)
             return worker_record(worker)
 
+    @retried
     def drain_worker(self, worker_id: str) -> None:
         """Ends a session in order: what it still leases is given back, and no attempt counts as lost.
 
@@ -99,12 +100,13 @@ class Workers(StorePart):
         """
         now = self._clock()
         with self._db.write() as session:
+            lock_leased(session, [worker_id])
             worker = live_worker(session, worker_id)
-            for trial in _running_trials(session, worker):
-                campaign = locked_campaign(session, trial.campaign_id)
-                attempt = running_attempt(session, trial)
-                attempt.seen_at = now
-                return_attempt(campaign, trial, attempt, now, f"worker {worker.name} drained")
+            for campaign, trials in lock_leased(session, [worker_id]):
+                for trial in trials:
+                    attempt = running_attempt(session, trial)
+                    attempt.seen_at = now
+                    return_attempt(campaign, trial, attempt, now, f"worker {worker.name} drained")
             worker.ended_at = now
             worker.seen_at = now
             self._audit(session, "worker.drain", "worker", worker.id, name=worker.name)
@@ -171,7 +173,7 @@ def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> Worke
         WorkerNotFoundError: no live session has this id.
         WorkerSupersededError: it ended because its name was registered anew.
     """
-    worker = session.get(Worker, worker_id, with_for_update=lock or None)
+    worker = session.get(Worker, worker_id, with_for_update=FOR_CHANGE if lock else None)
     if worker is None:
         raise WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
     if worker.ended_at is not None:
@@ -192,14 +194,20 @@ def _name_is_taken(session: Session, ended: Worker) -> bool:
     return bool(session.scalar(select(later)))
 
 
-def _running_trials(session: Session, worker: Worker) -> list[Trial]:
-    query = select(Trial).where(Trial.worker_id == worker.id, Trial.state == "RUNNING")
-    return list(session.scalars(query))
-
-
-def _lose_trials(session: Session, worker: Worker, now: datetime) -> None:
-    for trial in _running_trials(session, worker):
-        campaign = locked_campaign(session, trial.campaign_id)
-        why = f"worker {worker.name} started anew"
-        attempt = running_attempt(session, trial)
-        lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
+def _end_earlier(session: Session, name: str, now: datetime) -> None:
+    """Ends the session that goes on under a name, and takes back what it had leased."""
+    live = (Worker.name == name, Worker.ended_at.is_(None))
+    ids = session.scalars(select(Worker.id).where(*live)).all()
+    if not ids:
+        return
+    # In the order of `locks`: trials before workers. What was leased until those were locked comes after.
+    lock_leased(session, ids)
+    earlier = {worker.id: worker for worker in lock_workers(session, Worker.id.in_(ids), *live)}
+    for campaign, trials in lock_leased(session, list(earlier)):
+        for trial in trials:
+            attempt = running_attempt(session, trial)
+            worker = earlier[attempt.worker_id]
+            why = f"worker {worker.name} started anew"
+            lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
+    for worker in earlier.values():
+        worker.ended_at = now
