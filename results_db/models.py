@@ -74,6 +74,7 @@ class Campaign(Base):
         ),
         CheckConstraint("state = 'RUNNING' OR clock_at IS NULL", name="clock_runs_with_it"),
         Index(None, "state"),
+        {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -156,6 +157,7 @@ class Trial(Base):
         CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
         Index(None, "campaign_id", "state"),
         Index(None, "state", "id"),
+        {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -391,3 +391,12 @@ def test_the_constraints_are_back_after_a_downgrade_and_an_upgrade(database_url:
     migrate.downgrade(database_url, "0006")
     migrate.upgrade(database_url)
     test_both_databases_have_every_constraint_under_its_name(database_url)
+
+
+def test_no_id_of_what_was_deleted_is_given_again(database: Database, database_url: str) -> None:
+    # A worker may still post the outcome of a trial that was deleted with its campaign.
+    run(database, "DELETE FROM campaigns")
+    with closing(Store(database_url)) as store:
+        campaign = make_campaign(store)
+        assert campaign == 3
+        assert store.add_trial(campaign, Layout()).id == 5

@@ -53,7 +53,7 @@ def rows(path: str) -> dict[str, list[dict[str, Any]]]:
         return {
             name: [dict(row) for row in connection.execute(f"SELECT * FROM {name} ORDER BY rowid")]
             for (name,) in names.fetchall()
-            if name not in ("alembic_version", "driver_beats")
+            if name not in ("alembic_version", "driver_beats", "sqlite_sequence")
         }
 
 

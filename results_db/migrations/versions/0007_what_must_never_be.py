@@ -60,6 +60,10 @@ _CHECKS = {
     },
 }
 
+_NEVER_REUSED = ("campaigns", "trials")
+"""Tables whose rows may be deleted while somebody still knows their ids: an outcome that comes late must not
+find another trial under its own. PostgreSQL gives no id again; SQLite does unless it is told not to."""
+
 _ENDED_CAMPAIGN = "('COMPLETED', 'CANCELLED', 'FAILED')"
 _ENDED_TRIAL = "('COMPLETED', 'INFEASIBLE', 'FAILED', 'CANCELLED')"
 
@@ -114,7 +118,7 @@ def downgrade() -> None:
 def _add_checks(table: str, checks: dict[str, str]) -> None:
     added = {f"ck_{table}_{name}": sql for name, sql in checks.items()}
     if op.get_bind().dialect.name == "sqlite":
-        _rebuild(table, _checks_of(table) | added)
+        _rebuild(table, _checks_of(table) | added, never_reuse=table in _NEVER_REUSED)
         return
     for name, sql in added.items():
         op.create_check_constraint(op.f(name), table, sql)
@@ -124,7 +128,8 @@ def _drop_checks(table: str, checks: dict[str, str]) -> None:
     dropped = {f"ck_{table}_{name}" for name in checks}
     if op.get_bind().dialect.name == "sqlite":
         kept = _checks_of(table)
-        _rebuild(table, {name: sql for name, sql in kept.items() if name not in dropped})
+        left = {name: sql for name, sql in kept.items() if name not in dropped}
+        _rebuild(table, left, never_reuse=False)
         return
     for name in dropped:
         op.drop_constraint(op.f(name), table, type_="check")
@@ -135,7 +140,7 @@ def _checks_of(table: str) -> dict[str, str]:
     return {str(check["name"]): check["sqltext"] for check in found}
 
 
-def _rebuild(table: str, checks: dict[str, str]) -> None:
+def _rebuild(table: str, checks: dict[str, str], *, never_reuse: bool) -> None:
     """Builds a table anew with these checks: SQLite cannot add or drop one.
 
     References are not followed meanwhile, so that rows that refer to the table stay.
@@ -147,7 +152,12 @@ def _rebuild(table: str, checks: dict[str, str]) -> None:
             described.constraints.remove(constraint)
     for name, sql in checks.items():
         described.append_constraint(sa.CheckConstraint(sql, name=op.f(name)))
-    with op.batch_alter_table(table, recreate="always", copy_from=described):
+    with op.batch_alter_table(
+        table,
+        recreate="always",
+        copy_from=described,
+        table_kwargs={"sqlite_autoincrement": never_reuse},
+    ):
         pass
 
 
