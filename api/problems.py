@@ -51,6 +51,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.ListingInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     space_errors.SearchSpaceError: HTTPStatus.UNPROCESSABLE_ENTITY,
     exporters.ExportFormatUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,

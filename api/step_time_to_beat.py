@@ -22,9 +22,9 @@ def step_time_to_beat(store: Store, spec: CampaignSpec, lease: LeaseRecord) -> f
         return None
     if lease.repeat_of is not None or spec.probe.iterations <= LEAST_TIMED:
         return None
-    best = store.winner(lease.campaign_id, spec.objective)
+    best = store.value_to_beat(lease.campaign_id)
     if best is None:
         return None
     columns = LayoutColumns.of(lease.layout)
     factor = float(objective_factors(spec.objective, columns, spec.model, spec.cluster))
-    return factor / (best.value if best.low is None else best.low)
+    return factor / best

@@ -33,6 +33,7 @@ from results_db.rows import (
     probe_deadline_s,
 )
 from results_db.session import breaks_unique
+from results_db.standing_tables import STANDINGS_VERSION
 
 _DRIVER: Final = "driver"
 
@@ -94,6 +95,7 @@ class Campaigns(StorePart):
             created_by=self._actor.name,
             notes=notes,
             clock_at=now,
+            standings_version=STANDINGS_VERSION,
         )
         with self._db.write() as session:
             add_campaign(session, row)

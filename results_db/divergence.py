@@ -25,12 +25,16 @@ from search_spaces.outcome import Iteration
 DIVERGED = "diverged"
 
 
-def settle(session: Session, campaign: Campaign, trial: Trial) -> None:
+def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
     """Compares a trial's new measurement with those of its batch and precision, and judges them all.
 
     A trial whose verdict changes gets another place in the order of endings, so that the driver hears
     of it again.
+
+    Returns:
+        Keys of the layouts of which other runs may count than before, the trial's own among them.
     """
+    changed = {trial.layout_key}
     group = _Group(session, cast("Precision", trial.precision))
     rows = _measured(session, campaign.id, trial.precision, trial.global_batch_size)
     before = judge(_runs([row for row in rows if row.kin is not None]))
@@ -44,9 +48,11 @@ def settle(session: Session, campaign: Campaign, trial: Trial) -> None:
             _set_state(judged, fault, "" if fault is None else group.words(row, fault, rows))
             assert trial.ended_at is not None  # it has just been measured
             tell(judged, "trial.judged", trial.ended_at)
+            changed.add(judged.layout_key)
             if not stands and judged is not trial:
                 campaign.last_ended_seq += 1
                 judged.ended_seq = campaign.last_ended_seq
+    return changed
 
 
 def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:

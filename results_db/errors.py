@@ -89,6 +89,10 @@ class TokenInvalidError(ResultsDbError):
     """A token cannot be made like this: its name or its end is impossible."""
 
 
+class ListingInvalidError(ResultsDbError):
+    """No part of a leaderboard can be listed like this."""
+
+
 class SchemaNewerError(ResultsDbError):
     """A newer version of the program wrote the database."""
 

@@ -19,6 +19,7 @@ from results_db.models import Campaign, MeasurementRow, Trial
 from results_db.part import StorePart
 from results_db.records import CampaignRecord, TrialState
 from results_db.rows import campaign_record, layout_columns, trial_layout
+from results_db.standing_upkeep import rebuild_standings
 from search_spaces.cluster import Cluster
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
@@ -136,6 +137,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         )
     )
     _add_trials(session, campaign.id, cell, now)
+    rebuild_standings(session, campaign)
     return campaign_record(campaign, now)
 
 

@@ -14,12 +14,15 @@ from sqlalchemy import Connection, event
 
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.session import Database
+from results_db.standing_repair import bring_standings_up_to_date
 
 SCRIPTS: Final = Path(__file__).with_name("migrations")
 
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Brings the database to this version's schema; creates it where there is none.
+
+    What follows from its measurements is made anew where another version kept it.
 
     Raises:
         DatabaseUnavailableError: it is no database, or cannot be opened.
@@ -28,14 +31,14 @@ def upgrade(url: str, revision: str = "head") -> None:
     database = Database(url)
     event.listen(database.engine, "connect", _leave_references_alone)
     try:
-        with database.read() as session:
-            if _known_revision(session.connection()) == scripts().get_current_head():
-                return
-        with database.write() as session:
-            connection = session.connection()
-            _known_revision(connection)
-            command.upgrade(_config(connection), revision)
-            _refuse_orphans(connection)
+        if not _is_at_head(database):
+            with database.write() as session:
+                connection = session.connection()
+                _known_revision(connection)
+                command.upgrade(_config(connection), revision)
+                _refuse_orphans(connection)
+        if _is_at_head(database):
+            bring_standings_up_to_date(database)
     finally:
         database.close()
 
@@ -103,6 +106,11 @@ def _refuse_orphans(connection: Connection) -> None:
             f"row {orphan[1]} of {orphan[0]} refers to a row of {orphan[2]} that is not there; the "
             "database is left as it was: restore a backup of it"
         )
+
+
+def _is_at_head(database: Database) -> bool:
+    with database.read() as session:
+        return _known_revision(session.connection()) == scripts().get_current_head()
 
 
 def _known_revision(connection: Connection) -> str | None:

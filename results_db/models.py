@@ -111,6 +111,8 @@ class Campaign(Base):
     """Name of the token that submitted it; empty: it was made before there were any."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """What its users wrote beside it."""
+    standings_version: Mapped[int] = mapped_column(server_default="0")
+    """`results_db.standing_tables.STANDINGS_VERSION` when its standings were made; 0: they were not."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]
@@ -265,15 +267,12 @@ class MeasurementRow(Base):
         ),
         CheckConstraint(is_over_zero(*_FIGURES), name="figures"),
         CheckConstraint("tokens_per_step >= 1 AND peak_memory_bytes >= 0", name="counts"),
-        Index(None, "campaign_id", "tokens_per_s_per_device"),
-        Index(None, "campaign_id", "tokens_per_s"),
-        Index(None, "campaign_id", "model_tflops_per_device"),
-        Index(None, "campaign_id", "hardware_tflops_per_device"),
+        Index(None, "campaign_id", "peak_memory_bytes"),
     )
 
     trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     campaign_id: Mapped[int]
-    """The trial's; here too, so that one index serves a campaign's ranking."""
+    """The trial's; here too, so that one index finds a campaign's measurements, by their peaks."""
     step_time_s: Mapped[float]
     step_time_q25_s: Mapped[float | None]
     step_time_q75_s: Mapped[float | None]

@@ -41,6 +41,7 @@ from results_db.rows import (
     measurement_columns,
     stage_rows,
 )
+from results_db.standing_upkeep import keep_standings
 from results_db.worker_tables import Worker
 from search_spaces.outcome import Measurement, Outcome
 
@@ -169,7 +170,7 @@ def _take(
     )
     _keep(session, trial, outcome)
     if outcome.measurement is not None:
-        settle(session, campaign, trial)
+        keep_standings(session, campaign, settle(session, campaign, trial))
     return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from typing import Final
 
+from results_db.errors import ListingInvalidError
 from results_db.records import TrialRecord
+from results_db.trial_filter import TrialFilter
+
+MAX_WITHIN_PERCENT: Final = 100.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,62 +42,46 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One ranked measurement."""
+class Winner:
+    """The best layout that a campaign measured in full, as far as lists of campaigns show it."""
 
-    trial_id: int
-    layout_key: str
     value: float
-    step_time_s: float
-    shortened: bool
+    """The campaign's objective at the median step time of its runs."""
+    trial_number: int
+    """Of the first of its runs."""
+    layout_key: str
+
+
+EVERY_TRIAL: Final = TrialFilter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedLayout:
-    """The runs of one layout that count."""
+class Listing:
+    """Which of the ranked layouts are listed, and in which order. Nothing stated: all, by the objective.
 
-    runs: tuple[Run, ...]
-
-    @property
-    def first(self) -> Run:
-        """The run that stands for the layout."""
-        return self.runs[0]
-
-    @property
-    def shortened(self) -> bool:
-        """Whether no run went to its end."""
-        return self.first.shortened
-
-    @property
-    def step_time_s(self) -> float:
-        """Median over the runs."""
-        return median(run.step_time_s for run in self.runs)
-
-    @property
-    def value(self) -> float:
-        """The objective at that step time: every objective that ranks is a rate."""
-        return self.first.value * (self.first.step_time_s / self.step_time_s)
-
-
-def rank(runs: Iterable[Run]) -> list[RankedLayout]:
-    """Layouts, the best first; of equals, the one measured earlier.
-
-    Shortened runs count where a layout has no other. What was stopped early was slower than the best
-    of its day; should that one fall (its losses are off), a shortened one is still not the winner: the
-    best that was measured in full comes first.
+    Raises:
+        ListingInvalidError: at construction, when a value is out of its range.
     """
-    by_layout: defaultdict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_layout[run.layout_key].append(run)
-    layouts = [RankedLayout(runs=_counting(of_layout)) for of_layout in by_layout.values()]
-    layouts.sort(key=lambda layout: (-layout.value, layout.first.trial_id))
-    winner = next((layout for layout in layouts if not layout.shortened), None)
-    if winner is not None:
-        layouts.remove(winner)
-        layouts.insert(0, winner)
-    return layouts
+
+    front: bool = False
+    """Only the Pareto front over the campaign's objectives."""
+    wanted: TrialFilter = EVERY_TRIAL
+    """What the layout, and the measurement of its first trial, must be like."""
+    within_percent: float | None = None
+    """Only those that are at most so many percent under the winner's objective, the cheapest first: by
+    node-hours a token. What was stopped early is not among them, while anything was measured in full."""
+
+    def __post_init__(self) -> None:
+        within = self.within_percent
+        if within is not None and not 0 <= within <= MAX_WITHIN_PERCENT:
+            raise ListingInvalidError(
+                f"within={within} is no share of the best in percent, 0 to 100"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every ranked layout is listed, the best first."""
+        return not self.front and self.within_percent is None and self.wanted.is_empty
 
 
-def _counting(runs: Sequence[Run]) -> tuple[Run, ...]:
-    in_order = sorted(runs, key=lambda run: run.trial_id)
-    return tuple(run for run in in_order if not run.shortened) or tuple(in_order)
+WHOLE: Final = Listing()

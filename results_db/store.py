@@ -26,6 +26,7 @@ from results_db.ownership import Ownership
 from results_db.part import Clock, utc_now
 from results_db.reports import Reports
 from results_db.session import Database
+from results_db.standing_repair import StandingRepair
 from results_db.tokens import Tokens
 from results_db.trials import Trials
 from results_db.workers import Workers
@@ -44,6 +45,7 @@ class Store(
     Leases,
     Outcomes,
     Leaderboard,
+    StandingRepair,
     Analyses,
     Knowledge,
     Imports,

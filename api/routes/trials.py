@@ -12,6 +12,7 @@ from api.measurement_table import measurement_table
 from api.schemas import MAX_ID, LeaderboardPage, TrialDetailRead, TrialId, TrialPage
 from api.views import ranked_trials, trial_detail_read, trial_read
 from results_db.records import TrialState
+from results_db.standing import Listing
 from search_spaces.campaign import Objective
 
 router = APIRouter(prefix="/v1", tags=["trials"])
@@ -76,7 +77,7 @@ def read_leaderboard(
     ranked_by = objective or campaign.objective
     on_front = store.front(campaign)
     found = store.standings(
-        campaign.id, ranked_by, among=on_front if front else None, limit=limit, offset=offset
+        campaign.id, ranked_by, listing=Listing(front=front), limit=limit, offset=offset
     )
     source = store.import_source(campaign.id)
     if format == "csv":

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 
+from results_db.standing import Listing
 from results_db.store import Store
 from search_spaces.layout import Layout
 from tests.results_db.factories import (
@@ -56,7 +57,7 @@ def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
     }
     assert found == expected
     assert len(found) == 2
-    listed = store.leaderboard(campaign, "tokens_per_s", among=found)
+    listed = store.leaderboard(campaign, "tokens_per_s", listing=Listing(front=True))
     assert [trial.objective("tokens_per_s") for trial in listed] == [3000.0, 2000.0]
     shares = [trial.objective("memory_headroom", device_memory_bytes=MEMORY) for trial in listed]
     assert shares == [0.65, 0.7]
@@ -84,7 +85,7 @@ def test_the_front_of_one_objective_is_the_best(store: Store) -> None:
 def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
     assert store.front(store.campaign(campaign)) == frozenset()
-    assert store.leaderboard(campaign, "tokens_per_s", among=()) == []
+    assert store.leaderboard(campaign, "tokens_per_s", listing=Listing(front=True)) == []
 
 
 def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(store: Store) -> None:

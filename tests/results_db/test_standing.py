@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from results_db.records import WorkerRecord
-from results_db.standing import Run, rank
+from results_db.standing import Listing
 from results_db.store import Store
 from search_spaces.layout import Layout
 from search_spaces.outcome import Iteration
@@ -152,7 +152,7 @@ def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
     measure(B, step_time_s=0.3, **short)
     campaign = store.campaign_by_name("first")
     assert store.front(campaign) == {full}
-    assert [each.trial.id for each in standings(store, among=store.front(campaign))] == [full]
+    assert [each.trial.id for each in standings(store, listing=Listing(front=True))] == [full]
 
 
 def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_rates_differ(
@@ -184,12 +184,11 @@ def test_a_shortened_measurement_keeps_how_many_iterations_were_asked_for(
     assert (kept.shortened, kept.iterations_asked) == (True, 10)
 
 
-def test_equal_layouts_stand_in_the_order_in_which_they_were_measured() -> None:
-    runs = [
-        Run(trial_id=i, layout_key=str(i), value=7.0, step_time_s=1.0, shortened=False)
-        for i in (3, 1, 2)
-    ]
-    assert [layout.first.trial_id for layout in rank(runs)] == [1, 2, 3]
+def test_equal_layouts_stand_in_the_order_in_which_they_were_measured(
+    store: Store, measure: Measure
+) -> None:
+    ids = [measure(layout, step_time_s=0.5) for layout in (C, A, B)]
+    assert [each.trial.id for each in standings(store)] == ids
 
 
 def test_the_spread_of_runs_allows_each_layout_a_step_time_of_its_own() -> None:

@@ -25,11 +25,13 @@ def upgrade() -> None:
     _create_own_descriptions("user_clusters")
     # A campaign's deletion looks there for each of its trials.
     op.create_index(op.f("ix_knob_steps_trial_id"), "knob_steps", ["trial_id"])
+    _create_standings()
 
 
 def downgrade() -> None:
     # Tokens, the audit, events, notes and the users' own models and clusters are lost.
     op.drop_index(op.f("ix_knob_steps_trial_id"), table_name="knob_steps")
+    _drop_standings()
     op.drop_table("user_clusters")
     op.drop_table("user_models")
     op.drop_table("idempotency_keys")
@@ -161,3 +163,83 @@ def _create_own_descriptions(table: str) -> None:
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f(f"pk_{table}")),
     )
+
+
+_RATES = (
+    "tokens_per_s_per_device",
+    "tokens_per_s",
+    "model_tflops_per_device",
+    "hardware_tflops_per_device",
+)
+
+
+def _create_standings() -> None:
+    # Filled after the migration, by `results_db.standing_upkeep`: campaigns are at version 0 until then.
+    op.add_column(
+        "campaigns",
+        sa.Column("standings_version", sa.Integer(), server_default="0", nullable=False),
+    )
+    op.create_table(
+        "standings",
+        sa.Column("trial_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("campaign_id", sa.Integer(), nullable=False),
+        sa.Column("layout_key", sa.String(120), nullable=False),
+        sa.Column("num_runs", sa.Integer(), nullable=False),
+        sa.Column("shortened", sa.Boolean(), nullable=False),
+        sa.Column("step_time_s", sa.Double(), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        *(sa.Column(rate, sa.Double(), nullable=False) for rate in _RATES),
+        sa.Column("tokens_per_node_hour", sa.Double(), nullable=False),
+        sa.Column("log_step_time_s", sa.Double(), nullable=False),
+        sa.Column("iterations_variance", sa.Double(), nullable=True),
+        sa.Column("iterations_dof", sa.Integer(), nullable=False),
+        sa.Column("runs_squares", sa.Double(), nullable=False),
+        *(sa.Column(f"weighed_{place}", sa.Double(), nullable=True) for place in (1, 2, 3)),
+        sa.Column("on_front", sa.Boolean(), nullable=False),
+        sa.CheckConstraint(
+            "num_runs > 0 AND step_time_s > 0", name=op.f("ck_standings_was_measured")
+        ),
+        sa.ForeignKeyConstraint(
+            ["trial_id", "campaign_id"],
+            ["trials.id", "trials.campaign_id"],
+            name=op.f("fk_standings_trial_id_campaign_id"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("trial_id", name=op.f("pk_standings")),
+        sa.UniqueConstraint(
+            "campaign_id", "layout_key", name=op.f("uq_standings_campaign_id_layout_key")
+        ),
+    )
+    op.create_index(op.f("ix_standings_campaign_id_value"), "standings", ["campaign_id", "value"])
+    op.create_index(
+        "ix_standings_campaign_id_on_front",
+        "standings",
+        ["campaign_id"],
+        sqlite_where=sa.text("on_front = 1"),
+        postgresql_where=sa.text("on_front"),
+    )
+    op.create_index(
+        "ix_standings_campaign_id_repeated",
+        "standings",
+        ["campaign_id"],
+        sqlite_where=sa.text("num_runs > 1"),
+        postgresql_where=sa.text("num_runs > 1"),
+    )
+    # Nothing is ranked from the measurements any more.
+    for rate in _RATES:
+        op.drop_index(op.f(f"ix_measurements_campaign_id_{rate}"), table_name="measurements")
+    op.create_index(
+        op.f("ix_measurements_campaign_id_peak_memory_bytes"),
+        "measurements",
+        ["campaign_id", "peak_memory_bytes"],
+    )
+
+
+def _drop_standings() -> None:
+    op.drop_index(op.f("ix_measurements_campaign_id_peak_memory_bytes"), table_name="measurements")
+    for rate in _RATES:
+        op.create_index(
+            op.f(f"ix_measurements_campaign_id_{rate}"), "measurements", ["campaign_id", rate]
+        )
+    op.drop_table("standings")
+    op.drop_column("campaigns", "standings_version")

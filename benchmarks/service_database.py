@@ -1,0 +1,251 @@
+"""A database of many campaigns: one is made through the store, and SQL multiplies it.
+
+Every copy has figures of its own, so that no two campaigns rank alike, and trials of all campaigns lie
+between each other as they do where campaigns run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, func, insert, select, text
+
+from results_db.models import Base, Campaign, Trial
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+
+TOKENS_PER_STEP: Final = 64 * 2048
+REPEATED: Final = 10
+"""Layouts of a campaign that are measured three times."""
+TIMED: Final = 3
+WARMUP: Final = 1
+
+_BLOCK: Final = 20
+"""Trials of each campaign that are copied with one statement."""
+_FACTOR: Final = "(1 + ((t.id * 7919 + c.id * 104729) % 1000) / 10000.0)"
+"""How much slower the copy's trial is; SQL over the template's trial t and the campaign c."""
+_SLOWER: Final = frozenset(
+    {"step_time_s", "step_time_q25_s", "step_time_q75_s", "compute_s", "tp_s", "pp_s", "dp_s"}
+    | {"optimizer_s", "unexplained_s"}
+)
+_FASTER: Final = frozenset(
+    {"tokens_per_s", "tokens_per_s_per_device", "model_tflops_per_device"}
+    | {"hardware_tflops_per_device", "mfu", "hfu"}
+)
+_COPIED: Final = (
+    "trials",
+    "attempts",
+    "measurements",
+    "breakdowns",
+    "stage_memories",
+    "iterations",
+    "environments",
+    "trial_logs",
+)
+
+
+def fill(store: Store, *, campaigns: int, trials: int) -> None:
+    """Fills an empty database with so many campaigns of so many trials each, all measured."""
+    _make_template(store, trials)
+    with store._db.write() as session:
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":
+            # Copies are sound by construction; to look every reference up takes most of the time.
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+        _copy_campaigns(connection, campaigns)
+        for table in _COPIED:
+            for first in range(0, trials, _BLOCK):
+                _copy(connection, Base.metadata.tables[table], first, campaigns, trials)
+        _set_sequences(connection)
+    with store._db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+
+
+def _set_sequences(connection: Connection) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    for table in (Campaign.__table__, Trial.__table__):
+        newest = connection.scalar(select(func.max(table.c.id)))
+        connection.execute(
+            text(f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), {newest})")
+        )
+
+
+def _copy_campaigns(connection: Connection, campaigns: int) -> None:
+    table = Campaign.__table__
+    template = connection.execute(select(table)).mappings().one()
+    copies = [
+        {**template, "id": number, "name": f"campaign-{number}"}
+        for number in range(2, campaigns + 1)
+    ]
+    if copies:
+        connection.execute(insert(table), copies)
+
+
+def _copy(connection: Connection, table: Table, first: int, campaigns: int, trials: int) -> None:
+    """Copies the rows of a block of the template's trials to every other campaign."""
+    own_id = f"({trials} + (t.id - 1) * {campaigns - 1} + c.id - 1)"
+    of_trial = f"CASE WHEN t.repeat_of IS NULL THEN NULL ELSE {trials} + (t.repeat_of - 1) * {campaigns - 1} + c.id - 1 END"
+    told = {"campaign_id": "c.id", "trial_id": own_id}
+    if table.name == "trials":
+        told |= {"id": own_id, "repeat_of": of_trial}
+    if table.name == "measurements":
+        told |= {"kin": f"({trials} + c.id - 1)"}
+    names = [column.name for column in table.columns]
+    values = [told.get(name) or _value(name) for name in names]
+    source = (
+        "trials t"
+        if table.name == "trials"
+        else f"trials t JOIN {table.name} r ON r.trial_id = t.id"
+    )
+    own = "t" if table.name == "trials" else "r"
+    quoted = ", ".join(f'"{name}"' for name in names)
+    connection.execute(
+        text(
+            f"INSERT INTO {table.name} ({quoted}) SELECT {', '.join(v.format(own=own) for v in values)} "
+            f"FROM {source} JOIN campaigns c ON c.id > 1 "
+            f"WHERE t.campaign_id = 1 AND t.id > {first} AND t.id <= {first + _BLOCK} "
+            "ORDER BY t.id, c.id"
+        )
+    )
+
+
+def _value(name: str) -> str:
+    own = f'{{own}}."{name}"'
+    if name in _SLOWER:
+        return f"{own} * {_FACTOR}"
+    return f"{own} / {_FACTOR}" if name in _FASTER else own
+
+
+def _make_template(store: Store, trials: int) -> None:
+    campaign = store.create_campaign(_spec(), num_legal_layouts=100_000)
+    worker = store.register_worker(
+        name="w1",
+        host="node-1",
+        cluster="benchmark",
+        num_nodes=8,
+        devices_per_node=8,
+        device="a device",
+        versions={"torch": "2.13"},
+    )
+    repeats = 2 * REPEATED
+    layouts = list(islice(_layouts(), trials - repeats))
+    for layout in layouts:
+        store.add_trial(campaign.id, layout)
+    for number in range(1, len(layouts) + 1):
+        _measure(store, worker.id, number)
+    for number in range(repeats):
+        again = store.repeat_trial(1 + number % REPEATED)
+        _measure(store, worker.id, again.number)
+
+
+def _measure(store: Store, worker_id: str, number: int) -> None:
+    (lease,) = store.lease(worker_id, 1)
+    step_time_s = 1.0 + (number * 7919 % 4001) / 2000
+    store.post_outcome(lease.trial_id, lease.attempt, _outcome(lease.layout, step_time_s))
+
+
+def _layouts() -> Iterator[Layout]:
+    for zero, pp, tp, size, recompute, vpp, shared in product(
+        (0, 1),
+        (1, 2, 4, 8),
+        (1, 2, 4, 8),
+        (1, 2, 4, 8),
+        ("none", "selective", "full"),
+        (1, 2, 4),
+        (False, True),
+    ):
+        if pp * tp <= 64:
+            dp = 64 // (pp * tp)
+            yield Layout(
+                num_nodes=8,
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                vpp=vpp,
+                micro_batch_size=size,
+                num_microbatches=max(64 // (dp * size), 1),
+                zero_stage=zero,
+                recompute=recompute,
+                sequence_parallel=shared,
+                precision="bf16",
+            )
+
+
+def _outcome(layout: Layout, step_time_s: float) -> Outcome:
+    tokens_per_s = TOKENS_PER_STEP / step_time_s
+    per_device = tokens_per_s / layout.num_devices
+    peak = 40 << 30
+    measurement = Measurement(
+        step_time_s=step_time_s,
+        step_time_q25_s=0.99 * step_time_s,
+        step_time_q75_s=1.01 * step_time_s,
+        tokens_per_step=TOKENS_PER_STEP,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=per_device,
+        model_tflops_per_device=per_device / 100,
+        hardware_tflops_per_device=per_device / 90,
+        peak_tflops_per_device=190.0,
+        peak_source="data sheet",
+        mfu=0.3,
+        hfu=0.33,
+        peak_memory_bytes=peak,
+        peak_memory_bytes_by_stage=tuple(peak - stage for stage in range(layout.pp)),
+        peak_reserved_bytes_by_stage=tuple(peak + 1 for _ in range(layout.pp)),
+        memory_kind="allocator",
+        oversubscribed=False,
+        iterations=tuple(
+            Iteration(
+                index=index,
+                kind="warmup" if index < WARMUP else "timed",
+                step_time_s=step_time_s * (1 + (index - WARMUP - 1) / 500),
+                loss=6.0 - index / 10,
+                grad_norm=1.5,
+            )
+            for index in range(WARMUP + TIMED)
+        ),
+        breakdown=Breakdown(
+            compute_s=0.5 * step_time_s,
+            tp_s=0.2 * step_time_s,
+            pp_s=0.1 * step_time_s,
+            dp_s=0.1 * step_time_s,
+            optimizer_s=0.0625 * step_time_s,
+            unexplained_s=0.0375 * step_time_s,
+        ),
+        warmup_settled=True,
+    )
+    environment = Environment(
+        host="node-1",
+        device="a device",
+        backend="nccl",
+        python_version="3.11.9",
+        torch_version="2.13.0",
+        numpy_version="2.4",
+        git_revision="0123456789ab",
+    )
+    return Outcome(
+        state="completed",
+        duration_s=9.0,
+        log_tail="the last line\n",
+        measurement=measurement,
+        environment=environment,
+    )
+
+
+def _spec() -> dict[str, Any]:
+    return {
+        "name": "campaign-1",
+        "model": {"name": "a-model"},
+        "cluster": {
+            "name": "benchmark",
+            "num_nodes": 8,
+            "devices_per_node": 8,
+            "device_memory_bytes": 64 << 30,
+        },
+        "objective": "tokens_per_s_per_device",
+        "strategy": "random",
+        "budget": {"trials": 100_000, "node_hours": None, "wall_time_s": None},
+    }

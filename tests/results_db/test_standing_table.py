@@ -1,0 +1,298 @@
+"""The table of standings says what ranking all measurements at once says, whatever a campaign's history."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, update
+
+from results_db.leases import LEASE_S
+from results_db.models import Campaign
+from results_db.records import CampaignRecord
+from results_db.standing import Listing
+from results_db.standing_repair import bring_standings_up_to_date
+from results_db.standing_tables import StandingRow
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.objectives import OBJECTIVES
+from search_spaces.outcome import Iteration, Outcome
+from tests.results_db import leaderboard_oracle as oracle
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    failed,
+    make_spec,
+    make_worker,
+)
+from tests.results_db.test_imports import layouts as imported_layouts
+from tests.results_db.test_imports import make_import, make_row
+
+MEMORY = 8 << 30
+LAYOUTS = (
+    Layout(tp=1, dp=8),
+    Layout(tp=2, dp=4, num_microbatches=2),
+    Layout(tp=4, dp=2, num_microbatches=4, num_nodes=2),
+    Layout(tp=8, num_microbatches=8, num_nodes=2),
+    Layout(tp=8, num_microbatches=4),  # of another batch
+)
+STEP_TIMES_S = (0.3, 0.35, 0.36, 0.6, 0.7)
+PEAKS = (2 << 30, 5 << 30, 7 << 30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happening:
+    """What becomes of one more run of a layout."""
+
+    layout: Layout
+    step_time_s: float
+    how: str
+    """measured, crashed, out_of_memory, or late: measured after its lease was lost."""
+    is_off: bool
+    """Whether its losses are those of another computation."""
+    shortened: bool
+    oversubscribed: bool
+    num_timed: int
+    peak_memory_bytes: int
+
+
+rarely = st.sampled_from([False, False, False, True])
+happenings = st.builds(
+    Happening,
+    layout=st.sampled_from(LAYOUTS),
+    step_time_s=st.sampled_from(STEP_TIMES_S),
+    how=st.sampled_from(["measured", "measured", "measured", "late", "crashed", "out_of_memory"]),
+    is_off=rarely,
+    shortened=rarely,
+    oversubscribed=st.sampled_from([False] * 7 + [True]),
+    num_timed=st.integers(1, 4),
+    peak_memory_bytes=st.sampled_from(PEAKS),
+)
+campaigns = st.fixed_dictionaries(
+    {
+        "objective": st.sampled_from(
+            [
+                *OBJECTIVES,
+                ["tokens_per_s", "memory_headroom"],
+                ["tokens_per_s_per_device", "tokens_per_node_hour", "memory_headroom"],
+            ]
+        ),
+        "constraints": st.sampled_from([{}, {"memory_headroom": 0.2}]),
+    }
+)
+
+
+def outcome(happening: Happening) -> Outcome:
+    if happening.how in ("crashed", "out_of_memory"):
+        return failed(happening.how)
+    seconds, layout = happening.step_time_s, happening.layout
+    iterations = tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < 2 else "timed",
+            step_time_s=seconds * (1 + 0.01 * (index - 2)),
+            loss=(7.0 if happening.is_off else 6.0) - index / 10,
+            grad_norm=1.5,
+        )
+        for index in range(2 + happening.num_timed)
+    )
+    return completed(
+        layout,
+        tokens_per_s=512 / seconds,
+        iterations=iterations,
+        shortened=happening.shortened,
+        iterations_asked=9 if happening.shortened else None,
+        oversubscribed=happening.oversubscribed,
+        peak_memory_bytes=happening.peak_memory_bytes,
+        peak_memory_bytes_by_stage=(happening.peak_memory_bytes,) * layout.pp,
+    )
+
+
+class History:
+    """A campaign to which things happen."""
+
+    _names = itertools.count()
+
+    def __init__(self, store: Store, clock: TurnableClock, **described: Any) -> None:
+        self.store = store
+        self._clock = clock
+        spec = make_spec(
+            f"history-{next(self._names)}", cluster=f"c{next(self._names)}", **described
+        )
+        spec["cluster"] |= {"num_nodes": 2, "device_memory_bytes": MEMORY}
+        self.campaign = store.create_campaign(spec, num_legal_layouts=100)
+        self._worker = make_worker(
+            store, f"w{self.campaign.id}", cluster=spec["cluster"]["name"], num_nodes=2
+        ).id
+        self._first_of: dict[Layout, int] = {}
+
+    def happen(self, happening: Happening) -> None:
+        layout = happening.layout
+        if layout in self._first_of:
+            trial = self.store.repeat_trial(self._first_of[layout])
+        else:
+            trial = self.store.add_trial(self.campaign.id, layout)
+            self._first_of[layout] = trial.id
+        (lease,) = self.store.lease(self._worker, 1)
+        if happening.how == "late":
+            self._clock.forward(LEASE_S + 1)
+            self.store.expire_leases()
+            self.store.lease(self._worker, 1)
+        self.store.post_outcome(trial.id, lease.attempt, outcome(happening))
+
+
+def refuse_a_difference(
+    store: Store, campaign: CampaignRecord, objectives: Sequence[str] = OBJECTIVES
+) -> None:
+    """Holds all that is read of a leaderboard against the oracle, to the last digit."""
+    with store._db.read() as session:
+        on_front = oracle.front(session, campaign)
+        for objective in objectives:
+            expected = oracle.standings(session, campaign.id, objective)
+            assert store.standings(campaign.id, objective) == expected
+            assert store.standings(campaign.id, objective, limit=2, offset=1) == expected[1:3]
+            full = [each for each in expected[:1] if not each.shortened]
+            assert store.winner(campaign.id, objective) == (full[0] if full else None)
+            assert store.standings(
+                campaign.id, objective, listing=Listing(front=True)
+            ) == oracle.standings(session, campaign.id, objective, among=on_front)
+        own = oracle.standings(session, campaign.id, campaign.objective)[:1]
+        best = own[0] if own and not own[0].shortened else None
+        won = store.winners([campaign.id]).get(campaign.id)
+        assert (won is None) == (best is None)
+        if won is not None and best is not None:
+            assert (won.value, won.trial_number) == (best.value, best.trial.number)
+            assert store.value_to_beat(campaign.id) == (best.low or best.value)
+        assert store.front(campaign) == on_front
+        assert store.count_ranked(campaign.id) == oracle.count_ranked(session, campaign.id)
+        found = store.count_constrained(campaign.id)
+        assert found == oracle.count_constrained(session, campaign.id)
+
+
+def given_histories(number: int) -> Any:
+    """Calls a test with so many histories."""
+    return lambda test: settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )(given(described=campaigns, history=st.lists(happenings, min_size=1, max_size=14))(test))
+
+
+def follow(
+    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
+) -> None:
+    # Each history is a campaign of its own, on a cluster of its own.
+    run = History(store, clock, **described)
+    for happening in history:
+        run.happen(happening)
+        refuse_a_difference(store, run.campaign, [run.campaign.objective])
+    refuse_a_difference(store, run.campaign)
+    assert run.campaign.name not in store.wrong_standings()
+
+
+@given_histories(10)
+def test_whatever_happens_the_table_ranks_as_all_measurements_do(
+    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
+) -> None:
+    follow(store, clock, described, history)
+
+
+@pytest.mark.slow
+@given_histories(80)
+def test_whatever_happens_more_often_the_table_ranks_as_all_measurements_do(
+    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
+) -> None:
+    follow(store, clock, described, history)
+
+
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(STEP_TIMES_S),
+            st.sampled_from(["", 3_000_000_000, 5_000_000_000]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_an_imported_table_is_ranked_by_all_of_its_rows(
+    store: Store, rows: list[tuple[int, float, Any]]
+) -> None:
+    written = [
+        make_row(
+            **imported_layouts()[place],
+            peak_memory_bytes=peak,
+            # A layout that is completed in one row is in all.
+            **({"status": "out_of_memory"} if place == 4 else {"step_time_s": seconds}),
+        )
+        # A table of which nothing completed is refused.
+        for place, seconds, peak in [*rows, (5, 0.5, "")]
+    ]
+    name = f"import-{len(store.campaigns())}"
+    (campaign,) = store.import_campaigns([make_import(name, *written)])
+    refuse_a_difference(store, campaign)
+    assert name not in store.wrong_standings()
+
+
+@pytest.fixture
+def run(store: Store, clock: TurnableClock) -> History:
+    history = History(store, clock, objective=["tokens_per_s", "memory_headroom"])
+    for place, layout in enumerate(LAYOUTS[:4]):
+        for seconds in STEP_TIMES_S[place : place + 2]:
+            history.happen(
+                Happening(
+                    layout=layout,
+                    step_time_s=seconds,
+                    how="measured",
+                    is_off=False,
+                    shortened=False,
+                    oversubscribed=False,
+                    num_timed=3,
+                    peak_memory_bytes=PEAKS[place % 3],
+                )
+            )
+    return history
+
+
+def test_rows_that_are_lost_or_altered_are_found_and_made_anew(store: Store, run: History) -> None:
+    campaign, name = run.campaign, run.campaign.name
+    for spoil in (
+        delete(StandingRow),
+        update(StandingRow).values(value=StandingRow.value * 2),
+        update(StandingRow).values(on_front=~StandingRow.on_front),
+    ):
+        with store._db.write() as session:
+            session.execute(spoil)
+        assert store.wrong_standings() == [name]
+        assert store.rebuild_standings([campaign.id]) == 1
+        assert store.wrong_standings() == []
+        refuse_a_difference(store, campaign)
+
+
+def test_standings_of_another_version_are_made_anew_once(store: Store, run: History) -> None:
+    with store._db.write() as session:
+        session.execute(update(Campaign).values(standings_version=0))
+        session.execute(delete(StandingRow))
+    assert bring_standings_up_to_date(store._db) == 1
+    refuse_a_difference(store, run.campaign)
+    assert bring_standings_up_to_date(store._db) == 0
+
+
+def test_a_campaign_that_is_deleted_takes_its_standings_along(store: Store, run: History) -> None:
+    with store._db.write() as session:
+        session.execute(delete(Campaign).where(Campaign.id == run.campaign.id))
+    assert store.standings(run.campaign.id, "tokens_per_s") == []
+    assert store.count_ranked(run.campaign.id) == 0
