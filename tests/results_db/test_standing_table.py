@@ -221,7 +221,7 @@ def test_whatever_happens_more_often_the_table_ranks_as_all_measurements_do(
     rows=st.lists(
         st.tuples(
             st.integers(0, 4),
-            st.sampled_from(STEP_TIMES_S),
+            st.sampled_from([0.4, 0.45, 0.6, 0.7]),
             st.sampled_from(["", 3_000_000_000, 5_000_000_000]),
         ),
         min_size=1,
