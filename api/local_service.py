@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from results_db.data_dir import DataDir
 from results_db.errors import DataDirLockedError
+from search_spaces.pinned_certificate import trusting
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts that only this machine reaches."""
@@ -26,6 +29,16 @@ class LocalService:
 
     url: str
     pid: int
+    certificate: Path | None = None
+    """What it serves TLS with; None: it speaks plain HTTP."""
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """A client's side of TLS that trusts this service alone; None where it speaks plain HTTP.
+
+        Raises:
+            CertificateUnreadableError: its certificate cannot be read (any more).
+        """
+        return None if self.certificate is None else trusting(self.certificate)
 
 
 @contextmanager
@@ -42,10 +55,13 @@ def serving(data: DataDir) -> Iterator[None]:
 
 
 @contextmanager
-def announced(data: DataDir, url: str) -> Iterator[None]:
+def announced(data: DataDir, url: str, certificate: Path | None = None) -> Iterator[None]:
     """Writes down where the service is, for as long as it is there."""
     written = data.service_file.with_suffix(".new")
-    written.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    service = {"url": url, "pid": os.getpid()}
+    if certificate is not None:
+        service["certificate"] = str(certificate.absolute())
+    written.write_text(json.dumps(service))
     written.replace(data.service_file)
     try:
         yield
@@ -69,11 +85,14 @@ def _read(data: DataDir) -> LocalService | None:
     try:
         document = json.loads(data.service_file.read_bytes())
         url, pid = document["url"], document["pid"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        certificate = document.get("certificate")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if not isinstance(url, str) or type(pid) is not int or pid < 1:
         return None
-    return LocalService(url=url, pid=pid)
+    if not isinstance(certificate, str | None):
+        return None
+    return LocalService(url=url, pid=pid, certificate=Path(certificate) if certificate else None)
 
 
 def _is_served(data: DataDir) -> bool:

@@ -143,7 +143,10 @@ class LiveService:
         self.http = httpx.Client()
         self._num_campaigns = 0
         self._processes: list[LiveProcess] = []
-        command = ["serve", "--data-dir", str(self.data.path), "--host", host, "--port", "0"]
+        # Beyond loopback it must be told that somebody else protects what is said.
+        trusted = [] if host.startswith("127.") else ["--behind-proxy"]
+        where = ["--data-dir", str(self.data.path), "--host", host]
+        command = ["serve", *trusted, *where, "--port", "0"]
         self.serve = self.make("serve", ["api.cli", *command], environment or {})
 
     def __enter__(self) -> Self:

@@ -39,8 +39,13 @@ class DataDir:
 
     @property
     def token_file(self) -> Path:
-        """The service's bearer token; only its owner can read it."""
+        """The service's own token, an admin's; only its owner can read it."""
         return self.path / "token"
+
+    @property
+    def worker_token_file(self) -> Path:
+        """The token of workers on this machine; only its owner can read it."""
+        return self.path / "worker-token"
 
     @property
     def service_file(self) -> Path:

@@ -58,3 +58,7 @@ class OutcomeInvalidError(SearchSpaceError):
 
 class MeasuredConstantsInvalidError(SearchSpaceError):
     """A file of measured constants holds something else, or cannot be written."""
+
+
+class CertificateUnreadableError(SearchSpaceError):
+    """The file of a service's certificate cannot be read, or holds none."""

@@ -49,7 +49,13 @@ class PositiveNumber(click.FloatRange):
     envvar="LAYOUT_TUNER_TOKEN_FILE",
     required=True,
     type=click.Path(path_type=Path),
-    help="File that holds the service's token.",
+    help="File that holds a worker's token.",
+)
+@click.option(
+    "--certificate",
+    envvar="LAYOUT_TUNER_CERTIFICATE",
+    type=click.Path(path_type=Path),
+    help="Certificate of a service that no authority vouches for: it is trusted by itself.",
 )
 @click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
 @click.option("--name", help="Name of this worker, one of a kind; by default the host's.")
@@ -69,6 +75,7 @@ class PositiveNumber(click.FloatRange):
 def worker(
     url: str,
     token_file: Path,
+    certificate: Path | None,
     cluster: str,
     name: str | None,
     spool_dir: Path | None,
@@ -89,6 +96,7 @@ def worker(
         work(
             url=url,
             token=read_token(token_file),
+            certificate=certificate,
             described_cluster=described(cluster),
             name=name,
             spool_dir=spool_dir,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -37,8 +38,8 @@ class LeaseClient:
         UrlInvalidError: at construction.
     """
 
-    def __init__(self, url: str, token: str) -> None:
-        self._http = ServiceHttp(url, token)
+    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
+        self._http = ServiceHttp(url, token, certificate=certificate)
 
     @property
     def url(self) -> str:

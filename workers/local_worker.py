@@ -101,6 +101,7 @@ def work(
     *,
     url: str,
     token: str,
+    certificate: Path | None = None,
     described_cluster: str | Mapping[str, Any],
     name: str | None,
     spool_dir: Path | None,
@@ -118,6 +119,7 @@ def work(
     Args:
         url: of the service.
         token: that the service accepts.
+        certificate: the service's own, which is trusted by itself; None: some authority vouches for it.
         described_cluster: preset that this machine is, or a description of it.
         name: of the worker; None: the host's.
         spool_dir: where outcomes wait; None: a place that follows from the service and the name.
@@ -146,7 +148,7 @@ def work(
     drain = Drain()
     drain.listen()
     directory = spool_dir or _default_spool(url, identity.name)
-    with LeaseClient(url, token) as client, Spool(directory) as spool:
+    with LeaseClient(url, token, certificate=certificate) as client, Spool(directory) as spool:
         if spool_dir is None:
             adopt_abandoned(spool, f"*-{_name_of_service(url)}")
         worker = Worker(

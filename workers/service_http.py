@@ -7,10 +7,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
 
+from search_spaces.pinned_certificate import trusting
 from workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
@@ -45,14 +47,23 @@ class ServiceHttp:
 
     Raises:
         UrlInvalidError: at construction.
+        CertificateUnreadableError: likewise.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
+        """Asks the service at an address.
+
+        Args:
+            url: where it is.
+            token: what it lets in.
+            certificate: the service's own, which is trusted by itself; None: some authority vouches for it.
+        """
         refuse_unless_http(url)
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
+            verify=True if certificate is None else trusting(certificate),
             trust_env=not _is_loopback(self.url),  # a proxy can't reach our own loopback
         )
 

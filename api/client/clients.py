@@ -20,7 +20,7 @@ from api.client.service import ServiceCalls
 from api.client.trials import TrialCalls
 from api.client.workers import WorkerCalls
 from api.errors import ServiceError
-from api.local_service import find_service
+from api.local_service import LocalService, find_service
 from api.token_file import read_token
 from results_db.data_dir import DataDir
 
@@ -77,7 +77,8 @@ class Client(Calls, SyncFollower):
             ServiceError: none runs there.
             TokenFileInvalidError: its token cannot be read.
         """
-        return cls(*_service_of(data_dir))
+        service, token = _service_of(data_dir)
+        return cls(service.url, token, tls=service.tls_context())
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +120,8 @@ class AsyncClient(Calls, AsyncFollower):
             ServiceError: none runs there.
             TokenFileInvalidError: its token cannot be read.
         """
-        return cls(*_service_of(data_dir))
+        service, token = _service_of(data_dir)
+        return cls(service.url, token, tls=service.tls_context())
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,11 +140,11 @@ def _connection(
     return Connection(url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls)
 
 
-def _service_of(data_dir: DataDir) -> tuple[str, str]:
+def _service_of(data_dir: DataDir) -> tuple[LocalService, str]:
     service = find_service(data_dir)
     if service is None:
         raise ServiceError(
             f"no service runs on the data directory {data_dir.path}: start one with "
             "`layout-tuner up`, or say where it is with --url and --token-file"
         )
-    return service.url, read_token(data_dir.token_file)
+    return service, read_token(data_dir.token_file)

@@ -15,6 +15,8 @@ from api.client import Client
 from api.errors import ApiError
 from api.token_file import read_token
 from results_db.data_dir import DataDir
+from search_spaces.errors import CertificateUnreadableError
+from search_spaces.pinned_certificate import CERTIFICATE_VARIABLE, trusting
 
 URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
 TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_TOKEN_FILE"  # noqa: S105 - the name of a variable
@@ -23,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def service_options(function: Function) -> Function:
-    """Adds --url, --token-file and --data-dir, and hands the command an open `Client`."""
+    """Adds --url, --token-file, --certificate and --data-dir, and hands the command an open `Client`."""
 
     @click.option("--url", envvar=URL_VARIABLE, help="The service's address.", show_envvar=True)
     @click.option(
@@ -31,6 +33,13 @@ def service_options(function: Function) -> Function:
         envvar=TOKEN_FILE_VARIABLE,
         type=click.Path(path_type=Path),
         help="File that holds the service's token.",
+        show_envvar=True,
+    )
+    @click.option(
+        "--certificate",
+        envvar=CERTIFICATE_VARIABLE,
+        type=click.Path(path_type=Path),
+        help="Certificate of a service that no authority vouches for: it is trusted by itself.",
         show_envvar=True,
     )
     @click.option(
@@ -43,21 +52,28 @@ def service_options(function: Function) -> Function:
         *arguments: Any,
         url: str | None,
         token_file: Path | None,
+        certificate: Path | None,
         data_dir: Path | None,
         **options: Any,
     ) -> Any:
-        with refusals_as_messages(), connect(url, token_file, data_dir) as client:
+        with refusals_as_messages(), connect(url, token_file, data_dir, certificate) as client:
             return function(*arguments, client=client, **options)
 
     return command  # type: ignore[return-value]
 
 
-def connect(url: str | None, token_file: Path | None, data_dir: Path | None) -> Client:
+def connect(
+    url: str | None,
+    token_file: Path | None,
+    data_dir: Path | None,
+    certificate: Path | None = None,
+) -> Client:
     """A client of the service that the options name."""
     local = DataDir(data_dir) if data_dir else DataDir.default()
     if url is None:
         return Client.of_data_dir(local)
-    return Client(url, read_token(token_file or local.token_file))
+    tls = None if certificate is None else trusting(certificate)
+    return Client(url, read_token(token_file or local.token_file), tls=tls)
 
 
 @contextmanager
@@ -65,7 +81,7 @@ def refusals_as_messages() -> Iterator[None]:
     """What cannot be asked, or is refused, ends the command with one sentence and exit code 1."""
     try:
         yield
-    except ApiError as error:
+    except (ApiError, CertificateUnreadableError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Final
 
 import click
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
-from api.errors import ApiError, ServiceStartError
-from api.local_service import LOOPBACK, announced, serving
+from api.errors import ApiError
+from api.listening import Endpoint, endpoint_options, is_loopback, listening
+from api.local_service import announced, serving
 from api.settings import Settings
 from api.token_file import load_or_make_token
 from results_db.data_dir import DataDir
@@ -25,96 +27,73 @@ from results_db.errors import ResultsDbError
 from results_db.store import Store
 
 SHUTDOWN_PATIENCE_S: Final = 5
-BACKLOG: Final = 1024
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@endpoint_options
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
-def serve(host: str, port: int, data_dir: Path | None) -> None:
+@click.option(
+    "--requests-per-s",
+    type=click.FloatRange(min=0.1, max=1e6),
+    default=100.0,
+    show_default=True,
+    help="How often a viewer's or a submitter's token may ask; admins and workers ten times as often.",
+)
+def serve(endpoint: Endpoint, data_dir: Path | None, requests_per_s: float) -> None:
     """Run the HTTP service alone (`up` runs all of it)."""
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
+        tls = endpoint.tls_context()
         data.create()
         # The store before the token: a directory of a newer version is refused before anything is
         # written to it.
         with (
             serving(data),
-            listening(host, port) as listener,
+            listening(endpoint) as listener,
             closing(Store.open(data)) as store,
         ):
-            _serve(data, store, host, listener)
+            _serve(data, store, endpoint, listener, tls, requests_per_s)
     except (ApiError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
 
-@contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens already: who reads our address can connect at once.
-
-    Raises:
-        ServiceStartError: the port is taken, or the address is not ours.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ServiceStartError(f"{host!r} is not an address to listen on: {error}") from error
-    # Named: asyncio turns Nagle's algorithm off only for sockets that say that they speak TCP. With it,
-    # an answer waits 40 ms for the client to acknowledge its headers.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise ServiceStartError(_why_not_bound(host, port, error)) from error
-        yield listener
-
-
-def _why_not_bound(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} of {host} is in use by another program: end it, or choose another with "
-            "--port (0 takes a free one)"
-        )
-    return f"cannot listen on {host} port {port}: {error.strerror}"
-
-
-def _serve(data: DataDir, store: Store, host: str, listener: socket.socket) -> None:
+def _serve(
+    data: DataDir,
+    store: Store,
+    endpoint: Endpoint,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    requests_per_s: float,
+) -> None:
     stopping = Event()
-    token = load_or_make_token(data.token_file)
-    app = create_app(Settings(token=token, data_dir=data.path, stopping=stopping), store)
-    config = uvicorn.Config(
+    settings = Settings(
+        token=load_or_make_token(data.token_file),
+        worker_token=load_or_make_token(data.worker_token_file),
+        requests_per_s=requests_per_s,
+        local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
+        is_behind_proxy=endpoint.is_behind_proxy,
+        data_dir=data.path,
+        stopping=stopping,
+    )
+    url = endpoint.url(listener.getsockname()[1])
+    click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
+    with announced(data, url, endpoint.tls_certificate), _ended_in_order():
+        config = _config(create_app(settings, store), endpoint, tls)
+        _Server(config, stopping).run(sockets=[listener])
+
+
+def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         log_level="info",
         access_log=False,
         server_header=False,
+        ws="none",
+        # Whoever is no proxy must not say whose request it is: guesses are counted by address.
+        proxy_headers=endpoint.is_behind_proxy,
+        forwarded_allow_ips=list(endpoint.proxies),
         timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
-    )
-    url = _url(host, listener)
-    click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-    if host not in LOOPBACK:
-        click.echo(
-            "warning: other machines can reach it, and the token travels unencrypted", err=True
-        )
-    with announced(data, url), _ended_in_order():
-        _Server(config, stopping).run(sockets=[listener])
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - compared only
-    return (
-        f"http://[{shown}]:{port}"
-        if ":" in shown and "[" not in shown
-        else f"http://{shown}:{port}"
+        ssl_context_factory=None if tls is None else lambda _config, _make: tls,
     )
 
 

@@ -4,60 +4,58 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
 
 from api.errors import ApiError
-from api.local_service import find_service
+from api.listening import Endpoint, endpoint_options
+from api.local_service import LocalService, find_service
 from api.supervisor import Child, start_and_wait, until_signalled, watch
 from api.token_file import read_token
 from results_db.data_dir import DataDir
 from results_db.errors import ResultsDbError
+from search_spaces.errors import CertificateUnreadableError
 
 SERVE_PATIENCE_S = 30.0
 
 
 @click.command()
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@endpoint_options
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
-def up(data_dir: Path | None, host: str, port: int, cluster: str) -> None:
+def up(data_dir: Path | None, endpoint: Endpoint, cluster: str) -> None:
     """Run everything on this machine: service, driver and worker."""
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         data.create()
-        _run(data, host, port, cluster)
-    except (ApiError, ResultsDbError) as error:
+        _run(data, endpoint, cluster)
+    except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
-    serve = _serve(data, host, port)
+def _run(data: DataDir, endpoint: Endpoint, cluster: str) -> None:
+    serve = _serve(data, endpoint)
     with until_signalled() as stopping:
         children = [serve]
         try:
-            start_and_wait(serve, lambda: _service_url(data, serve) is not None, SERVE_PATIENCE_S)
-            url = _service_url(data, serve)
-            assert url is not None
+            start_and_wait(serve, lambda: _service(data, serve) is not None, SERVE_PATIENCE_S)
+            service = _service(data, serve)
+            assert service is not None
             # A free port was taken for good: the worker would not find a service that moved.
-            serve.argv = _serve(data, host, httpx.URL(url).port or port).argv
+            port = httpx.URL(service.url).port or endpoint.port
+            serve.argv = _serve(data, replace(endpoint, port=port)).argv
             children += [
                 _child(data, "driver", "--data-dir", str(data.path)),
-                _worker(data, url, cluster),
+                _worker(data, service, cluster),
             ]
             for child in children[1:]:
                 child.start()
-            _greet(data, url)
-            ready = _Readiness(url)
+            _greet(data, service.url)
+            ready = _Readiness(service)
             watch(children, stopping=stopping, say=_say, each_round=ready.look)
             _say("stopping")
         finally:
@@ -66,8 +64,8 @@ def _run(data: DataDir, host: str, port: int, cluster: str) -> None:
                 child.stop()
 
 
-def _serve(data: DataDir, host: str, port: int) -> Child:
-    return _child(data, "serve", "--data-dir", str(data.path), "--host", host, "--port", str(port))
+def _serve(data: DataDir, endpoint: Endpoint) -> Child:
+    return _child(data, "serve", "--data-dir", str(data.path), *endpoint.arguments)
 
 
 def _child(data: DataDir, command: str, *options: str) -> Child:
@@ -76,14 +74,16 @@ def _child(data: DataDir, command: str, *options: str) -> Child:
     return Child(name=command, argv=argv, log=data.logs / f"{command}.log")
 
 
-def _worker(data: DataDir, url: str, cluster: str) -> Child:
+def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
+    trusted = ("--certificate", str(service.certificate)) if service.certificate else ()
     return _child(
         data,
         "worker",
         "--url",
-        url,
+        service.url,
+        *trusted,
         "--token-file",
-        str(data.token_file),
+        str(data.worker_token_file),
         "--cluster",
         cluster,
         "--spool-dir",
@@ -93,31 +93,41 @@ def _worker(data: DataDir, url: str, cluster: str) -> Child:
     )
 
 
-def _service_url(data: DataDir, serve: Child) -> str | None:
-    """The address of our own service, once it answers."""
+def _service(data: DataDir, serve: Child) -> LocalService | None:
+    """Our own service, once it answers."""
     assert serve.process is not None
     service = find_service(data)
     if service is None or service.pid != serve.process.pid:
         return None
+    return None if _health(service) is None else service
+
+
+def _health(service: LocalService) -> Any:
+    """What the service says of itself; None while it does not answer."""
+    tls = service.tls_context()
     try:
-        httpx.get(f"{service.url}/v1/health", timeout=2.0).raise_for_status()
-    except httpx.HTTPError:
+        answer = httpx.get(
+            f"{service.url}/v1/health",
+            timeout=2.0,
+            verify=True if tls is None else tls,
+            trust_env=False,  # a proxy would look for its own loopback
+        )
+        return answer.raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
         return None
-    return service.url
 
 
 class _Readiness:
     """Says once that the driver is at work and a worker has registered."""
 
-    def __init__(self, url: str) -> None:
-        self._url, self._said = url, False
+    def __init__(self, service: LocalService) -> None:
+        self._service, self._said = service, False
 
     def look(self) -> None:
         if self._said:
             return
-        try:
-            health = httpx.get(f"{self._url}/v1/health", timeout=2.0).json()
-        except (httpx.HTTPError, ValueError):
+        health = _health(self._service)
+        if health is None:
             return  # being restarted; asked again in the next round
         if health["driver_alive"] and health["workers"]:
             _say(f"ready: the driver is at work, and {health['workers']} worker")
@@ -126,8 +136,9 @@ class _Readiness:
 
 def _greet(data: DataDir, url: str) -> None:
     _say(f"layout-tuner is up at {url}")
-    _say(f"  token      {read_token(data.token_file)}")
-    _say(f"             (kept in {data.token_file}, readable by you alone)")
+    if sys.stdout.isatty():  # what is kept of our output is a log, and logs hold no tokens
+        _say(f"  token      {read_token(data.token_file)}")
+    _say(f"  token file {data.token_file} (an admin's, readable by you alone)")
     _say(f"  API        {url}/docs")
     _say(f"  logs       {data.logs}")
     _say(

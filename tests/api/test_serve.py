@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from api.commands.serve import listening
+from api.listening import Endpoint, listening
 from results_db.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.layout import Layout
@@ -204,7 +204,7 @@ def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement()
             writer.close()
             accepted.set()
 
-        with listening("127.0.0.1", 0) as listener:
+        with listening(Endpoint(host="127.0.0.1", port=0)) as listener:
             async with await asyncio.start_server(look, sock=listener):
                 _, writer = await asyncio.open_connection(*listener.getsockname())
                 await asyncio.wait_for(accepted.wait(), 10)

@@ -92,7 +92,7 @@ class Service:
         wait_until("the service is up", self._greeted)
         printed = self.output.read_text().splitlines()
         url = [line.split()[-1] for line in printed if "layout-tuner is up at" in line][-1]
-        token = [line.split()[-1] for line in printed if line.split()[:1] == ["token"]][-1]
+        token = (self.data_dir / "token").read_text().strip()
         self.http.close()
         self.http = httpx.Client(
             base_url=f"{url}/v1", headers={"Authorization": f"Bearer {token}"}, timeout=30

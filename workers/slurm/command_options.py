@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from search_spaces.errors import SearchSpaceError
+from search_spaces.pinned_certificate import CERTIFICATE_VARIABLE
 from workers.command_input import fail, refuse
 from workers.errors import WorkerError
 
@@ -27,7 +28,14 @@ token_file_option: Final = click.option(
     required=True,
     show_envvar=True,
     type=click.Path(path_type=Path),
-    help="File that holds the service's token; for `submit`, on a disk that the nodes see.",
+    help="File that holds a token of the service; for `submit` a worker's, on a disk that the nodes see.",
+)
+certificate_option: Final = click.option(
+    "--certificate",
+    envvar=CERTIFICATE_VARIABLE,
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="Certificate of a service that no authority vouches for: it is trusted by itself.",
 )
 
 

@@ -12,6 +12,7 @@ import click
 
 from workers.command_input import described, refuse
 from workers.slurm.command_options import (
+    certificate_option,
     json_option,
     print_table,
     refusals,
@@ -39,6 +40,14 @@ def allocation() -> None:
 @click.option("--time", required=True, help="Wall time: 2:00:00, 1-12:00:00, 2h, 90m.")
 @url_option
 @token_file_option
+@click.option(
+    "--worker-token-file",
+    envvar="LAYOUT_TUNER_WORKER_TOKEN_FILE",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="File that holds the worker's token, where --token-file is not one's; on a disk that the nodes see.",
+)
+@certificate_option
 @click.option("--account", help="What the time is charged to.")
 @click.option("--partition", help="Slurm's partition.")
 @click.option("--qos", help="Slurm's quality of service.")
@@ -147,6 +156,8 @@ def _request(
     environment: Path | None,
     end_when_idle: str | None,
     token_file: Path,
+    worker_token_file: Path | None,
+    certificate: Path | None,
     **options: Any,
 ) -> AllocationRequest:
     from search_spaces.duration import read_duration_s
@@ -176,7 +187,8 @@ def _request(
         described=document,
         site=site,
         time_s=read_walltime_s(time, field="--time"),
-        token_file=token_file.absolute(),
+        token_file=(worker_token_file or token_file).absolute(),
+        certificate=None if certificate is None else certificate.absolute(),
         python=python,
         archive=archive,
         launcher=launcher or site.launcher,

@@ -61,9 +61,11 @@ class AllocationRequest:
     url: str
     """Where the worker finds the service."""
     token_file: Path
-    """Absolute path of the service's token, on a disk that the nodes see."""
+    """Absolute path of a worker's token, on a disk that the nodes see."""
     python: Path
     """The interpreter that has layout-tuner, as the nodes see it; unused where there is an archive."""
+    certificate: Path | None = None
+    """Absolute path of the service's certificate, where no authority vouches for it; on such a disk too."""
     archive: Path | None = None
     """A packed environment that every node unpacks on its own disk."""
     launcher: str = "ray"
@@ -164,7 +166,7 @@ class AllocationRequest:
                 "an address with a password in it stands in lists of processes, which others can read",
                 field="--url",
             )
-        for name in ("token_file", "python", "archive"):
+        for name in ("token_file", "certificate", "python", "archive"):
             path = getattr(self, name)
             if path is not None and not (path.is_absolute() and is_line(str(path))):
                 raise AllocationInvalidError(

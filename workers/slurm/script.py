@@ -94,6 +94,8 @@ def _asked_for(request: AllocationRequest) -> Iterator[str]:
 
 
 def _worker_options(request: AllocationRequest) -> Iterator[str]:
+    if request.certificate is not None:
+        yield f"--certificate={request.certificate}"
     if request.end_when_idle_s is not None:
         yield f"--end-when-idle={request.end_when_idle_s:g}"
     if request.share_nodes is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote
 
 import httpx
 
+from search_spaces.pinned_certificate import trusting
 from workers.errors import (
     RequestRefusedError,
     ServiceUnreachableError,
@@ -25,9 +27,10 @@ class AllocationReader:
 
     Raises:
         UrlInvalidError: at construction, when the address is none.
+        CertificateUnreadableError: at construction, when the certificate is none.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
         self._url = url.rstrip("/")
         refuse_unless_http(self._url)
         host = httpx.URL(self._url).host
@@ -35,6 +38,7 @@ class AllocationReader:
             base_url=f"{self._url}/v1",
             headers={"Authorization": f"Bearer {token}"},
             timeout=_ANSWER_WITHIN_S,
+            verify=True if certificate is None else trusting(certificate),
             trust_env=not (host == "localhost" or host.startswith("127.")),
         )
 

@@ -11,6 +11,7 @@ import click
 
 from workers.command_input import read_token
 from workers.slurm.command_options import (
+    certificate_option,
     json_option,
     print_table,
     refusals,
@@ -31,13 +32,16 @@ _CLUSTER: Final = click.option("--cluster", help="Of which cluster, where two ha
 @click.argument("name", required=False)
 @url_option
 @token_file_option
+@certificate_option
 @json_option
-def show(name: str | None, url: str, token_file: Path, as_json: bool) -> None:
+def show(
+    name: str | None, url: str, token_file: Path, certificate: Path | None, as_json: bool
+) -> None:
     """Show what each node of the allocations does, and why trials wait.
 
     NAME is a job's number, a worker's name or its session; without one, every allocation that lives.
     """
-    with refusals(), _reader(url, token_file) as reader:
+    with refusals(), _reader(url, token_file, certificate) as reader:
         found = reader.allocations() if name is None else [reader.allocation(name)]
     if as_json:
         click.echo(json.dumps(found if name is None else found[0]))
@@ -57,10 +61,18 @@ def show(name: str | None, url: str, token_file: Path, as_json: bool) -> None:
 @_CLUSTER
 @url_option
 @token_file_option
+@certificate_option
 @json_option
-def release(node: str, cluster: str | None, url: str, token_file: Path, as_json: bool) -> None:
+def release(
+    node: str,
+    cluster: str | None,
+    url: str,
+    token_file: Path,
+    certificate: Path | None,
+    as_json: bool,
+) -> None:
     """Take a node out of quarantine; it is checked before its next probe."""
-    with refusals(), _reader(url, token_file) as reader:
+    with refusals(), _reader(url, token_file, certificate) as reader:
         found = reader.release(node, cluster=cluster)
     _say(found, as_json, f"{node} is released; its worker checks it before a probe runs there")
 
@@ -71,20 +83,27 @@ def release(node: str, cluster: str | None, url: str, token_file: Path, as_json:
 @_CLUSTER
 @url_option
 @token_file_option
+@certificate_option
 @json_option
 def quarantine(
-    node: str, reason: str, cluster: str | None, url: str, token_file: Path, as_json: bool
+    node: str,
+    reason: str,
+    cluster: str | None,
+    url: str,
+    token_file: Path,
+    certificate: Path | None,
+    as_json: bool,
 ) -> None:
     """Set a node aside: no probe starts there until it is released."""
-    with refusals(), _reader(url, token_file) as reader:
+    with refusals(), _reader(url, token_file, certificate) as reader:
         found = reader.quarantine(node, cluster=cluster, reason=reason)
     _say(found, as_json, f"{node} is in quarantine; `allocation release {node}` ends that")
 
 
-def _reader(url: str, token_file: Path) -> AllocationReader:
+def _reader(url: str, token_file: Path, certificate: Path | None) -> AllocationReader:
     from workers.slurm.service import AllocationReader
 
-    return AllocationReader(url, read_token(token_file))
+    return AllocationReader(url, read_token(token_file), certificate=certificate)
 
 
 def _say(found: Mapping[str, Any], as_json: bool, sentence: str) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from search_spaces.pinned_certificate import trusting
 from workers.command_input import is_token
 from workers.slurm.errors import AllocationInvalidError
 from workers.slurm.programs import call
@@ -24,8 +25,11 @@ def refuse_unusable(request: AllocationRequest, script: str) -> None:
 
     Raises:
         AllocationInvalidError: something is missing, open to others, or no shell.
+        CertificateUnreadableError: the certificate is none.
     """
     _refuse_token_file(request.token_file)
+    if request.certificate is not None:
+        trusting(request.certificate)
     if request.archive is None and not request.python.is_file():
         raise AllocationInvalidError(
             f"{request.python} is not there; give the environment that has layout-tuner",
@@ -50,7 +54,7 @@ def warnings(request: AllocationRequest) -> Iterator[str]:
             f"the nodes reach themselves, not this machine, at {request.url}: give an address of the "
             "service that they can reach"
         )
-    elif why := _why_unreachable(request.url):
+    elif why := _why_unreachable(request):
         yield f"the service does not answer from here ({why}); the worker will wait for it for a while"
     if request.token_file.is_relative_to("/tmp"):  # noqa: S108
         yield f"{request.token_file} is on this machine's own disk: nodes may not see it"
@@ -88,9 +92,12 @@ def _refuse_token_file(path: Path) -> None:
         )
 
 
-def _why_unreachable(url: str) -> str | None:
+def _why_unreachable(request: AllocationRequest) -> str | None:
+    trusted = True if request.certificate is None else trusting(request.certificate)
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/v1/health", timeout=_ANSWER_WITHIN_S)
+        answer = httpx.get(
+            f"{request.url.rstrip('/')}/v1/health", timeout=_ANSWER_WITHIN_S, verify=trusted
+        )
     except httpx.HTTPError as error:
         return str(error) or type(error).__name__
     return None if answer.is_success else f"{answer.status_code} {answer.reason_phrase}"

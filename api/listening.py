@@ -1,0 +1,211 @@
+"""Where the service listens, and what stands between it and others: loopback, TLS, or a proxy."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+
+from api.errors import ServiceStartError
+
+BACKLOG: Final = 1024
+LOCAL_PROXIES: Final = ("127.0.0.1", "::1")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where the service listens, as its command line says."""
+
+    host: str
+    port: int
+    """0 takes a free one."""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    """The certificate's, in PEM; both are there or neither is."""
+    is_behind_proxy: bool = False
+    """Whether a proxy encrypts, and says for whom it asks."""
+    proxies: tuple[str, ...] = LOCAL_PROXIES
+    """Addresses or networks of the proxies that are believed who they ask for."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options that say the same."""
+        return [
+            *("--host", self.host, "--port", str(self.port)),
+            *(("--tls-certificate", str(self.tls_certificate)) if self.tls_certificate else ()),
+            *(("--tls-key", str(self.tls_key)) if self.tls_key else ()),
+            *(("--behind-proxy",) if self.is_behind_proxy else ()),
+            *(word for proxy in self.proxies for word in ("--proxy", proxy)),
+        ]
+
+    def url(self, port: int) -> str:
+        """Where clients of this machine find it."""
+        # A wildcard is no address to connect to.
+        wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared only
+        shown = wildcards.get(self.host.strip("[]"), self.host.strip("[]"))
+        scheme = "http" if self.tls_certificate is None else "https"
+        return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The service's side of TLS; None where it speaks plain HTTP.
+
+        Raises:
+            ServiceStartError: one of the two files is missing, unreadable, or not of the other.
+        """
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ServiceStartError("--tls-certificate and --tls-key go together: give both")
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        _refuse_open_to_all(self.tls_key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(
+                self.tls_certificate, self.tls_key, password=_refuse_encrypted_key
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ServiceStartError(
+                f"the certificate {self.tls_certificate} and the key {self.tls_key} cannot be used: "
+                f"{error.strerror or error}"
+            ) from error
+        return context
+
+
+def endpoint_options(function: Function) -> Function:
+    """Adds --host, --port, and what protects others' requests; hands the command an `Endpoint`."""
+
+    @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    @click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8080,
+        show_default=True,
+        help="Port to listen on; 0 takes a free one.",
+    )
+    @click.option(
+        "--tls-certificate", type=click.Path(path_type=Path), help="Certificate to serve TLS with."
+    )
+    @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's key.")
+    @click.option(
+        "--behind-proxy",
+        "is_behind_proxy",
+        is_flag=True,
+        help="A proxy before the service encrypts: plain HTTP beyond loopback is allowed.",
+    )
+    @click.option(
+        "--proxy",
+        "proxies",
+        multiple=True,
+        default=LOCAL_PROXIES,
+        help="Address or network of the proxy, which is believed for whom it asks (X-Forwarded-For); may be "
+        "repeated. By default this machine.",
+    )
+    @functools.wraps(function)
+    def command(
+        *arguments: Any,
+        host: str,
+        port: int,
+        tls_certificate: Path | None,
+        tls_key: Path | None,
+        is_behind_proxy: bool,
+        proxies: Sequence[str],
+        **options: Any,
+    ) -> Any:
+        endpoint = Endpoint(
+            host=host,
+            port=port,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            is_behind_proxy=is_behind_proxy,
+            proxies=tuple(proxies),
+        )
+        return function(*arguments, endpoint=endpoint, **options)
+
+    return command  # type: ignore[return-value]
+
+
+@contextmanager
+def listening(endpoint: Endpoint) -> Iterator[socket.socket]:
+    """A socket that listens already: who reads our address can connect at once.
+
+    Raises:
+        ServiceStartError: the port is taken, the address is not ours, or others could listen in.
+    """
+    host, port = endpoint.host, endpoint.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError as error:
+        raise ServiceStartError(f"{host!r} is not an address to listen on: {error}") from error
+    _refuse_unprotected(endpoint, str(address[0]))
+    # Named: asyncio turns Nagle's algorithm off only for sockets that say that they speak TCP. With it,
+    # an answer waits 40 ms for the client to acknowledge its headers.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ServiceStartError(_why_not_bound(host, port, error)) from error
+        yield listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether a socket is reached from this machine alone."""
+    return _is_loopback(str(listener.getsockname()[0]))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _refuse_unprotected(endpoint: Endpoint, address: str) -> None:
+    for proxy in endpoint.proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            raise ServiceStartError(f"--proxy {proxy!r}: {error}") from error
+    if endpoint.tls_certificate or endpoint.is_behind_proxy or _is_loopback(address):
+        return
+    raise ServiceStartError(
+        f"other machines reach {endpoint.host}, and over plain HTTP tokens can be read on the way: give "
+        "--tls-certificate and --tls-key, or --behind-proxy where a proxy encrypts, or listen on loopback "
+        "(--host 127.0.0.1) and come through ssh -L"
+    )
+
+
+def _why_not_bound(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is in use by another program: end it, or choose another with "
+            "--port (0 takes a free one)"
+        )
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def _refuse_open_to_all(key: Path) -> None:
+    try:
+        mode = key.stat().st_mode & 0o777
+    except OSError as error:
+        raise ServiceStartError(f"the key {key} cannot be read: {error.strerror}") from error
+    if mode & 0o007:
+        raise ServiceStartError(f"everybody can read the key {key} (mode {mode:o}): chmod 600 it")
+
+
+def _refuse_encrypted_key() -> NoReturn:
+    raise ServiceStartError(
+        "the key of --tls-key is encrypted, and nobody is asked for its password: decrypt it "
+        "(openssl pkey), open to you alone"
+    )

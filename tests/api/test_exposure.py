@@ -1,0 +1,270 @@
+"""Beyond loopback: what the service refuses to start on, TLS, proxies, and pages from elsewhere."""
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from click.testing import CliRunner
+
+from api.client import Client
+from api.commands.token import token as token_command
+from api.listening import Endpoint, listening
+from results_db.data_dir import DataDir
+from tests.api.process import run_command, wait_until
+from workers.lease_client import LeaseClient
+from workers.protocol import WorkerIdentity
+
+
+class Served:
+    """`layout-tuner serve` with options of the test's own."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data = DataDir(data_dir)
+        self.log = data_dir.parent / "serve.log"
+        command = ["serve", "--port", "0", "--data-dir", str(data_dir), *options]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "api.cli", *command], stdout=log, stderr=log
+            )
+        self.service = wait_until("the service has said where it is", self._announced)
+        self.url = str(self.service["url"])
+        self.token = self.data.token_file.read_text().strip()
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+
+    def _announced(self) -> object:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return json.loads(self.data.service_file.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def end(self) -> str:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0, self.log.read_text()
+        return self.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for a name that this machine does not have, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    issued = trustme.CA().issue_cert("tuner.example")
+    issued.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    (folder / "key.pem").chmod(0o600)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("served") / "data")
+    yield served
+    served.end()
+
+
+def refusal(tmp_path: Path, *options: str) -> str:
+    """The one line with which the service refuses to start; it has written nothing then."""
+    data_dir = tmp_path / "data"
+    refused = run_command("serve", "--port", "0", "--data-dir", str(data_dir), *options)
+    assert refused.returncode == 1, refused.stdout
+    (line,) = refused.stderr.splitlines()
+    assert not (data_dir / "token").exists()
+    return line
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_beyond_loopback_it_takes_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
+    line = refusal(tmp_path, "--host", host)
+    assert "over plain HTTP tokens can be read on the way" in line
+    assert "--tls-certificate" in line
+    assert "--behind-proxy" in line
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "[::1]"])
+def test_loopback_needs_neither(host: str) -> None:
+    with listening(Endpoint(host=host, port=0)) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_behind_a_proxy_it_listens_for_all(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy")
+    try:
+        named = {**served.headers, "Host": "tuner.example", "Origin": "https://tuner.example"}
+        assert httpx.get(f"{served.url}/v1/whoami", headers=named).status_code == 200
+    finally:
+        served.end()
+
+
+def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    file, key = certificate
+    served = Served(tmp_path / "data", "--tls-certificate", str(file), "--tls-key", str(key))
+    try:
+        assert served.url.startswith("https://127.0.0.1:")
+        with Client.of_data_dir(served.data) as client:
+            assert client.whoami().role == "admin"
+        options = ["--url", served.url, "--token-file", str(served.data.token_file)]
+        done = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(file)])
+        assert done.exit_code == 0, done.output
+        refused = CliRunner().invoke(token_command, ["list", *options])
+        assert refused.exit_code == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.output
+        worker_token = served.data.worker_token_file.read_text().strip()
+        with LeaseClient(served.url, worker_token, certificate=file) as worker:
+            identity = WorkerIdentity(
+                name="w",
+                host="h",
+                cluster="c",
+                num_nodes=1,
+                devices_per_node=1,
+                device="d",
+                versions={},
+            )
+            assert worker.register(identity).worker_id
+        with socket.create_connection(_address(served)) as plain, pytest.raises(ssl.SSLError):
+            _without_forward_secrecy().wrap_socket(plain)
+    finally:
+        served.end()
+
+
+def _without_forward_secrecy() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AES128-SHA")
+    return context
+
+
+def _address(served: Served) -> tuple[str, int]:
+    url = httpx.URL(served.url)
+    assert url.port is not None
+    return url.host, url.port
+
+
+def test_certificates_that_cannot_be_used_are_one_clear_error(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    file, key = certificate
+    other = trustme.CA().issue_cert("tuner.example").private_key_pem
+    (tmp_path / "other.pem").touch(0o600)
+    other.write_to_path(tmp_path / "other.pem")
+    (tmp_path / "open.pem").write_bytes(key.read_bytes())
+    (tmp_path / "open.pem").chmod(0o644)
+    for options, why in (
+        (("--tls-certificate", str(file)), "go together"),
+        (("--tls-key", str(key)), "go together"),
+        (("--tls-certificate", str(file), "--tls-key", "/none"), "cannot be read"),
+        (("--tls-certificate", "/none", "--tls-key", str(key)), "cannot be used"),
+        (("--tls-certificate", str(file), "--tls-key", str(tmp_path / "other.pem")), "cannot be"),
+        (("--tls-certificate", str(file), "--tls-key", str(tmp_path / "open.pem")), "everybody"),
+    ):
+        line = refusal(tmp_path, *options)
+        assert why in line, line
+
+
+def test_a_proxy_that_is_no_address_is_one_clear_error(tmp_path: Path) -> None:
+    assert "--proxy 'nobody'" in refusal(tmp_path, "--behind-proxy", "--proxy", "nobody")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
+)
+def test_a_page_that_was_led_to_loopback_reads_nothing(served: Served, host: str) -> None:
+    for path in ("/v1/health", "/docs", "/v1/campaigns"):
+        answer = httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host})
+        assert answer.status_code == 421, answer.text
+        assert "listens on this machine alone" in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"])
+def test_this_machine_may_call_it_by_any_name_of_loopback(served: Served, host: str) -> None:
+    answer = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host})
+    assert answer.status_code == 200
+
+
+def test_pages_of_other_origins_are_refused(served: Served) -> None:
+    port = httpx.URL(served.url).port
+    for origin in ("http://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
+        asked = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": origin})
+        assert asked.status_code == 403, origin
+        assert "may not use this service" in asked.text
+    own = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": served.url})
+    assert own.status_code == 200
+    assert "access-control-allow-origin" not in own.headers
+
+
+def test_answers_tell_browsers_to_take_them_for_what_they_are(served: Served) -> None:
+    answer = httpx.get(f"{served.url}/v1/health")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    page = httpx.get(f"{served.url}/docs")
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+
+
+def test_nobody_but_a_proxy_says_whose_request_it_is(tmp_path: Path) -> None:
+    """Guesses are counted by address: who could choose his address could guess for ever."""
+    guess = {"Authorization": "Bearer lt_wrong"}
+    for options, is_believed in (((), False), (("--behind-proxy",), True)):
+        served = Served(tmp_path / f"data-{is_believed}", *options)
+        try:
+            answers = [
+                httpx.get(
+                    f"{served.url}/v1/whoami",
+                    headers={**guess, "X-Forwarded-For": f"198.51.100.{number}"},
+                ).status_code
+                for number in range(12)
+            ]
+            assert (429 in answers) is not is_believed, answers
+        finally:
+            served.end()
+
+
+def test_no_token_is_in_the_log_whatever_is_asked(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data")
+    try:
+        _ask_for_anything(served)
+    finally:
+        served.end()
+
+
+def _ask_for_anything(served: Served) -> None:
+    guess = "lt_guessed_token_of_somebody"
+    with httpx.Client(base_url=served.url) as http:
+        for path in ("/v1/campaigns", "/v1/nothing", f"/v1/campaigns/x?token={guess}", "/docs"):
+            for given in (served.token, guess, f"{guess}\t{guess}"):
+                http.get(path, headers={"Authorization": f"Bearer {given}"})
+                http.post(path, headers={"Authorization": f"Basic {given}"}, content=b"{")
+        made = http.post(
+            "/v1/tokens", headers=served.headers, json={"name": "ci", "role": "viewer"}
+        ).json()
+    with socket.create_connection(_address(served)) as raw:
+        raw.sendall(f"GET {guess} HTTP/9\r\nAuthorization: Bearer {guess}\r\n\r\n".encode())
+        raw.recv(1000)
+    log = served.log.read_text()
+    worker_token = served.data.worker_token_file.read_text().strip()
+    for secret in (served.token, worker_token, made["token"], guess):
+        assert secret not in log
+    database = served.data.path / "results.sqlite3"
+    kept = b"".join(
+        file.read_bytes() for file in database.parent.glob(f"{database.name}*") if file.is_file()
+    )
+    assert made["token"].encode() not in kept
+    assert served.token.encode() not in kept
+
+
+def test_the_worker_token_file_is_its_owners_alone(served: Served) -> None:
+    file = served.data.worker_token_file
+    assert file.stat().st_mode & 0o777 == 0o600
+    headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+    answer = httpx.get(f"{served.url}/v1/campaigns", headers=headers)
+    assert answer.status_code == 403
+    assert "'local-worker' has the role worker" in answer.text
