@@ -1,15 +1,15 @@
-"""Filters of trials in a URL: `?tp=1&tp=2&max_peak_memory_bytes=...`, read and written."""
+"""Filters of trials in a URL, as routes are given them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Query
 from pydantic import StringConstraints
 
+from api.filter_query import SINGULAR
 from results_db.trial_filter import (
     CHOICES,
     LISTED_FIELDS,
@@ -20,9 +20,6 @@ from results_db.trial_filter import (
     TEXTS,
     TrialFilter,
 )
-
-_SINGULAR: Final = {"states": "state", "reasons": "reason", "nodes": "node"}
-"""In a URL a value stands alone, and the name is repeated for several."""
 
 _DESCRIPTIONS: Final = {
     "states": "Only these states.",
@@ -39,7 +36,7 @@ def read_trial_filter(**query: Any) -> TrialFilter:
     Raises:
         TrialFilterInvalidError: its bounds leave nothing between them.
     """
-    plural = {singular: name for name, singular in _SINGULAR.items()}
+    plural = {singular: name for name, singular in SINGULAR.items()}
     stated: dict[str, Any] = {
         plural.get(name, name): tuple(value) if isinstance(value, list) else value
         for name, value in query.items()
@@ -48,22 +45,11 @@ def read_trial_filter(**query: Any) -> TrialFilter:
     return TrialFilter(**stated)
 
 
-def filter_query(wanted: TrialFilter) -> Mapping[str, Any]:
-    """The query that `read_trial_filter` reads a filter from."""
-    query: dict[str, Any] = {}
-    for field in fields(wanted):
-        value = getattr(wanted, field.name)
-        if value not in ((), None):
-            name = _SINGULAR.get(field.name, field.name)
-            query[name] = list(value) if isinstance(value, tuple) else value
-    return query
-
-
 def _parameters() -> Iterator[Parameter]:
     for name in LISTED_FIELDS:
         description = _DESCRIPTIONS.get(name, "Only layouts with these values.")
         query = Query(description=description, max_length=MAX_VALUES)
-        yield _parameter(_SINGULAR.get(name, name), list[_type_of(name)] | None, query)  # type: ignore[misc]
+        yield _parameter(SINGULAR.get(name, name), list[_type_of(name)] | None, query)  # type: ignore[misc]
     for metric in METRICS:
         kind: type = int if metric.endswith("_bytes") else float
         for end, words in (("min", "at least"), ("max", "at most")):

@@ -31,6 +31,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.TrialLogNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerSupersededError: HTTPStatus.CONFLICT,
     db_errors.CampaignDuplicateError: HTTPStatus.CONFLICT,

@@ -190,8 +190,21 @@ class TrialDetailRead(TrialRead):
     attempts: list[AttemptRecord]
 
 
+class TrialRepeat(Request):
+    """How a trial is measured again."""
+
+    times: int = Field(default=1, ge=1, le=20)
+    """How often."""
+
+
+class TrialsAdded(Document):
+    """New trials of a layout that was tried before."""
+
+    trials: list[TrialRead]
+
+
 class TrialPage(Document):
-    """Trials in order of their numbers."""
+    """Trials in the order that was asked for."""
 
     trials: list[TrialRead]
     next_cursor: str | None

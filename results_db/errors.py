@@ -37,6 +37,10 @@ class TrialNotFoundError(ResultsDbError):
     """No trial has this id."""
 
 
+class TrialLogNotFoundError(ResultsDbError):
+    """Of this trial no log is kept: it has not ended, nothing was printed, or it is not kept for ever."""
+
+
 class TrialDuplicateError(ResultsDbError):
     """The campaign has a trial of this layout already, and this is not a deliberate repeat."""
 

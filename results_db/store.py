@@ -28,6 +28,8 @@ from results_db.reports import Reports
 from results_db.session import Database
 from results_db.standing_repair import StandingRepair
 from results_db.tokens import Tokens
+from results_db.trial_changes import TrialChanges
+from results_db.trial_pages import TrialPages
 from results_db.trials import Trials
 from results_db.workers import Workers
 
@@ -39,6 +41,8 @@ class Store(
     Descriptions,
     Reports,
     Trials,
+    TrialPages,
+    TrialChanges,
     Workers,
     Allocations,
     Nodes,

@@ -1,8 +1,9 @@
-"""Trials: written before anything else knows of them, listed, repeated, read in full."""
+"""Trials: written before anything else knows of them, listed, read in full."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -13,13 +14,14 @@ from results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
     TrialDuplicateError,
+    TrialLogNotFoundError,
     TrialNotFoundError,
-    TrialStateError,
 )
 from results_db.events import tell
 from results_db.locks import lock_campaign
 from results_db.models import (
     Attempt,
+    Campaign,
     EnvironmentRow,
     IterationRow,
     Trial,
@@ -41,7 +43,6 @@ from results_db.rows import (
     environment_value,
     iteration_value,
     layout_columns,
-    trial_layout,
     trial_record,
 )
 from results_db.session import breaks_unique
@@ -53,6 +54,7 @@ from search_spaces.outcome import Iteration
 class Trials(StorePart):
     """The trials' part of the store."""
 
+    @retried
     def add_trial(self, campaign_id: int, layout: Layout) -> TrialRecord:
         """Writes a trial of a layout that the campaign has not tried, PENDING.
 
@@ -61,29 +63,18 @@ class Trials(StorePart):
             CampaignStateError: the campaign has ended meanwhile (the user was quicker).
             TrialDuplicateError: the campaign has a trial of this layout.
         """
-        return self._add(campaign_id, layout, repeat_of=None, repeat_index=0)
-
-    def repeat_trial(self, trial_id: int) -> TrialRecord:
-        """Writes a new trial of the same layout as one that has ended: a deliberate repeat.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-            TrialStateError: the trial has not ended.
-            CampaignStateError: its campaign has ended.
-        """
-        with self._db.read() as session:
-            trial = _by_id(session, trial_id)
-            if trial.state not in ENDED_TRIAL_STATES:
-                raise TrialStateError(
-                    f"trial {trial_id} is {trial.state}; only an ended trial is repeated"
-                )
-            campaign_id, layout = trial.campaign_id, trial_layout(trial)
-            last = session.scalar(
-                select(func.max(Trial.repeat_index)).where(
-                    Trial.campaign_id == campaign_id, Trial.layout_key == layout.key
-                )
-            )
-        return self._add(campaign_id, layout, repeat_of=trial_id, repeat_index=(last or 0) + 1)
+        try:
+            with self._db.write() as session:
+                campaign = lock_campaign(session, campaign_id)
+                if campaign is None:
+                    raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
+                return trial_record(add_row(session, campaign, layout, self._clock()))
+        except IntegrityError as error:
+            if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
+                raise
+            raise TrialDuplicateError(
+                f"campaign {campaign_id} has a trial of {layout.key} already"
+            ) from error
 
     def trial(self, trial_id: int) -> TrialRecord:
         """One trial.
@@ -92,7 +83,7 @@ class Trials(StorePart):
             TrialNotFoundError: there is no such trial.
         """
         with self._db.read() as session:
-            return trial_record(_by_id(session, trial_id))
+            return trial_record(by_id(session, trial_id))
 
     def trial_by_number(self, campaign_id: int, number: int) -> TrialRecord:
         """One trial by its number in its campaign.
@@ -114,7 +105,7 @@ class Trials(StorePart):
             TrialNotFoundError: there is no such trial.
         """
         with self._db.read() as session:
-            trial = _by_id(session, trial_id)
+            trial = by_id(session, trial_id)
             environment = session.get(EnvironmentRow, trial_id)
             log = session.get(TrialLog, trial_id)
             return TrialDetail(
@@ -132,6 +123,24 @@ class Trials(StorePart):
                     )
                 ),
             )
+
+    def trial_log(self, trial_id: int) -> str:
+        """The last lines that a trial's ranks printed.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialLogNotFoundError: none are kept of it.
+        """
+        with self._db.read() as session:
+            log = session.get(TrialLog, trial_id)
+            if log is not None:
+                return log.tail
+            state = by_id(session, trial_id).state
+        if state in ENDED_TRIAL_STATES:
+            why = "its ranks printed nothing, or the log was pruned"
+        else:
+            why = "it comes with the outcome"
+        raise TrialLogNotFoundError(f"trial {trial_id} is {state} and has no log: {why}")
 
     def trials(
         self,
@@ -206,43 +215,48 @@ class Trials(StorePart):
                 for nodes, devices, state in session.execute(query)
             ]
 
-    @retried
-    def _add(
-        self, campaign_id: int, layout: Layout, *, repeat_of: int | None, repeat_index: int
-    ) -> TrialRecord:
-        try:
-            with self._db.write() as session:
-                campaign = lock_campaign(session, campaign_id)
-                if campaign is None:
-                    raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
-                if campaign.state in ENDED_CAMPAIGN_STATES:
-                    raise CampaignStateError(
-                        f"campaign {campaign.name!r} is {campaign.state} and takes no trials"
-                    )
-                campaign.last_number += 1
-                trial = Trial(
-                    campaign_id=campaign_id,
-                    number=campaign.last_number,
-                    state="PENDING",
-                    repeat_of=repeat_of,
-                    repeat_index=repeat_index,
-                    created_at=self._clock(),
-                    measurement=None,
-                    **layout_columns(layout),
-                )
-                session.add(trial)
-                session.flush()
-                tell(trial, "trial.added", trial.created_at)
-                return trial_record(trial)
-        except IntegrityError as error:
-            if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
-                raise
-            raise TrialDuplicateError(
-                f"campaign {campaign_id} has a trial of {layout.key} already"
-            ) from error
+
+def add_row(
+    session: Session,
+    campaign: Campaign,
+    layout: Layout,
+    now: datetime,
+    *,
+    repeat_of: int | None = None,
+    repeat_index: int = 0,
+) -> Trial:
+    """Adds a trial, PENDING, to a campaign whose row is locked.
+
+    Raises:
+        CampaignStateError: the campaign has ended.
+    """
+    if campaign.state in ENDED_CAMPAIGN_STATES:
+        raise CampaignStateError(
+            f"campaign {campaign.name!r} is {campaign.state} and takes no trials"
+        )
+    campaign.last_number += 1
+    trial = Trial(
+        campaign_id=campaign.id,
+        number=campaign.last_number,
+        state="PENDING",
+        repeat_of=repeat_of,
+        repeat_index=repeat_index,
+        created_at=now,
+        measurement=None,
+        **layout_columns(layout),
+    )
+    session.add(trial)
+    session.flush()
+    tell(trial, "trial.added", now)
+    return trial
 
 
-def _by_id(session: Session, trial_id: int) -> Trial:
+def by_id(session: Session, trial_id: int) -> Trial:
+    """A trial's row, with its measurement.
+
+    Raises:
+        TrialNotFoundError: there is no such trial.
+    """
     trial = session.get(Trial, trial_id, options=[WITH_MEASUREMENT])
     if trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")

@@ -6,7 +6,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from api.filters import TrialFilterDep, filter_query, read_trial_filter
+from api.filter_query import filter_query
+from api.filters import TrialFilterDep, read_trial_filter
 from results_db.trial_filter import LISTED_FIELDS, METRICS, TrialFilter
 from tests.api.client.samples import full_filter
 from tests.api.conftest import TestClient

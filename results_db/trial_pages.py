@@ -1,0 +1,173 @@
+"""Pages of trials, sorted by anything, right while trials are added and end.
+
+Pages go on after the last trial of the one before (its value and its id), not after so many rows: what is
+added meanwhile moves nothing. A list has two parts: the trials that have a value of the key, in its
+order, then those that have none, in the order of their ids. Which part a trial is in does not change
+from page to page, since the list is as of its first page (`PageEnd.ended_seq`): each trial that was there
+then comes exactly once. The one exception is a trial whose losses are judged anew meanwhile: it may come
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, or_, select
+from sqlalchemy.orm import Session
+
+from results_db.models import Campaign, MeasurementRow, Trial
+from results_db.part import StorePart
+from results_db.records import TrialRecord
+from results_db.rows import WITH_MEASUREMENT, trial_record
+from results_db.trial_conditions import conditions, metric_column
+from results_db.trial_filter import METRICS, TrialFilter
+from results_db.trial_order import (
+    BY_NUMBER,
+    KNOWN_AT_THE_END,
+    PageEnd,
+    SortKey,
+    TrialOrder,
+    TrialPageRecord,
+)
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES
+
+EVERY_TRIAL: Final = TrialFilter()
+
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "recompute": RECOMPUTE_MODES,
+    "precision": PRECISIONS,
+}
+
+_Keyed = tuple[int, float | None]
+"""A trial's id, and its value of the key."""
+
+
+class TrialPages(StorePart):
+    """The part of the store that lists trials in pages."""
+
+    def trial_page(
+        self,
+        campaign_id: int,
+        *,
+        wanted: TrialFilter = EVERY_TRIAL,
+        order: TrialOrder = BY_NUMBER,
+        after: PageEnd | None = None,
+        limit: int,
+    ) -> TrialPageRecord:
+        """A page of the campaign's trials.
+
+        Args:
+            campaign_id: of the campaign; one that is not there has no trials.
+            wanted: which trials.
+            order: of the list.
+            after: where the page before ended, in the same order; None: the first page.
+            limit: most trials of the page.
+        """
+        with self._db.read() as session:
+            if after is None:
+                query = select(Campaign.last_ended_seq).where(Campaign.id == campaign_id)
+                ended_seq = session.scalar(query) or 0
+            else:
+                ended_seq = after.ended_seq
+            of_list = _TrialList(campaign_id, wanted, order, ended_seq)
+            # One more than asked for tells whether there is a next page.
+            found = _find(session, of_list, after, limit + 1)
+            page = found[:limit]
+            trials = _records(session, [trial_id for trial_id, _ in page])
+        end = None
+        if len(found) > limit:
+            trial_id, value = page[-1]
+            end = PageEnd(ended_seq=ended_seq, value=value, trial_id=trial_id)
+        return TrialPageRecord(trials=trials, end=end)
+
+
+class _TrialList:
+    """The two parts of one list, as queries of ids and values."""
+
+    def __init__(
+        self, campaign_id: int, wanted: TrialFilter, order: TrialOrder, ended_seq: int
+    ) -> None:
+        self._campaign_id = campaign_id
+        self._wanted = wanted
+        self._order = order
+        self._ended_seq = ended_seq
+        self._key = _key_column(order.key)
+
+    @property
+    def has_valueless(self) -> bool:
+        """Whether there may be trials without a value of the key."""
+        return self._order.key in KNOWN_AT_THE_END
+
+    def valued(self, after: PageEnd | None) -> Select[*tuple[Any, ...]]:
+        """The trials that have a value, those after a page's end."""
+        query = select(Trial.id, self._key).where(
+            Trial.campaign_id == self._campaign_id, *conditions(self._wanted)
+        )
+        if self._needs_measurement:
+            query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id).where(
+                MeasurementRow.campaign_id == self._campaign_id
+            )
+        if self.has_valueless:
+            query = query.where(self._key.is_not(None), Trial.ended_seq <= self._ended_seq)
+        if after is not None:
+            query = query.where(self._is_after(after))
+        key = self._key.desc() if self._order.descending else self._key.asc()
+        return query.order_by(key, Trial.id)
+
+    def valueless(self, after_id: int) -> Select[*tuple[Any, ...]]:
+        """The trials that have none, or had none when the first page was read."""
+        query = select(Trial.id, cast(None, Integer)).where(
+            Trial.campaign_id == self._campaign_id,
+            Trial.id > after_id,
+            *conditions(self._wanted),
+        )
+        has_none = [Trial.ended_seq.is_(None), Trial.ended_seq > self._ended_seq]
+        if self._needs_measurement:
+            query = query.outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+            has_none.append(self._key.is_(None))
+        return query.where(or_(*has_none)).order_by(Trial.id)
+
+    @property
+    def _needs_measurement(self) -> bool:
+        return self._order.key in METRICS or self._wanted.needs_measurement
+
+    def _is_after(self, end: PageEnd) -> ColumnElement[bool]:
+        beyond = self._key < end.value if self._order.descending else self._key > end.value
+        # The first condition follows from the other two, and lets an index find where to begin.
+        reached = self._key <= end.value if self._order.descending else self._key >= end.value
+        return and_(reached, or_(beyond, Trial.id > end.trial_id))
+
+
+def _find(session: Session, of_list: _TrialList, after: PageEnd | None, limit: int) -> list[_Keyed]:
+    found: list[_Keyed] = []
+    if after is None or after.value is not None:
+        found = _rows(session, of_list.valued(after).limit(limit))
+    missing = limit - len(found)
+    if missing and of_list.has_valueless:
+        after_id = after.trial_id if after is not None and after.value is None else 0
+        found += _rows(session, of_list.valueless(after_id).limit(missing))
+    return found
+
+
+def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[_Keyed]:
+    return [(trial_id, value) for trial_id, value in session.execute(query)]
+
+
+def _records(session: Session, trial_ids: Sequence[int]) -> tuple[TrialRecord, ...]:
+    """The trials in the order of their ids' list; one that was deleted meanwhile is left out."""
+    query = select(Trial).where(Trial.id.in_(trial_ids)).options(WITH_MEASUREMENT)
+    found = {row.id: trial_record(row) for row in session.scalars(query)}
+    return tuple(found[trial_id] for trial_id in trial_ids if trial_id in found)
+
+
+def _key_column(key: SortKey) -> ColumnElement[Any]:
+    """What SQL compares: numbers alone, since databases do not agree on the order of words."""
+    if key in METRICS:
+        return metric_column(key)
+    if key == "ended_at":
+        return Trial.ended_seq  # type: ignore[return-value]
+    column: ColumnElement[Any] = getattr(Trial, key)
+    if key in _WORDS:
+        return case({word: place for place, word in enumerate(_WORDS[key])}, value=column)
+    return cast(column, Integer) if key == "sequence_parallel" else column
