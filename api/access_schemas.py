@@ -21,7 +21,8 @@ class TokenCreate(Request):
     role: TokenRole
     """viewer: reads. submitter: also submits campaigns and changes its own. admin: everything. worker: leases
     trials and reports them, and nothing else."""
-    expires_at: AwareDatetime | None = None
+    # Strictness takes no text for a time, and JSON has nothing else for it.
+    expires_at: Annotated[AwareDatetime | None, Field(strict=False)] = None
     """When it ends by itself, with a time zone; null: never."""
 
 

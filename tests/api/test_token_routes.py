@@ -1,0 +1,195 @@
+"""Tokens, limits and the audit over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from results_db.data_dir import DataDir
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from tests.api.service import CAMPAIGN, TOKEN, Api
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = api.post("/tokens", {"name": name, "role": role, **more}, status=201)
+    return made
+
+
+def test_a_token_is_shown_once_works_and_is_listed_without_itself(api: Api) -> None:
+    made = make(api, "ci", "viewer")
+    answer = api.http.get("/v1/whoami", headers=bearer(made["token"]))
+    assert answer.json() == {"name": "ci", "role": "viewer", "expires_at": None}
+    (listed,) = api.get("/tokens")["tokens"]
+    assert listed == {key: value for key, value in made.items() if key != "token"}
+    assert listed["created_by"] == "local"
+    assert listed["is_valid"]
+
+
+def test_the_data_directorys_token_is_an_admins(api: Api) -> None:
+    assert api.get("/whoami") == {"name": "local", "role": "admin", "expires_at": None}
+
+
+def test_a_revoked_token_opens_nothing_at_once(api: Api) -> None:
+    made = make(api, "ci", "admin")
+    held = bearer(made["token"])
+    assert api.http.get("/v1/tokens", headers=held).status_code == 200
+    # A token may revoke itself.
+    revoked = api.http.delete(f"/v1/tokens/{made['id']}", headers=held)
+    assert revoked.status_code == 200
+    assert not revoked.json()["is_valid"]
+    refused = api.http.get("/v1/tokens", headers=held)
+    assert refused.status_code == 401
+    assert "unknown, expired or revoked" in refused.json()["detail"]
+    assert api.get("/tokens")["tokens"] == []
+    assert [token["name"] for token in api.get("/tokens", revoked=True)["tokens"]] == ["ci"]
+
+
+def test_an_expired_token_opens_nothing(api: Api) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    made = make(api, "ci", "viewer", expires_at=soon.isoformat())
+    book = api.http.app.state.book  # type: ignore[attr-defined]
+    assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 200
+    book._clock = lambda: soon
+    assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"role": "root"}, "body.role"),
+        ({"role": "system"}, "body.role"),
+        ({"name": ""}, "body.name"),
+        ({"name": "x" * 65}, "body.name"),
+        ({"expires_at": "2030-01-01T00:00:00"}, "body.expires_at"),
+        ({"expires_at": "tomorrow"}, "body.expires_at"),
+        ({"more": 1}, "body.more"),
+    ],
+)
+def test_a_wrong_field_is_named(api: Api, changes: dict[str, Any], field: str) -> None:
+    body = {"name": "ci", "role": "viewer", **changes}
+    problem = api.post("/tokens", body, status=422)
+    assert [error["field"] for error in problem["errors"]] == [field]
+
+
+def test_names_that_cannot_be_and_ends_that_are_past_are_refused(api: Api) -> None:
+    assert (
+        "choose another" in api.post("/tokens", {"name": "local", "role": "viewer"}, 422)["detail"]
+    )
+    past = {"name": "ci", "role": "viewer", "expires_at": "2001-01-01T00:00:00Z"}
+    assert "not within the next" in api.post("/tokens", past, 422)["detail"]
+    make(api, "ci", "viewer")
+    taken = api.post("/tokens", {"name": "ci", "role": "admin"}, 409)
+    assert taken["type"].endswith(":token-duplicate")
+    assert api.http.delete("/v1/tokens/4711").status_code == 404
+
+
+def test_the_audit_tells_who_did_what_and_goes_on_page_by_page(api: Api) -> None:
+    alice = make(api, "alice", "submitter")
+    headers = bearer(alice["token"])
+    assert api.http.post("/v1/campaigns", json=CAMPAIGN, headers=headers).status_code == 201
+    assert api.http.post("/v1/campaigns/first/pause", headers=headers).status_code == 200
+    api.post("/campaigns/first/resume")
+    entries = api.get("/audit")["entries"]
+    assert [(entry["actor"], entry["action"], entry["target"]) for entry in entries] == [
+        ("local", "campaign.resume", "first"),
+        ("alice", "campaign.pause", "first"),
+        ("alice", "campaign.create", "first"),
+        ("local", "token.create", "alice"),
+    ]
+    assert entries[1]["token_id"] == alice["id"]
+    assert entries[1]["address"] == "testclient"
+    first = api.get("/audit", limit=3)
+    second = api.get("/audit", limit=3, cursor=first["next_cursor"])
+    assert first["entries"] + second["entries"] == entries
+    assert second["next_cursor"] is None
+    assert api.get("/audit", actor="alice", limit=1)["entries"] == [entries[1]]
+    assert api.get("/audit", target="first", since=entries[0]["at"])["entries"] == [entries[0]]
+    assert api.get("/audit", action="token.revoke")["entries"] == []
+    assert "cursor" in api.get("/audit", status=400, cursor="x")["detail"]
+
+
+@pytest.mark.parametrize("query", [{"actor": "a\x00b"}, {"since": "now"}, {"limit": 0}])
+def test_a_question_that_is_none_is_refused(api: Api, query: dict[str, Any]) -> None:
+    api.get("/audit", status=422, **query)
+
+
+def test_a_campaign_belongs_to_the_name_that_submitted_it(api: Api) -> None:
+    held = bearer(make(api, "alice", "submitter")["token"])
+    api.http.post("/v1/campaigns", json=CAMPAIGN, headers=held)
+    assert api.store.campaign_by_name("first").created_by == "alice"
+
+
+def test_when_a_token_was_used_last_is_kept_as_the_service_ends(tmp_path: Path) -> None:
+    with closing(Store.open(DataDir(tmp_path))) as store:
+        _, token = store.create_token("ci", "viewer")
+        with TestClient(create_app(Settings(token=TOKEN), store)) as http:
+            assert http.get("/v1/whoami", headers=bearer(token)).status_code == 200
+        assert store.tokens()[0].last_used_at is not None
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Api]:
+    """A service of which a viewer may ask two things, and whose guessers may guess thrice."""
+    settings = Settings(token=TOKEN, requests_per_s=0.4, wrong_tokens=3)
+    with (
+        closing(Store.open(DataDir(tmp_path))) as store,
+        TestClient(create_app(settings, store), headers=bearer(TOKEN)) as http,
+    ):
+        yield Api(http)
+
+
+def test_a_token_that_asks_too_often_is_told_when_to_come_again(slow: Api) -> None:
+    held = bearer(make(slow, "ci", "viewer")["token"])
+    other = bearer(make(slow, "other", "viewer")["token"])
+    statuses = [slow.http.get("/v1/whoami", headers=held).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    refused = slow.http.get("/v1/whoami", headers=held)
+    assert 1 <= int(refused.headers["Retry-After"]) <= 3
+    assert refused.json()["type"].endswith(":too-many-requests")
+    assert "'ci' asks too often" in refused.json()["detail"]
+    # Others are not held up, nor is an admin by what a viewer may.
+    assert slow.http.get("/v1/whoami", headers=other).status_code == 200
+    assert all(slow.get("/whoami") for _ in range(10))
+
+
+def test_who_guesses_waits_and_who_works_does_not(slow: Api) -> None:
+    assert slow.get("/whoami")["name"] == "local"
+    guesses = [
+        slow.http.get("/v1/whoami", headers=bearer(f"lt_{number}")).status_code
+        for number in range(6)
+    ]
+    assert guesses == [401, 401, 401, 429, 429, 429]
+    refused = slow.http.get("/v1/whoami", headers=bearer("lt_7"))
+    assert int(refused.headers["Retry-After"]) == 5
+    assert slow.get("/whoami")["name"] == "local"
+    # Without a token nothing is guessed.
+    del slow.http.headers["Authorization"]
+    assert {slow.http.get("/v1/whoami").status_code for _ in range(5)} == {401}
+
+
+def test_while_the_database_is_away_the_gate_says_so(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(api, "ci", "viewer")
+
+    def away(_hashed: str) -> None:
+        raise DatabaseUnavailableError("the database is away")
+
+    monkeypatch.setattr(api.http.app.state.book._store, "token_by_hash", away)  # type: ignore[attr-defined]
+    refused = api.http.get("/v1/whoami", headers=bearer(made["token"]))
+    assert refused.status_code == 503
+    assert refused.json()["type"].endswith(":database-unavailable")
+    assert api.get("/whoami")["name"] == "local"  # the data directory's token needs none
