@@ -26,6 +26,8 @@ class Rule:
     """Role that it takes; None: it is open, and needs no token."""
     owned: Owned | None = None
     """What a submitter must own that the path names; None: nothing."""
+    lasts: bool = False
+    """Whether its answer goes on until somebody ends it, so that the token is asked for again meanwhile."""
 
     def admits(self, role: TokenRole) -> bool:
         """Whether a token of this role may use the route; what it must own is another question."""
@@ -40,6 +42,7 @@ _RANK: Final[Mapping[str, int]] = {"viewer": 0, "submitter": 1, "admin": 2}
 
 OPEN: Final = Rule(None)
 VIEWER: Final = Rule("viewer")
+WATCHER: Final = Rule("viewer", lasts=True)
 SUBMITTER: Final = Rule("submitter")
 ADMIN: Final = Rule("admin")
 WORKER: Final = Rule("worker")
@@ -89,8 +92,8 @@ ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
         "requeue_trial": OWN_TRIAL,
         "cancel_trial": OWN_TRIAL,
         "read_leaderboard": VIEWER,
-        "stream_campaign_events": VIEWER,
-        "stream_events": VIEWER,
+        "stream_campaign_events": WATCHER,
+        "stream_events": WATCHER,
         # Machines: a node that is set aside is missed by everybody.
         "list_allocations": VIEWER,
         "read_allocation": VIEWER,

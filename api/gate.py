@@ -6,6 +6,7 @@ request goes on, and knows its `Actor`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.access import ACCESS, OPEN, Rule
 from api.errors import AccessUndeclaredError
 from api.guesses import Guesses
+from api.lasting import answer_while_valid
 from api.owners import Owners
 from api.problems import problem_response
 from api.route_map import Asked, RouteMap
@@ -68,7 +70,16 @@ class Gate:
         asked = self._routes.find(scope["method"], scope["path"])
         rule = _rule_of(asked, scope["path"])
         refusal = None if rule is OPEN else await self._refusal(scope, asked, rule)
+        if refusal is None and rule is not None and rule.lasts:
+            await answer_while_valid(
+                self._app, scope, receive, send, functools.partial(self._is_valid, scope)
+            )
+            return
         await (refusal or self._app)(scope, receive, send)
+
+    async def _is_valid(self, scope: Scope) -> bool:
+        token = _token_of(scope)
+        return token is not None and await self._book.find(hash_of_token(token)) is not None
 
     async def _refusal(
         self, scope: Scope, asked: Asked | None, rule: Rule | None

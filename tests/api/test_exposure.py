@@ -268,3 +268,15 @@ def test_the_worker_token_file_is_its_owners_alone(served: Served) -> None:
     answer = httpx.get(f"{served.url}/v1/campaigns", headers=headers)
     assert answer.status_code == 403
     assert "'local-worker' has the role worker" in answer.text
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(served: Served) -> None:
+    with httpx.Client(base_url=served.url, headers=served.headers, timeout=30) as admin:
+        made = admin.post("/v1/tokens", json={"name": "watcher", "role": "viewer"}).json()
+        held = {"Authorization": f"Bearer {made['token']}"}
+        with httpx.stream("GET", f"{served.url}/v1/events", headers=held, timeout=30) as watching:
+            chunks = watching.iter_raw()
+            assert b"stream.opened" in next(chunks)
+            admin.delete(f"/v1/tokens/{made['id']}")
+            assert all(b"event: trial" not in chunk for chunk in chunks)  # to its end, in order
+    assert "ERROR" not in served.log.read_text()
