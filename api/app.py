@@ -30,6 +30,7 @@ from api.routes import (
     health,
     imports,
     nodes,
+    reports,
     trials,
     workers,
 )
@@ -91,6 +92,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     for routes in (
         campaigns,
         imports,
+        reports,
         catalogue,
         trials,
         analyses,

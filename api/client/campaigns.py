@@ -144,6 +144,11 @@ class CampaignCalls:
         return delete(f"/campaigns/{segment(campaign)}")
 
     @route
+    def report(self, campaign: str) -> Call[str]:
+        """The campaign as one HTML document that loads nothing and runs nothing."""
+        return get_text(f"/campaigns/{segment(campaign)}/report")
+
+    @route
     def pause_campaign(self, campaign: str) -> Call[CampaignDetail]:
         """Hands out no more of its trials."""
         return post(f"/campaigns/{segment(campaign)}/pause", CampaignDetail)

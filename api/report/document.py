@@ -1,0 +1,63 @@
+"""The report as one document."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from api.report.facts import ReportFacts, facts_of
+from api.report.markup import Markup, join, tag
+from api.report.ranking import front, leaderboard, progress
+from api.report.reproduction import reading, reproduction
+from api.report.sensitivity import sensitivity
+from api.report.spent import cost, environment, failures
+from api.report.style import STYLE
+from api.report.summary import header, summary, winner
+from api.version import version
+from results_db.records import CampaignRecord
+from results_db.store import Store
+
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""What a browser may do with a report: show it. It goes with the file as well as with the answer."""
+
+
+def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
+    """A campaign's report: HTML that loads nothing and runs nothing."""
+    return document(facts_of(store, campaign, made_at))
+
+
+def document(facts: ReportFacts) -> str:
+    """The whole of it."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="robots", content="noindex"),
+        tag("title", f"{facts.campaign.name}: layout-tuner report"),
+        tag("style", Markup(STYLE)),
+    )
+    body = tag("body", tag("main", *_parts(facts)))
+    return f'<!doctype html>\n<html lang="en">{join(head, body).html}</html>\n'
+
+
+def _parts(facts: ReportFacts) -> list[Markup]:
+    return [
+        header(facts),
+        summary(facts),
+        winner(facts),
+        leaderboard(facts),
+        front(facts),
+        progress(facts),
+        failures(facts),
+        cost(facts),
+        environment(facts),
+        sensitivity(facts),
+        reproduction(facts),
+        reading(),
+        tag(
+            "footer",
+            f"Made by layout-tuner {version()} on {facts.made_at:%Y-%m-%d} at {facts.made_at:%H:%M} "
+            f"UTC, of campaign {facts.campaign.name} (id {facts.campaign.id}).",
+        ),
+    ]

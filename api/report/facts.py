@@ -1,0 +1,192 @@
+"""What a report is made from, read once; everything else is how it looks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from results_db.records import Analysis, CampaignRecord, TrialState
+from results_db.reports import TrialPoint, WorkerShare
+from results_db.standing import Standing
+from results_db.store import Store
+from search_spaces.objectives import MEMORY_HEADROOM, measured_objective, pareto_front
+from search_spaces.outcome import Environment
+
+SHOWN: Final = 20
+"""Layouts of the leaderboard that are shown."""
+LOOKED_AT: Final = 60
+"""Layouts of the leaderboard that are looked at for ties."""
+LOG_LINES: Final = 14
+"""Last lines of a failed trial's log that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Trials without a result for one reason."""
+
+    reason: str
+    state: TrialState
+    trials: Sequence[TrialPoint]
+    """In the order in which they ended."""
+    log: str
+    """The last lines of the youngest of them."""
+
+    @property
+    def nodes(self) -> Counter[str]:
+        """Where they went wrong first, as far as known."""
+        return Counter(trial.node for trial in self.trials if trial.node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A layout by two objectives."""
+
+    trial: TrialPoint
+    x: float
+    y: float
+    on_front: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportFacts:
+    """All that a report says of a campaign."""
+
+    campaign: CampaignRecord
+    made_at: datetime
+    counts: Mapping[TrialState, int]
+    best: Sequence[Standing]
+    """The first of the leaderboard."""
+    num_ranked: int
+    num_constrained: int
+    """Completed trials that break the campaign's constraints."""
+    front: frozenset[int]
+    """Trials on the Pareto front over the campaign's objectives."""
+    ended: Sequence[TrialPoint]
+    failures: Sequence[Failure]
+    """Those that say something of layouts or machines; the most frequent first."""
+    environments: Sequence[tuple[Environment, int]]
+    workers: Sequence[WorkerShare]
+    analysis: Analysis | None
+    source: str | None
+    """Where an imported campaign comes from; None: it ran here."""
+    num_known: int
+    """Trials of other campaigns that it started from."""
+
+    @property
+    def winner(self) -> Standing | None:
+        """The best layout that was measured in full."""
+        first = self.best[0] if self.best else None
+        return None if first is None or first.shortened else first
+
+    @property
+    def tied(self) -> list[Standing]:
+        """Those that cannot be told apart from the winner, of the first that were looked at."""
+        return [standing for standing in self.best[1:] if standing.is_tied]
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """Memory of a device of the cluster."""
+        found: int | None = self.campaign.spec["cluster"].get("device_memory_bytes")
+        return found
+
+    def value(self, trial: TrialPoint, objective: str) -> float | None:
+        """What a trial measured of an objective."""
+        if trial.tokens_per_s is None:
+            return None
+        return measured_objective(
+            objective,
+            trial,  # type: ignore[arg-type]  # its figures are there
+            num_nodes=trial.num_nodes,
+            device_memory_bytes=self.device_memory_bytes,
+        )
+
+    def is_ranked(self, trial: TrialPoint) -> bool:
+        """Whether the leaderboard counts the trial."""
+        most = self.campaign.max_peak_memory_bytes
+        keeps = most is None or (trial.peak_memory_bytes or 0) <= most
+        return trial.state == "COMPLETED" and not trial.oversubscribed and keeps
+
+    @property
+    def median_value(self) -> float | None:
+        """The objective of the median layout, of those that ran to their end."""
+        found = [
+            value
+            for trial in self.ended
+            if self.is_ranked(trial) and not trial.is_repeat and not trial.shortened
+            if (value := self.value(trial, self.campaign.objective)) is not None
+        ]
+        return median(found) if found else None
+
+    @property
+    def plane(self) -> tuple[str, str]:
+        """The two objectives that the front is drawn over: across, and up."""
+        objectives = self.campaign.objectives
+        return (objectives[1] if len(objectives) > 1 else MEMORY_HEADROOM), objectives[0]
+
+    def placed(self) -> list[Placed]:
+        """Every ranked layout by two objectives, by its first run."""
+        across, up = self.plane
+        first: dict[str, TrialPoint] = {}
+        for trial in self.ended:
+            if self.is_ranked(trial) and not trial.is_repeat:
+                first.setdefault(trial.layout_key, trial)
+        found = [
+            (trial, x, y)
+            for trial in first.values()
+            if (x := self.value(trial, across)) is not None
+            and (y := self.value(trial, up)) is not None
+        ]
+        if len(self.campaign.objectives) > 1:
+            on_front = [trial.trial_id in self.front for trial, _x, _y in found]
+        else:
+            on_front = pareto_front(np.array([pair[1:] for pair in found]).reshape(-1, 2)).tolist()
+        return [
+            Placed(trial=trial, x=x, y=y, on_front=stands)
+            for (trial, x, y), stands in zip(found, on_front, strict=True)
+        ]
+
+
+def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> ReportFacts:
+    """Reads them."""
+    ended = store.ended_trials(campaign.id)
+    return ReportFacts(
+        campaign=campaign,
+        made_at=made_at,
+        counts=store.count_trials(campaign.id),
+        best=store.standings(campaign.id, campaign.objective, limit=LOOKED_AT),
+        num_ranked=store.count_ranked(campaign.id),
+        num_constrained=store.count_constrained(campaign.id),
+        front=store.front(campaign),
+        ended=ended,
+        failures=_failures(store, ended),
+        environments=store.environments(campaign.id),
+        workers=store.workers_of(campaign.id),
+        analysis=store.analysis(campaign.id),
+        source=store.import_source(campaign.id),
+        num_known=store.count_known_trials(campaign),
+    )
+
+
+def _failures(store: Store, ended: Sequence[TrialPoint]) -> list[Failure]:
+    """By reason. A cancelled trial says nothing of its layout, and is none of them."""
+    by_reason: dict[tuple[TrialState, str], list[TrialPoint]] = {}
+    for trial in ended:
+        if trial.state in ("FAILED", "INFEASIBLE"):
+            key = (trial.state, trial.reason or trial.state.lower())
+            by_reason.setdefault(key, []).append(trial)
+    found = [
+        Failure(
+            state=state,
+            reason=reason,
+            trials=trials,
+            log="\n".join(store.log_tail(trials[-1].trial_id).splitlines()[-LOG_LINES:]),
+        )
+        for (state, reason), trials in by_reason.items()
+    ]
+    return sorted(found, key=lambda failure: -len(failure.trials))

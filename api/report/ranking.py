@@ -1,0 +1,257 @@
+"""The leaderboard, the Pareto front, and what was measured in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from api.figures import layout_extras, memory, objective_figure, unit, zero
+from api.report.axes import Scale, scale
+from api.report.facts import SHOWN, ReportFacts
+from api.report.markup import Content, Markup, tag
+from api.report.plots import Point, history, interval, scatter
+from api.report.tables import note, section, table
+from results_db.reports import TrialPoint
+from results_db.standing import Standing
+from search_spaces.layout import Layout
+from search_spaces.objectives import MEMORY_HEADROOM
+
+_INTERVAL_WIDTH: Final = 150.0
+
+
+def leaderboard(facts: ReportFacts) -> Markup:
+    """The best layouts, each with its interval on one scale."""
+    shown = facts.best[:SHOWN]
+    if not shown:
+        return section("Leaderboard", tag("p", "No trial is ranked yet."))
+    objective = facts.campaign.objective
+    columns, same = _told_apart([_layout_columns(standing.trial.layout) for standing in shown])
+    ends = [end for each in shown for end in (each.low, each.high, each.value) if end is not None]
+    over = scale(ends, 6.0, _INTERVAL_WIDTH - 6.0)
+    rows = [
+        (
+            str(rank),
+            str(standing.trial.number),
+            *(_layout_columns(standing.trial.layout)[column] for column in columns),
+            *_measured_columns(facts, rank, standing, over),
+        )
+        for rank, standing in enumerate(shown, 1)
+    ]
+    figures = (f">{unit(objective)}", ">95 %", "interval", ">runs", ">MFU", ">peak memory", "")
+    in_all = [
+        f"{name.removeprefix('>').removeprefix('also')} {value}".strip()
+        for name, value in same.items()
+    ]
+    return section(
+        "Leaderboard",
+        note(f"The same in all that are shown: {', '.join(in_all)}.") if in_all else None,
+        table((">rank", ">trial", *columns, *figures), rows),
+        note(*_leaderboard_words(facts, len(shown))),
+    )
+
+
+def _layout_columns(layout: Layout) -> dict[str, str]:
+    return {
+        ">nodes": str(layout.num_nodes),
+        ">tp": str(layout.tp),
+        ">pp": str(layout.pp),
+        ">dp": str(layout.dp),
+        ">mbs": str(layout.micro_batch_size),
+        ">acc": str(layout.num_microbatches),
+        ">batch": str(layout.global_batch_size),
+        ">ZeRO": zero(layout),
+        "also": layout_extras(layout),
+    }
+
+
+def _told_apart(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
+    """The columns in which rows differ, and what they have in common."""
+    first = rows[0]
+    same = {
+        column: value
+        for column, value in first.items()
+        if len(rows) > 1 and all(row[column] == value for row in rows)
+    }
+    return [column for column in first if column not in same], same
+
+
+def _measured_columns(
+    facts: ReportFacts, rank: int, standing: Standing, over: Scale
+) -> tuple[Content, ...]:
+    measured = standing.trial.measurement
+    assert measured is not None  # it is ranked
+    speedup = measured.step_time_s / standing.step_time_s
+    half: Content = "-"
+    drawn: Content = None
+    if standing.low is not None and standing.high is not None:
+        half = f"±{standing.high / standing.value - 1:.1%}"
+        drawn = interval(standing.value, standing.low, standing.high, over, is_winner=rank == 1)
+    return (
+        objective_figure(facts.campaign.objective, standing.value),
+        half,
+        drawn,
+        str(standing.num_runs),
+        "-" if measured.mfu is None else f"{measured.mfu * speedup:.1%}",
+        memory(measured.peak_memory_bytes),
+        " ".join(_marks(facts, rank, standing)),
+    )
+
+
+def _leaderboard_words(facts: ReportFacts, num_shown: int) -> Iterator[str]:
+    if facts.num_ranked > num_shown:
+        yield f"{facts.num_ranked - num_shown:,} more are ranked. "
+    if facts.num_constrained:
+        yield (
+            f"{facts.num_constrained:,} completed trials break the campaign's constraints and are "
+            "not ranked. "
+        )
+    yield "mbs: micro-batch size; acc: micro-batches a step. "
+    yield "A layout stands with the median of its runs. = : cannot be told apart from the first; "
+    yield "short: stopped early, since it was slower than the best of its time"
+    if len(facts.campaign.objectives) > 1:
+        yield "; front: no other is as good in all of the campaign's objectives and better in one"
+    yield "."
+
+
+def _marks(facts: ReportFacts, rank: int, standing: Standing) -> Iterator[str]:
+    if rank > 1 and standing.is_tied:
+        yield "="
+    if standing.shortened:
+        yield "short"
+    if len(facts.campaign.objectives) > 1 and standing.trial.id in facts.front:
+        yield "front"
+
+
+def front(facts: ReportFacts) -> Markup:
+    """Layouts by two objectives, and those that no other beats."""
+    across, up = facts.plane
+    placed = facts.placed()
+    if len(placed) < 2:
+        return section(
+            "Pareto front", tag("p", f"Too few layouts have both {across} and {up} for a front.")
+        )
+    winner_id = None if facts.winner is None else facts.winner.trial.id
+    points = [
+        Point(
+            x=_drawn(across, each.x),
+            y=_drawn(up, each.y),
+            kind=_kind(
+                each.trial, is_winner=each.trial.trial_id == winner_id, on_front=each.on_front
+            ),
+            says=_says(each.trial, (across, each.x), (up, each.y)),
+        )
+        for each in placed
+    ]
+    line = sorted(
+        (_drawn(across, each.x), _drawn(up, each.y), str(each.trial.number))
+        for each in placed
+        if each.on_front
+    )
+    legend = [("winner", "winner"), ("front", "on the front"), ("full", "other layouts")]
+    rows = [
+        (
+            str(each.trial.number),
+            each.trial.layout_key,
+            objective_figure(up, each.y),
+            objective_figure(across, each.x),
+        )
+        for each in sorted(placed, key=lambda each: -each.y)
+        if each.on_front
+    ]
+    return section(
+        "Pareto front",
+        _what_front(facts, across, up),
+        scatter(points, line, legend, x_label=_label(across), y_label=_label(up)),
+        table((">trial", "layout", f">{_label(up)}", f">{_label(across)}"), rows[:SHOWN]),
+    )
+
+
+def _what_front(facts: ReportFacts, across: str, up: str) -> Markup:
+    if len(facts.campaign.objectives) == 1:
+        return note(
+            f"The campaign was searched by {up} alone. Beside {across}, of which more is better too, "
+            "these are the layouts that no other beats in both. Each stands with its first run."
+        )
+    others = " The front is over all objectives." if len(facts.campaign.objectives) > 2 else ""
+    return note(f"More is better in both. Each layout stands with its first run.{others}")
+
+
+def _drawn(objective: str, value: float) -> float:
+    return value * 100 if objective == MEMORY_HEADROOM else value
+
+
+def _label(objective: str) -> str:
+    return "memory headroom, %" if objective == MEMORY_HEADROOM else unit(objective)
+
+
+def _kind(trial: TrialPoint, *, is_winner: bool, on_front: bool = False) -> str:
+    if is_winner:
+        return "winner"
+    if on_front:
+        return "front"
+    return "short" if trial.shortened else "full"
+
+
+def _says(trial: TrialPoint, *figures: tuple[str, float]) -> str:
+    told = ", ".join(f"{objective_figure(name, number)} {_label(name)}" for name, number in figures)
+    return f"trial {trial.number}: {told}; {trial.layout_key}"
+
+
+_FAILED_KINDS = {"INFEASIBLE": "memory", "FAILED": "failed", "CANCELLED": "cancelled"}
+
+
+def progress(facts: ReportFacts) -> Markup:
+    """What was measured, in the order in which trials ended."""
+    if not facts.ended:
+        return section("History", tag("p", "No trial has ended yet."))
+    objective = facts.campaign.objective
+    measured: list[Point] = []
+    failed: list[Point] = []
+    best: list[tuple[float, float]] = []
+    for place, trial in enumerate(facts.ended, 1):
+        value = facts.value(trial, objective)
+        if trial.state != "COMPLETED" or value is None:
+            kind = _FAILED_KINDS.get(trial.state, "failed")
+            why = f"trial {trial.number}: {trial.reason or trial.state}; {trial.layout_key}"
+            failed.append(Point(x=place, y=0.0, kind=kind, says=why))
+            continue
+        is_ranked = facts.is_ranked(trial)
+        kind = _history_kind(trial, is_ranked=is_ranked)
+        measured.append(Point(x=place, y=value, kind=kind, says=_says(trial, (objective, value))))
+        counts = is_ranked and not trial.shortened
+        if counts and (not best or value > best[-1][1]):
+            best.append((place, value))
+    if best:
+        best.append((float(len(facts.ended)), best[-1][1]))
+    return section(
+        "History",
+        history(measured, best, failed, _legend(measured, failed), y_label=unit(objective)),
+        note(
+            "One point a run, repeats apart; the line is the best single run so far. The leaderboard "
+            "stands by medians over runs, so that its winner may lie below a lucky run."
+        ),
+    )
+
+
+def _history_kind(trial: TrialPoint, *, is_ranked: bool) -> str:
+    if not is_ranked:
+        return "unranked"
+    if trial.shortened:
+        return "short"
+    return "again" if trial.is_repeat else "full"
+
+
+_LEGEND = (
+    ("full", "measured"),
+    ("again", "measured again"),
+    ("short", "stopped early"),
+    ("unranked", "not ranked"),
+    ("memory", "out of memory"),
+    ("failed", "failed"),
+    ("cancelled", "cancelled"),
+)
+
+
+def _legend(*points: list[Point]) -> list[tuple[str, str]]:
+    there = {point.kind for each in points for point in each}
+    return [(kind, words) for kind, words in _LEGEND if kind in there]

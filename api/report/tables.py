@@ -1,0 +1,49 @@
+"""Tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from api.report.markup import Content, Markup, join, tag
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Content]]) -> Markup:
+    """A table; a column whose name begins with ">" stands to the right."""
+    kinds = ["number" if column.startswith(">") else None for column in columns]
+    heads = [
+        tag("th", column.removeprefix(">"), class_=kind)
+        for column, kind in zip(columns, kinds, strict=True)
+    ]
+    body = [
+        tag(
+            "tr",
+            *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)),
+        )
+        for row in rows
+    ]
+    head = tag("thead", tag("tr", *heads))
+    return tag("div", tag("table", head, tag("tbody", *body)), class_="wide")
+
+
+def pairs(rows: Iterable[tuple[str, Content]]) -> Markup:
+    """What things are called, and what they are."""
+    return tag(
+        "table",
+        *(tag("tr", tag("th", name, scope="row"), tag("td", value)) for name, value in rows),
+        class_="pairs",
+    )
+
+
+def section(title: str, *content: Content) -> Markup:
+    """A part of the report under its title."""
+    return tag("section", tag("h2", title), *content)
+
+
+def note(*content: Content) -> Markup:
+    """A remark in small print."""
+    return tag("p", *content, class_="note")
+
+
+def words(items: Iterable[str]) -> Markup:
+    """Words with commas between them, each of which may be broken over lines."""
+    return join(", ".join(items))

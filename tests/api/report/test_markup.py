@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.report.axes import scale
+from api.report.markup import Markup, join, tag, text
+from tests.api.report.page import Page
+
+
+@given(st.text())
+def test_whatever_is_written_is_read_as_text_and_nothing_else(written: str) -> None:
+    page = Page(tag("p", written, title=written).html)
+    assert [name for name, _attributes in page.elements] == ["p"]
+    assert set(page.elements[0][1]) == {"title"}
+    assert page.text == page.elements[0][1]["title"]
+    shown = "".join(character for character in written if character.isprintable())
+    assert all(character in page.text for character in shown)
+    page.text.encode()  # half of a surrogate pair could not be sent
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("<script>alert('x')</script> & \"", "<script>alert('x')</script> & \""),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("a\0b\x07", "a\\x00b\\x07"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\ud800", "\\ud800"),
+        ("two\r\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("größer 更快", "größer 更快"),
+    ],
+)
+def test_what_cannot_be_shown_is_spelled_out(written: str, read: str) -> None:
+    assert Page(tag("p", written).html).text == read
+
+
+def test_markup_is_no_text_that_could_slip_through() -> None:
+    with pytest.raises(TypeError):
+        "<p>" + Markup("x")  # type: ignore[operator]
+    assert join("<", None, Markup("<b>x</b>"), 3).html == "&lt;<b>x</b>3"
+    assert text("<").html == "&lt;"
+
+
+def test_attributes_that_are_none_are_left_out() -> None:
+    assert tag("rect", class_="a", aria_label=None, x=1.0, y=2.345).html == (
+        '<rect class="a" x="1" y="2.35"></rect>'
+    )
+
+
+@given(st.lists(st.floats(min_value=-1e12, max_value=1e12), max_size=20), st.booleans())
+def test_a_scale_holds_its_values_and_has_ticks(values: list[float], from_zero: bool) -> None:
+    over = scale(values, 10.0, 110.0, from_zero=from_zero)
+    assert over.high > over.low
+    assert all(9.999 <= over(value) <= 110.001 for value in values)
+    assert 1 <= len(over.ticks) <= 12
+    assert all(over.low - 1e-6 <= tick <= over.high * (1 + 1e-9) + 1e-6 for tick in over.ticks)

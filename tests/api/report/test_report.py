@@ -1,0 +1,399 @@
+"""The report: everything that a group wants to know, and nothing that runs or loads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.documents import read_yaml
+from api.report.document import POLICY, report
+from results_db.allocation_records import AllocationFacts
+from results_db.imports import NewImport
+from results_db.records import Analysis, KnobStep
+from results_db.store import Store
+from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from search_spaces.outcome import Environment, Iteration, Outcome
+from search_spaces.tables import read_table
+from tests.api.report.page import Page
+from tests.api.service import CAMPAIGN, CLUSTER, Api
+from tests.results_db.factories import START, completed, failed, lease_one, make_worker
+
+LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
+
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section"),
+    *("h1", "h2", "h3", "p", "b", "i", "ul", "li", "div", "span", "pre", "code"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+    *("svg", "line", "text", "circle", "rect", "path", "polyline"),
+}
+"""Elements that show, and neither load nor run anything."""
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    with closing(Store(sqlite_url)) as store:
+        yield store
+
+
+def make(store: Store, **changes: Any) -> int:
+    spec = CampaignSpec.from_mapping({**CAMPAIGN, **changes})
+    made = store.create_campaign(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
+    return made.id
+
+
+def measured(
+    layout: Layout, tokens_per_s: float, *, spread: float = 0.01, **changes: Any
+) -> Outcome:
+    """A probe whose iterations spread, so that its figure has an interval."""
+    step_time_s = 512 / tokens_per_s
+    iterations = tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < 2 else "timed",
+            step_time_s=step_time_s * (1 + spread * (index % 3 - 1)),
+            loss=6.0 - index / 10,
+            grad_norm=1.5,
+        )
+        for index in range(12)
+    )
+    return completed(
+        layout,
+        tokens_per_s=tokens_per_s,
+        step_time_s=step_time_s,
+        iterations=iterations,
+        **changes,
+    )
+
+
+def run(store: Store, campaign: int, outcome: Outcome, layout: Layout) -> int:
+    worker = make_worker(store, devices_per_node=4)
+    trial = store.add_trial(campaign, layout)
+    lease = lease_one(store, worker.id)
+    assert lease.trial_id == trial.id
+    store.post_outcome(trial.id, lease.attempt, outcome)
+    return trial.id
+
+
+def page_of(store: Store, campaign: int) -> Page:
+    return Page(report(store, store.campaign(campaign), START))
+
+
+def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) -> None:
+    campaign = make(store)
+    for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
+        run(store, campaign, measured(layout, speed), layout)
+    (best, tied, *_others) = store.standings(campaign, "tokens_per_s")
+    assert tied.is_tied
+    page = page_of(store, campaign)
+    assert best.low is not None
+    assert best.high is not None
+    assert f"2,000 tokens/s, {best.low:,.0f} to {best.high:,.0f} (95 %)" in page.text
+    assert "The best of 4 measured layouts" in page.text
+    assert "nodes 1, tp 1, pp 1, dp 1, micro-batch 1, micro-batches 8, ZeRO 0, fp32" in page.text
+    assert "1 other cannot be told apart" in page.text
+    assert "As good as the winner" in page.text
+    assert (
+        page.kinds("circle").count("winner") == 3
+    )  # its interval, the front, and the front's legend
+    assert "4 GiB, 38% free" not in page.text
+    assert "5 GiB of 8 GiB, 38% free" in page.text
+    assert "compute 50.0%" in page.text
+
+
+def test_it_says_so_where_all_others_are_slower(store: Store) -> None:
+    campaign = make(store)
+    for layout, speed in zip(LAYOUTS, (2000.0, 1500.0, 1000.0, 900.0), strict=True):
+        run(store, campaign, measured(layout, speed), layout)
+    page = page_of(store, campaign)
+    assert "All others are slower with 95 % confidence." in page.text
+    assert "1.60 times what the median layout reached" in page.text
+    assert "As good as the winner" not in page.text
+
+
+def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: Store) -> None:
+    campaign = make(store)
+    log = "\n".join(f"line {number}" for number in range(100))
+    outcomes = [
+        dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
+        dataclasses.replace(failed("crashed"), node="node-7"),
+        dataclasses.replace(failed("out_of_memory"), node="node-9"),
+        measured(LAYOUTS[3], 1000.0),
+    ]
+    for layout, outcome in zip(LAYOUTS, outcomes, strict=True):
+        run(store, campaign, outcome, layout)
+    page = page_of(store, campaign)
+    assert "node-7 (2)" in page.text
+    assert "node-9 (1)" in page.text
+    assert "crashed: trial 2 on node-7" in page.text
+    assert "rank 1 of 2: out_of_memory" in page.text
+    assert "1 completed, 3 without a result" not in page.text
+    assert "trials completed, 3 without a result" in page.text
+    assert page.kinds("circle").count("failed") == 3  # two, and the legend's
+    assert "line 50" not in page.text
+
+
+def test_the_log_of_the_youngest_failure_of_a_reason_is_shown_by_its_end(store: Store) -> None:
+    campaign = make(store)
+    log = "\n".join(f"line {number}" for number in range(100))
+    run(store, campaign, dataclasses.replace(failed("crashed"), log_tail=log), LAYOUTS[0])
+    page = page_of(store, campaign)
+    assert "line 99" in page.text
+    assert "line 86" in page.text
+    assert "line 85" not in page.text
+
+
+def test_cost_environment_and_workers_are_told(store: Store) -> None:
+    campaign = make(store)
+    run(store, campaign, measured(LAYOUTS[0], 1000.0, duration_s=36.0), LAYOUTS[0])
+    page = page_of(store, campaign)
+    told = store.campaign(campaign)
+    assert told.node_seconds > 0
+    assert "node-hours in all" in page.text
+    assert "1 of 5" in page.text
+    for word in ("2.13.0", "gloo", "abc", "python 3.11", "1 node with 4 x CPU core"):
+        assert word in page.text
+
+
+def test_the_analysis_is_drawn(store: Store) -> None:
+    campaign = make(store)
+    winner = run(store, campaign, measured(LAYOUTS[0], 1000.0), LAYOUTS[0])
+    steps = [
+        KnobStep(
+            knob="tp",
+            direction="up",
+            value="1",
+            stepped_value="2",
+            also=("dp",),
+            layout_key=LAYOUTS[2].key,
+            source="measured",
+            state=state,  # type: ignore[arg-type]
+            effect=effect,
+            is_apart=None if effect is None else False,
+            trial_id=None,
+        )
+        for state, effect in (("completed", -0.25), ("out_of_memory", None))
+    ]
+    steps[1] = dataclasses.replace(steps[1], direction="down", stepped_value="0")
+    store.keep_analysis(
+        campaign,
+        Analysis(
+            winner_id=winner,
+            objective="tokens_per_s",
+            num_trials=12,
+            last_ended_seq=1,
+            method="fANOVA",
+            importances={"tp": 0.75, "pp": 0.25},
+            steps=tuple(steps),
+        ),
+    )
+    page = page_of(store, campaign)
+    for word in ("75.0%", "25.0%", "-25.0% (tied)", "out of memory", "over 12 layouts"):
+        assert word in page.text
+    assert page.kinds("rect").count("worse") == 1
+
+
+def test_of_several_objectives_the_front_is_the_campaigns(store: Store) -> None:
+    campaign = make(store, objective=["tokens_per_s", "memory_headroom"])
+    peaks = (6, 4, 2, 5)
+    speeds = (2000.0, 1500.0, 1000.0, 900.0)
+    for layout, speed, peak in zip(LAYOUTS, speeds, peaks, strict=True):
+        run(store, campaign, measured(layout, speed, peak_memory_bytes=peak << 30), layout)
+    page = page_of(store, campaign)
+    assert (
+        page.kinds("circle").count("front") == 2 + 1
+    )  # with the winner they are three; the legend's
+    assert page.kinds("polyline") == ["front"]
+    assert "memory headroom, %" in page.text
+    assert "The campaign was searched by" not in page.text
+
+
+HOSTILE = "<img src=x onerror=alert()>'\"&</p>"
+
+
+def hostile_campaign(store: Store) -> int:
+    """Every text that somebody else can choose is an attack."""
+    campaign = make(
+        store,
+        model={
+            "name": HOSTILE,
+            "family": "gpt",
+            "num_layers": 2,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "seq_length": 64,
+            "vocab_size": 128,
+        },
+        cluster={**CLUSTER, "device": HOSTILE, "source": HOSTILE},
+        warnings=[HOSTILE],
+    )
+    worker = store.register_worker(
+        name=HOSTILE,
+        host=HOSTILE,
+        cluster="local-cpu",
+        num_nodes=1,
+        devices_per_node=4,
+        device=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+        allocation=AllocationFacts(job_id=HOSTILE, launcher=HOSTILE),
+    )
+    environment = Environment(
+        host=HOSTILE,
+        device=HOSTILE,
+        backend=HOSTILE,
+        python_version=HOSTILE,
+        torch_version=HOSTILE,
+        numpy_version=HOSTILE,
+        git_revision=HOSTILE,
+    )
+    outcomes = [
+        dataclasses.replace(measured(LAYOUTS[0], 1000.0), environment=environment),
+        dataclasses.replace(
+            failed("crashed"),
+            node=HOSTILE,
+            message=HOSTILE,
+            log_tail=f"\x1b[31m{HOSTILE}\x1b[0m\x07\u202e",
+        ),
+    ]
+    for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
+        trial = store.add_trial(campaign, layout)
+        lease = lease_one(store, worker.id)
+        store.post_outcome(trial.id, lease.attempt, outcome)
+    store.update_campaign(campaign, notes=f"{HOSTILE}\n{HOSTILE}")
+    return campaign
+
+
+def test_what_others_wrote_is_text_and_never_markup(store: Store) -> None:
+    page = page_of(store, hostile_campaign(store))
+    assert page.tags <= ALLOWED
+    assert page.text.count(HOSTILE) >= 15
+    assert "\\x07\\u202e" in page.text
+    assert not any(character in page.text for character in "\x07\x1b\u202e")
+
+
+def test_nothing_is_loaded_and_nothing_runs(store: Store) -> None:
+    campaign = hostile_campaign(store)
+    html = report(store, store.campaign(campaign), START)
+    page = Page(html)
+    assert page.tags <= ALLOWED
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        assert not attributes.keys() & {"href", "src", "xlink:href", "style", "srcset", "action"}
+    (policy,) = [
+        attributes["content"]
+        for tag, attributes in page.elements
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy == POLICY
+    assert "default-src 'none'" in policy
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_file_in_it_makes_the_campaign_again(store: Store) -> None:
+    campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
+    record = store.campaign(campaign)
+    page = page_of(store, campaign)
+    (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
+    assert read_yaml(file.encode()) == record.spec
+    assert CampaignSpec.from_mapping(yaml.safe_load(file)).to_mapping() == record.spec
+
+
+def test_the_winners_probe_is_a_command(store: Store) -> None:
+    campaign = make(store)
+    layout = LAYOUTS[3]
+    run(store, campaign, measured(layout, 1000.0), layout)
+    assert "layout-tuner probe --model tiny --tp 2 --pp 2 --num-microbatches 8" in (
+        page_of(store, campaign).text
+    )
+
+
+def test_a_campaign_without_any_trial_has_a_report(store: Store) -> None:
+    page = page_of(store, make(store))
+    assert "The campaign is RUNNING: what follows may change." in page.text
+    assert "No layout has been measured to the end." in page.text
+    assert "No trial has ended yet." in page.text
+    assert "There is no analysis" in page.text
+
+
+def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
+    campaign = make(store)
+    for layout in LAYOUTS:
+        run(store, campaign, failed("out_of_memory"), layout)
+    store.end_campaign(campaign, "COMPLETED", "exhausted", "no trial completed")
+    page = page_of(store, campaign)
+    assert "No layout has been measured to the end. no trial completed" in page.text
+    assert "What follows may change" not in page.text
+    assert page.kinds("circle").count("memory") == 4 + 1
+
+
+def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
+    table = Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv"
+    cell = read_table(table).cells[0]
+    spec = CampaignSpec.from_mapping(
+        {
+            **CAMPAIGN,
+            "name": "theirs",
+            "model": cell.model.to_mapping(),
+            "cluster": cell.cluster.to_mapping(),
+            "strategy": "exhaustive",
+        }
+    )
+    (imported,) = store.import_campaigns([NewImport(spec=spec.to_mapping(), cell=cell)])
+    page = page_of(store, imported.id)
+    assert "Imported, not measured here:" in page.text
+    assert "Nothing was spent here" in page.text
+    assert f"{len(cell.rows)} rows of a measurement table" in page.text
+    assert "layout-tuner campaign import theirs.csv" in page.text
+
+
+def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
+    table = Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv"
+    cell = read_table(table).cells[0]
+    row = cell.rows[0]
+    assert row.tokens_per_s is not None
+    assert row.step_time_s is not None
+    rows = tuple(
+        dataclasses.replace(row, number=number, tokens_per_s=row.tokens_per_s / (1 + number / 1e4))
+        for number in range(1, 3001)
+    )
+    rows = tuple(
+        dataclasses.replace(
+            each, step_time_s=row.step_time_s * row.tokens_per_s / each.tokens_per_s
+        )
+        for each in rows
+        if each.tokens_per_s is not None
+    )
+    spec = CampaignSpec.from_mapping(
+        {
+            **CAMPAIGN,
+            "name": "long",
+            "model": cell.model.to_mapping(),
+            "cluster": cell.cluster.to_mapping(),
+            "strategy": "exhaustive",
+        }
+    )
+    long_cell = dataclasses.replace(cell, rows=rows)
+    (imported,) = store.import_campaigns([NewImport(spec=spec.to_mapping(), cell=long_cell)])
+    html = report(store, store.campaign(imported.id), START)
+    assert len(html) < 200_000
+    assert any(kind.startswith("many") for kind in Page(html).kinds("path"))
+
+
+def test_the_route_answers_a_document_that_browsers_only_show(api: Api) -> None:
+    api.submit()
+    answer = api.http.get("/v1/campaigns/first/report")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert answer.headers["Content-Security-Policy"] == POLICY
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Disposition"] == 'inline; filename="first.html"'
+    assert Page(answer.text).texts["h1"] == ["first"]
+    api.get("/campaigns/nothing/report", status=404)
