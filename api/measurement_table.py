@@ -40,11 +40,18 @@ def measurement_table(
         source: where the measurements of an imported campaign come from; None: it ran here.
         intervals: whether to add how often each was measured and how sure its step time is.
     """
+    rows = measurement_rows(campaign, standings, source=source)
+    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
+
+
+def measurement_rows(
+    campaign: CampaignRecord, standings: Sequence[Standing], *, source: str | None = None
+) -> list[dict[str, Any]]:
+    """The rows of `measurement_table`, values by column."""
     common = _common(campaign)
     if source is not None:
         common["source"] = source  # what nobody measured here must not read as if it had been
-    rows = [common | _row(standing) for standing in standings]
-    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
+    return [common | _row(standing) for standing in standings]
 
 
 def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:

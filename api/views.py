@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -12,15 +11,12 @@ from api.schemas import (
     CampaignDetail,
     CampaignRead,
     CostRead,
-    RankedTrial,
     TrialDetailRead,
     TrialRead,
 )
 from results_db.cost import Cost
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
-from results_db.standing import Standing
 from results_db.store import Store
-from search_spaces.objectives import OBJECTIVES
 
 
 def campaign_read(store: Store, campaign: CampaignRecord) -> CampaignRead:
@@ -71,57 +67,6 @@ def cost_read(cost: Cost) -> CostRead:
 def trial_read(trial: TrialRecord) -> TrialRead:
     """A trial as lists show it."""
     return TrialRead(**_trial_fields(trial))
-
-
-def ranked_trials(
-    campaign: CampaignRecord,
-    standings: Sequence[Standing],
-    *,
-    after: int,
-    ranked_by: str,
-    front: Collection[int],
-) -> list[RankedTrial]:
-    """A page of the leaderboard, which begins after so many layouts."""
-    return [
-        _ranked_trial(
-            campaign,
-            standing,
-            rank=rank,
-            ranked_by=ranked_by,
-            on_front=standing.trial.id in front,
-        )
-        for rank, standing in enumerate(standings, after + 1)
-    ]
-
-
-def _ranked_trial(
-    campaign: CampaignRecord, standing: Standing, *, rank: int, ranked_by: str, on_front: bool
-) -> RankedTrial:
-    """A layout on the leaderboard, by its first trial."""
-    trial = standing.trial
-    memory = campaign.spec["cluster"].get("device_memory_bytes")
-    names = dict.fromkeys((*campaign.objectives, ranked_by))
-    values = {name: trial.objective(name, device_memory_bytes=memory) for name in names}
-    measured = trial.measurement
-    assert measured is not None  # it is ranked
-    for name, value in values.items():
-        # Every objective that ranks is a rate.
-        if name in OBJECTIVES and value is not None:
-            values[name] = value * (measured.step_time_s / standing.step_time_s)
-    values[ranked_by] = standing.value
-    return RankedTrial(
-        **_trial_fields(trial),
-        rank=rank,
-        objectives=values,
-        on_front=on_front,
-        value=standing.value,
-        value_low=standing.low,
-        value_high=standing.high,
-        step_time_s=standing.step_time_s,
-        num_runs=standing.num_runs,
-        shortened=standing.shortened,
-        tied_with_first=standing.is_tied,
-    )
 
 
 def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:

@@ -52,11 +52,12 @@ MEASUREMENT_PARTS: Final = (
 WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).options(*MEASUREMENT_PARTS)
 """Loads what a trial record needs, in two statements however many trials there are."""
 
-_PLAIN_MEASUREMENT_FIELDS: Final = tuple(
+PLAIN_MEASUREMENT_FIELDS: Final = tuple(
     field.name
     for field in fields(MeasurementRecord)
     if field.name not in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage", "breakdown")
 )
+"""Fields of a measurement's record that are columns of its own row."""
 _BREAKDOWN_FIELDS: Final = tuple(field.name for field in fields(Breakdown))
 _ENVIRONMENT_FIELDS: Final = tuple(field.name for field in fields(Environment))
 
@@ -165,7 +166,7 @@ def trial_record(trial: Trial) -> TrialRecord:
 def measurement_record(row: MeasurementRow) -> MeasurementRecord:
     """The measurement's record; its stages were loaded."""
     return MeasurementRecord(
-        **{name: getattr(row, name) for name in _PLAIN_MEASUREMENT_FIELDS},
+        **{name: getattr(row, name) for name in PLAIN_MEASUREMENT_FIELDS},
         peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
         peak_reserved_bytes_by_stage=tuple(
             stage.peak_reserved_bytes
@@ -195,7 +196,7 @@ def breakdown_value(row: BreakdownRow) -> Breakdown:
 
 def measurement_columns(measurement: Measurement) -> dict[str, Any]:
     """The columns of a measurement's own row."""
-    return {name: getattr(measurement, name) for name in _PLAIN_MEASUREMENT_FIELDS}
+    return {name: getattr(measurement, name) for name in PLAIN_MEASUREMENT_FIELDS}
 
 
 def iteration_value(row: IterationRow) -> Iteration:

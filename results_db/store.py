@@ -19,6 +19,7 @@ from results_db.idempotency import Idempotency
 from results_db.imports import Imports
 from results_db.knowledge import Knowledge
 from results_db.leaderboard import Leaderboard
+from results_db.leaderboard_page import LeaderboardPages
 from results_db.leases import Leases
 from results_db.nodes import Nodes
 from results_db.outcomes import Outcomes
@@ -49,6 +50,7 @@ class Store(
     Leases,
     Outcomes,
     Leaderboard,
+    LeaderboardPages,
     StandingRepair,
     Analyses,
     Knowledge,

@@ -124,13 +124,19 @@ def measured_objective(
         ObjectiveInvalidError: there is no such objective.
     """
     if name == MEMORY_HEADROOM:
-        peak = measured.peak_memory_bytes
-        return None if not peak or not device_memory_bytes else 1.0 - peak / device_memory_bytes
+        return memory_headroom(measured.peak_memory_bytes, device_memory_bytes)
     if name == "tokens_per_node_hour":
         return measured.tokens_per_s * SECONDS_PER_HOUR / num_nodes
     if name not in OBJECTIVES:
         raise ObjectiveInvalidError(f"objective {name!r} is not one of {', '.join(ALL_OBJECTIVES)}")
     return float(getattr(measured, name))
+
+
+def memory_headroom(peak_memory_bytes: int | None, device_memory_bytes: int | None) -> float | None:
+    """The share of a device's memory that stayed free; None where either is not known."""
+    if not peak_memory_bytes or not device_memory_bytes:
+        return None
+    return 1.0 - peak_memory_bytes / device_memory_bytes
 
 
 def model_and_hardware_tflops(

@@ -22,19 +22,23 @@ from search_spaces.tables.table import MeasurementTable, TableCell, TableRow
 
 
 def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] = ()) -> str:
-    """Rows of values by column as CSV; the columns that a row has no value for stay empty.
-
-    The columns of our own are there where some row has a value for them.
-    """
+    """Rows of values by column as CSV; the columns that a row has no value for stay empty."""
     listed = list(rows)
-    extra = [name for name in EXTRA_COLUMNS if any(row.get(name) is not None for row in listed)]
-    columns = (*COLUMNS, *extra, *aside_columns)
+    columns = columns_of(listed, aside_columns)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in listed:
         writer.writerow([_plain(row.get(column)) for column in columns])
     return text.getvalue()
+
+
+def columns_of(
+    rows: Sequence[Mapping[str, Any]], aside_columns: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The columns of a table: those of our own are there where some row has a value for them."""
+    extra = [name for name in EXTRA_COLUMNS if any(row.get(name) is not None for row in rows)]
+    return (*COLUMNS, *extra, *aside_columns)
 
 
 def write_table(table: MeasurementTable) -> str:

@@ -91,6 +91,12 @@ class Api:
         found: dict[str, Any] = self.post(f"/trials/{lease['trial_id']}/outcome", body)
         return found
 
+    def report_measured(
+        self, worker_id: str, lease: dict[str, Any], layout: Layout, **changes: Any
+    ) -> None:
+        """Reports that a leased trial was measured."""
+        assert self.report(worker_id, lease, completed(layout, **changes))["accepted"]
+
     def complete(self, worker_id: str, campaign: str, layout: Layout, **changes: Any) -> int:
         """Adds a trial as the driver would, runs it as a worker would; returns its id."""
         campaign_id = self.store.campaign_by_name(campaign).id

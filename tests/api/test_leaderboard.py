@@ -1,0 +1,188 @@
+"""The leaderboard over HTTP: what it lists, in which order, and as what."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pyarrow import parquet
+
+from api.schemas import LeaderboardPage
+from results_db.standing import Listing
+from search_spaces.layout import Layout
+from tests.api.ranked_trials import ranked_trials
+from tests.api.service import CLUSTER, Api
+
+GIB = 1 << 30
+FAST = Layout(tp=2, num_microbatches=8)
+CLOSE = Layout(num_microbatches=8)
+SLOW = Layout(pp=2, num_microbatches=8)
+SMALL = Layout(num_microbatches=4, micro_batch_size=2)
+PATH = "/campaigns/first/leaderboard"
+
+
+@pytest.fixture
+def measured(api: Api) -> Api:
+    """Four layouts, of which the close one was measured three times and the slow one takes two nodes."""
+    api.submit(
+        objective=["tokens_per_s", "memory_headroom"],
+        cluster={**CLUSTER, "num_nodes": 2},
+        constraints={"memory_headroom": 0.1},
+    )
+    worker = api.register(num_nodes=2)
+    for layout, speed, peak in (
+        (FAST, 1000.0, 6 * GIB),
+        (CLOSE, 970.0, 5 * GIB),
+        (Layout(pp=2, num_microbatches=8, num_nodes=2), 960.0, 4 * GIB),
+        (SMALL, 500.0, 3 * GIB),
+    ):
+        api.complete(worker, "first", layout, tokens_per_s=speed, peak_memory_bytes=peak)
+    for speed in (980.0, 965.0):
+        again = api.store.repeat_trial(2)
+        lease = api.lease(worker)
+        assert lease["trial_id"] == again.id
+        api.report_measured(worker, lease, CLOSE, tokens_per_s=speed)
+    return api
+
+
+def expected_page(api: Api, ranked_by: str, listing: Listing, limit: int, offset: int) -> Any:
+    """The page as it was made of records, one validated document after another."""
+    campaign = api.store.campaign_by_name("first")
+    found = api.store.standings(campaign.id, ranked_by, listing=listing, limit=limit, offset=offset)
+    front = api.store.front(campaign)
+    total = len(front) if listing.front else api.store.count_ranked(campaign.id)
+    end = offset + len(found)
+    return LeaderboardPage(
+        objective=ranked_by,
+        objectives=list(campaign.objectives),
+        source=None,
+        total=total,
+        constrained=api.store.count_constrained(campaign.id),
+        trials=ranked_trials(campaign, found, after=offset, ranked_by=ranked_by, front=front),
+        next_offset=end if found and end < total else None,
+    ).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"objective": "tokens_per_node_hour"},
+        {"objective": "hardware_tflops_per_device"},
+        {"front": True},
+        {"limit": 2, "offset": 1},
+        {"limit": 2, "offset": 9},
+    ],
+)
+def test_a_page_says_what_the_records_say_to_the_last_digit(
+    measured: Api, query: dict[str, Any]
+) -> None:
+    page = measured.get(PATH, **query)
+    assert page == expected_page(
+        measured,
+        query.get("objective", "tokens_per_s"),
+        Listing(front=query.get("front", False)),
+        query.get("limit", 100),
+        query.get("offset", 0),
+    )
+    LeaderboardPage.model_validate(page)
+
+
+def test_a_page_of_nothing_is_a_page(api: Api) -> None:
+    api.submit()
+    page = api.get(PATH)
+    assert (page["trials"], page["total"], page["next_offset"]) == ([], 0, None)
+    assert api.get(PATH, within=5, tp=2)["total"] == 0
+
+
+def test_a_filter_narrows_what_is_listed_and_nothing_else(measured: Api) -> None:
+    whole = {trial["number"]: trial for trial in measured.get(PATH)["trials"]}
+    page = measured.get(PATH, tp=1, max_peak_memory_bytes=5 * GIB)
+    assert [trial["number"] for trial in page["trials"]] == [2, 3, 4]
+    assert page["total"] == 3
+    # Each stays compared with the first of all, which is not listed.
+    for trial in page["trials"]:
+        assert {**trial, "rank": 0} == {**whole[trial["number"]], "rank": 0}
+    assert [trial["rank"] for trial in page["trials"]] == [1, 2, 3]
+    second = measured.get(PATH, tp=1, limit=1, offset=1)
+    assert ([trial["number"] for trial in second["trials"]], second["next_offset"]) == ([3], 2)
+
+
+def test_the_cheapest_within_a_share_of_the_best_come_first(measured: Api) -> None:
+    page = measured.get(PATH, within=5)
+    # The layout on two nodes is within 5 % too, at twice the node-hours a token.
+    assert [trial["number"] for trial in page["trials"]] == [1, 2, 3]
+    costs = [trial["objectives"]["tokens_per_node_hour"] for trial in page["trials"]]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[2] < costs[1] / 1.9
+    assert [trial["number"] for trial in measured.get(PATH, within=2.9)["trials"]] == [1]
+    assert [trial["number"] for trial in measured.get(PATH, within=100)["trials"]] == [1, 2, 4, 3]
+    two_nodes = measured.get(PATH, within=5, num_nodes=2)
+    assert [trial["number"] for trial in two_nodes["trials"]] == [3]
+    per_device = measured.get(PATH, within=40, objective="tokens_per_s_per_device")
+    assert [trial["number"] for trial in per_device["trials"]] == [2]
+
+
+def test_what_was_stopped_early_is_not_recommended_as_the_cheapest(api: Api) -> None:
+    api.submit(cluster={**CLUSTER, "num_nodes": 2})
+    worker = api.register(num_nodes=2)
+    api.complete(worker, "first", Layout(num_microbatches=8, num_nodes=2), tokens_per_s=1000.0)
+    short = {"shortened": True, "iterations_asked": 9}
+    api.complete(worker, "first", SMALL, tokens_per_s=990.0, **short)
+    assert [trial["number"] for trial in api.get(PATH, within=5)["trials"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "query", [{"within": -1}, {"within": 101}, {"within": "nan"}, {"within": "much"}]
+)
+def test_a_share_that_is_none_is_refused_by_its_name(measured: Api, query: dict[str, Any]) -> None:
+    problem = measured.get(PATH, status=422, **query)
+    assert "within" in str(problem)
+
+
+def test_bounds_that_leave_nothing_are_refused(measured: Api) -> None:
+    problem = measured.get(PATH, status=422, min_tokens_per_s=2, max_tokens_per_s=1)
+    assert "min_tokens_per_s" in problem["detail"]
+
+
+def test_parquet_has_what_csv_has_with_types(measured: Api, http: TestClient) -> None:
+    query = {"intervals": True, "limit": 3, "tp": 1}
+    answer = http.get(f"/v1{PATH}", params={**query, "format": "parquet"})
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    table = parquet.read_table(io.BytesIO(answer.content))
+    text = http.get(f"/v1{PATH}", params={**query, "format": "csv"}).text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert table.column_names == list(rows[0])
+    assert len(rows) == 3
+    for typed, row in zip(table.to_pylist(), rows, strict=True):
+        for name, value in typed.items():
+            if isinstance(value, bool):
+                assert str(int(value)) == row[name]
+            elif value is None:
+                assert row[name] == ""
+            else:
+                assert value == type(value)(row[name])
+    assert str(table.schema.field("step_time_s").type) == "double"
+    assert str(table.schema.field("tp").type) == "int64"
+    assert str(table.schema.field("shortened").type) == "bool"
+
+
+def test_parquet_of_nothing_has_the_same_columns(api: Api, http: TestClient) -> None:
+    api.submit()
+    answer = http.get(f"/v1{PATH}", params={"format": "parquet"})
+    table = parquet.read_table(io.BytesIO(answer.content))
+    assert table.num_rows == 0
+    assert {"tp", "tokens_per_s", "status"} <= set(table.column_names)
+
+
+def test_a_page_that_did_not_change_is_not_sent_again(measured: Api, http: TestClient) -> None:
+    first = http.get(f"/v1{PATH}")
+    headers = {"If-None-Match": first.headers["etag"]}
+    assert http.get(f"/v1{PATH}", headers=headers).status_code == 304
+    assert http.get(f"/v1{PATH}", params={"within": 5}, headers=headers).status_code == 200
+    worker = measured.register("w2")
+    measured.complete(worker, "first", Layout(num_microbatches=2, micro_batch_size=4))
+    assert http.get(f"/v1{PATH}", headers=headers).status_code == 200
