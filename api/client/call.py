@@ -74,6 +74,11 @@ def get_text(path: str, /, **query: Any) -> Call[str]:
     return Call(method="GET", path=f"/v1{path}", read=_text, query=query, is_repeatable=True)
 
 
+def get_bytes(path: str, /, **query: Any) -> Call[bytes]:
+    """Reads a file."""
+    return Call(method="GET", path=f"/v1{path}", read=_bytes, query=query, is_repeatable=True)
+
+
 def post(path: str, answer: type[Model], json: Any = None, **query: Any) -> Call[Model]:
     """Asks for a change; not to be sent twice."""
     return Call(method="POST", path=f"/v1{path}", read=reader_of(answer), json=json, query=query)
@@ -108,6 +113,10 @@ def segment(name: str | int) -> str:
 
 def _text(response: httpx.Response) -> str:
     return response.text
+
+
+def _bytes(response: httpx.Response) -> bytes:
+    return response.content
 
 
 def _nothing(_response: httpx.Response) -> None:

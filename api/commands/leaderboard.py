@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from api.client import Client
@@ -16,18 +19,33 @@ from search_spaces.objectives import OBJECTIVES
 @click.option("--objective", type=click.Choice(OBJECTIVES), help="What to rank by.")
 @click.option("--front", is_flag=True, help="Only the Pareto front over the campaign's objectives.")
 @click.option(
+    "--within",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Only layouts so close to the best, the cheapest first: by node-hours a token.",
+)
+@click.option(
     "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Rows to show."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print a measurement table.")
-@click.option("--intervals", is_flag=True, help="With --csv: also runs, intervals and ties.")
+@click.option(
+    "--parquet",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the measurement table to this file, as Parquet.",
+)
+@click.option(
+    "--intervals", is_flag=True, help="With --csv or --parquet: also runs, intervals and ties."
+)
 @json_option
 @service_options
 def leaderboard(
     campaign: str,
     objective: str | None,
     front: bool,
+    within: float | None,
     limit: int,
     as_csv: bool,
+    parquet: Path | None,
     intervals: bool,
     as_json: bool,
     client: Client,
@@ -39,20 +57,26 @@ def leaderboard(
     A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials that
     break its constraints are counted, and not ranked.
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other")
+    if as_csv + as_json + (parquet is not None) > 1:
+        raise click.UsageError("--csv, --json and --parquet exclude each other")
+    asked: dict[str, Any] = {
+        "objective": objective,
+        "front": front,
+        "within": within,
+        "limit": limit,
+    }
     if as_csv:
-        table = client.leaderboard_csv(
-            campaign, objective=objective, front=front, intervals=intervals, limit=limit
-        )
-        click.echo(table, nl=False)
+        click.echo(client.leaderboard_csv(campaign, intervals=intervals, **asked), nl=False)
         return
-    page = client.leaderboard(campaign, objective=objective, front=front, limit=limit)
+    if parquet is not None:
+        _write(parquet, client.leaderboard_parquet(campaign, intervals=intervals, **asked))
+        return
+    page = client.leaderboard(campaign, **asked)
     if as_json:
         print_json(page)
         return
     if page.trials:
-        _print_ranking(campaign, page, front=front)
+        _print_ranking(campaign, page, front=front, within=within)
     else:
         click.echo(f"campaign {campaign} has no ranked trial yet")
     if page.source is not None:
@@ -65,7 +89,16 @@ def leaderboard(
         )
 
 
-def _print_ranking(campaign: str, page: LeaderboardPage, *, front: bool) -> None:
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written to: {error.strerror}") from error
+
+
+def _print_ranking(
+    campaign: str, page: LeaderboardPage, *, front: bool, within: float | None
+) -> None:
     others = [name for name in page.objectives if name != page.objective]
     columns = (
         ">rank",
@@ -89,7 +122,9 @@ def _print_ranking(campaign: str, page: LeaderboardPage, *, front: bool) -> None
         ">memory",
     )
     what = "of the front, " if front else ""
-    title = f"{campaign}: {what}the best {len(page.trials)} of {page.total} by {page.objective}"
+    which = "best" if within is None else "cheapest"
+    close = "" if within is None else f", at most {within:g} % under the best"
+    title = f"{campaign}: {what}the {which} {len(page.trials)} of {page.total} by {page.objective}{close}"
     rows = [_row(trial, (page.objective, *others)) for trial in page.trials]
     print_table(columns, rows, title)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from fastapi.testclient import TestClient
 from pyarrow import parquet
 
+from api.cli import main
+from api.client import Client
 from api.schemas import LeaderboardPage
 from results_db.standing import Listing
 from search_spaces.layout import Layout
 from tests.api.ranked_trials import ranked_trials
-from tests.api.service import CLUSTER, Api
+from tests.api.service import CLUSTER, TOKEN, Api
 
 GIB = 1 << 30
 FAST = Layout(tp=2, num_microbatches=8)
@@ -46,6 +50,12 @@ def measured(api: Api) -> Api:
         assert lease["trial_id"] == again.id
         api.report_measured(worker, lease, CLOSE, tokens_per_s=speed)
     return api
+
+
+def run(measured: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    client = Client("http://testserver", TOKEN, transport=measured.http._transport)
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    return CliRunner().invoke(main, arguments)
 
 
 def expected_page(api: Api, ranked_by: str, listing: Listing, limit: int, offset: int) -> Any:
@@ -186,3 +196,19 @@ def test_a_page_that_did_not_change_is_not_sent_again(measured: Api, http: TestC
     worker = measured.register("w2")
     measured.complete(worker, "first", Layout(num_microbatches=2, micro_batch_size=4))
     assert http.get(f"/v1{PATH}", headers=headers).status_code == 200
+
+
+def test_the_command_line_lists_the_cheapest_and_writes_parquet(
+    measured: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = run(measured, monkeypatch, "leaderboard", "first", "--within", "5").output
+    assert "the cheapest 3 of 3 by tokens_per_s, at most 5 % under the best" in " ".join(
+        shown.split()
+    )
+    target = tmp_path / "board.parquet"
+    run(measured, monkeypatch, "leaderboard", "first", "--parquet", str(target), "--intervals")
+    assert parquet.read_table(target).num_rows == 4
+    refused = run(measured, monkeypatch, "leaderboard", "first", "--parquet", str(tmp_path))
+    assert (refused.exit_code, "is a directory" in refused.output) == (2, True)
+    both = run(measured, monkeypatch, "leaderboard", "first", "--csv", "--json")
+    assert (both.exit_code, "exclude each other" in both.output) == (2, True)
