@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
+from api.moments import Moment
 from api.schemas import Document, Request
 from results_db.actor import TokenRole
 
@@ -22,7 +23,7 @@ class TokenCreate(Request):
     """viewer: reads. submitter: also submits campaigns and changes its own. admin: everything. worker: leases
     trials and reports them, and nothing else."""
     # Strictness takes no text for a time, and JSON has nothing else for it.
-    expires_at: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    expires_at: Annotated[Moment | None, Field(strict=False)] = None
     """When it ends by itself, with a time zone; null: never."""
 
 

@@ -120,7 +120,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
 
 def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
     """Puts the gate before all routes, which are there by now; what is added last comes first."""
-    routes = RouteMap.of(app.routes)
+    app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(

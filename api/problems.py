@@ -127,8 +127,11 @@ def _http_error(request: Request, error: Exception) -> Response:
         detail = f"there is nothing at {_printable(request.url.path)}; /docs lists what there is"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.method} is not possible here; /docs lists what is"
-    headers = dict(error.headers) if error.headers else None
-    return problem_response(error.status_code, detail, headers=headers)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework names the methods of one route only; a path may have several.
+        headers["Allow"] = ", ".join(request.app.state.routes.methods(request.url.path))
+    return problem_response(error.status_code, detail, headers=headers or None)
 
 
 def _invalid_request(_request: Request, error: Exception) -> Response:

@@ -47,6 +47,10 @@ class RouteMap:
                 return Asked(operation, found.groupdict())
         return None
 
+    def methods(self, path: str) -> list[str]:
+        """What may be asked of a path, whatever it names."""
+        return sorted(method for method in self._by_method if self.find(method, path) is not None)
+
 
 def _regex(route: Any) -> re.Pattern[str]:
     regex = route.path_regex

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime, StringConstraints
+from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
 from api.access_schemas import (
@@ -22,6 +22,7 @@ from api.access_schemas import (
     WhoAmI,
 )
 from api.dependencies import BookDep, HolderDep, StoreDep, read_cursor, write_cursor
+from api.moments import Moment
 from results_db.access_records import TokenRecord
 
 router = APIRouter(prefix="/v1", tags=["access"])
@@ -74,8 +75,8 @@ def list_audit(
     action: Annotated[Word | None, Query(description='As "campaign.pause".')] = None,
     target_kind: Annotated[Word | None, Query(description='As "campaign".')] = None,
     target: Annotated[Word | None, Query(description="Only of what is called so.")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="At this time or later.")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Before this time.")] = None,
+    since: Annotated[Moment | None, Query(description="At this time or later.")] = None,
+    until: Annotated[Moment | None, Query(description="Before this time.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=80)] = None,
 ) -> AuditPage:

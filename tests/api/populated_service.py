@@ -1,0 +1,114 @@
+"""A service with something of everything in it, for tests that ask whatever they like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from api.settings import Settings
+from results_db.store import Store
+from search_spaces.layout import Layout
+from search_spaces.outcome import Outcome
+from tests.api.service import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.api.streams import live_service
+from tests.results_db.factories import completed, failed
+
+ROLES: Final = ("viewer", "submitter", "admin", "worker")
+MANY: Final = 1_000_000
+
+LAYOUTS: Final = [Layout(tp=tp, pp=pp) for tp in (1, 2) for pp in (1, 2)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Populated:
+    """Where it is, and what there is to ask for."""
+
+    url: str
+    """Without /v1."""
+    tokens: Mapping[str, str]
+    """One of each role."""
+    names: Mapping[str, list[str]]
+    """Values that path parameters may have, by parameter."""
+
+    def headers(self, role: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.tokens[role]}"}
+
+
+def settings_without_patience_or_limits() -> Settings:
+    """Streams end at once, and no limit of rates is reached."""
+    return Settings(
+        token=TOKEN,
+        lease_poll_s=0.02,
+        event_stream_s=0.2,
+        requests_per_s=MANY,
+        wrong_tokens=MANY,
+    )
+
+
+@contextmanager
+def populated_service(database_url: str) -> Iterator[Populated]:
+    """Serves on loopback while the context lasts."""
+    with (
+        closing(Store(database_url)) as store,
+        live_service(settings_without_patience_or_limits(), store) as url,
+        httpx.Client(base_url=url, headers=HEADERS, timeout=30) as http,
+    ):
+        yield _populate(http, store, url.removesuffix("/v1"))
+
+
+def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
+    def post(path: str, body: Any = None) -> Any:
+        answer = http.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    tokens = {role: post("/tokens", {"name": f"a-{role}", "role": role})["token"] for role in ROLES}
+    first = post("/campaigns", {**CAMPAIGN, "budget": {"trials": MANY}})
+    post("/campaigns", {**CAMPAIGN, "name": "ended"})
+    nodes = [{"name": "n0", "num_devices": 4}]
+    worker = post(
+        "/workers",
+        {
+            **INTRODUCTION,
+            "cluster": "local-cpu",
+            "num_nodes": 1,
+            "devices_per_node": 4,
+            "nodes": nodes,
+        },
+    )["worker_id"]
+    outcomes: list[Outcome | None] = [
+        completed(LAYOUTS[0]),
+        failed(),
+        failed("out_of_memory"),
+        None,
+    ]
+    trials = [store.add_trial(first["id"], layout).id for layout in LAYOUTS]
+    for outcome in outcomes:
+        lease = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"][0]
+        if outcome is not None:
+            if outcome.measurement is not None:
+                layout = LAYOUTS[trials.index(lease["trial_id"])]
+                outcome = completed(layout)
+            body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(outcome)}
+            post(f"/trials/{lease['trial_id']}/outcome", body)
+    trials.append(store.add_trial(first["id"], Layout(tp=1, micro_batch_size=2)).id)
+    post("/campaigns/ended/cancel")
+    post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
+    return Populated(
+        url=url,
+        tokens=tokens,
+        names={
+            "campaign": ["first", "ended", str(first["id"])],
+            "trial_id": [str(trial) for trial in trials],
+            "worker_id": [worker],
+            "allocation_id": [worker, INTRODUCTION["name"]],
+            "cluster": ["local-cpu"],
+            "node": ["n0"],
+            "name": ["tiny", "local-cpu", "own"],
+        },
+    )

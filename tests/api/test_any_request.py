@@ -1,0 +1,121 @@
+"""Whatever the OpenAPI document allows, and what it does not: no answer is a fault, each is as described."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from api.app import create_app
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.populated_service import ROLES, Populated, populated_service
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        negative_data_rejection,
+        response_headers_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+        unsupported_method,
+    )
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def _document() -> dict[str, Any]:
+    return create_app(Settings(token="t"), Store("sqlite:///nowhere.sqlite3")).openapi()
+
+
+def _config(mode: schemathesis.GenerationMode) -> schemathesis.Config:
+    return schemathesis.Config.from_dict(
+        {
+            "generation": {"mode": mode.value, "allow-x00": True, "allow-extra-parameters": False},
+            "max-stream-events": 3,
+        }
+    )
+
+
+CONFORMS: Final = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+valid: Final = schemathesis.openapi.from_dict(
+    _document(), config=_config(schemathesis.GenerationMode.POSITIVE)
+)
+invalid: Final = schemathesis.openapi.from_dict(
+    _document(), config=_config(schemathesis.GenerationMode.NEGATIVE)
+)
+asking: Final = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+@pytest.fixture(scope="module")
+def service(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    database = tmp_path_factory.mktemp("any-request") / "results.sqlite3"
+    database.write_bytes(sqlite_template.read_bytes())
+    with populated_service(f"sqlite:///{database}") as populated:
+        yield populated
+
+
+@invalid.hook
+def filter_query(_context: schemathesis.HookContext, query: dict[str, Any] | None) -> bool:
+    """A parameter that is there twice counts as its last, for us as for most."""
+    return not any(isinstance(value, list) for value in (query or {}).values())
+
+
+def _aim(case: schemathesis.Case, service: Populated) -> None:
+    """Has most requests be of something that there is."""
+    for name, known in service.names.items():
+        if name in case.path_parameters:
+            drawn = str(case.path_parameters[name])
+            if len(drawn) % 4:
+                case.path_parameters[name] = known[len(drawn) % len(known)]
+    if isinstance(case.body, dict) and "wait_s" in case.body:
+        case.body["wait_s"] = 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+@valid.parametrize()
+@asking
+def test_valid_requests_of_every_role_are_answered_as_described(
+    case: schemathesis.Case, role: str, service: Populated
+) -> None:
+    _aim(case, service)
+    case.call_and_validate(
+        base_url=service.url,
+        headers=service.headers(role),
+        checks=CONFORMS,
+        # A stream is described as the text that it is.
+        excluded_checks=[response_schema_conformance] if "/events" in case.path else [],
+        timeout=60,
+    )
+
+
+@invalid.parametrize()
+@asking
+def test_invalid_requests_are_refused_as_described(
+    case: schemathesis.Case, service: Populated
+) -> None:
+    case.call_and_validate(
+        base_url=service.url,
+        headers=service.headers("admin"),
+        checks=[*CONFORMS, negative_data_rejection, unsupported_method],
+        timeout=60,
+    )

@@ -1,0 +1,200 @@
+"""Many threads do whatever they like to one database at once: no deadlock, and a legal history."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+
+import pytest
+
+from results_db.allocation_records import AllocationStatus, NodeStatus
+from results_db.errors import DatabaseUnavailableError, ResultsDbError
+from results_db.records import LeaseRecord, TrialBeat
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import completed, failed, make_campaign, make_worker
+from tests.results_db.legal_history import violations
+
+_LOG = logging.getLogger(__name__)
+
+NUM_THREADS = 8
+NUM_ACTIONS = 120
+NUM_CAMPAIGNS = 3
+MAX_TRIAL = 60
+REASONS = ("crashed", "out_of_memory", "node_lost", "cancelled")
+
+
+class Storm:
+    """What the threads share: the database, and what they were told."""
+
+    def __init__(self, stores: Sequence[Store], seed: int) -> None:
+        self.stores = stores
+        self.seed = seed
+        self.campaigns = [make_campaign(stores[0], f"c{n}") for n in range(NUM_CAMPAIGNS)]
+        self.leases: list[LeaseRecord] = []
+        self.accepted: list[tuple[int, float]] = []
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._rage, args=(n,)) for n in range(NUM_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _rage(self, number: int) -> None:
+        try:
+            Thread(self, number).rage()
+        except Exception as error:
+            _LOG.exception("thread %d", number)
+            self.faults.append(f"thread {number}: {error!r}")
+
+
+class Thread:
+    """One that drives, works, uses and sweeps as its dice say."""
+
+    def __init__(self, storm: Storm, number: int) -> None:
+        self.storm = storm
+        self.store = storm.stores[number % len(storm.stores)]
+        self.name = f"w{number % 5}"
+        self.dice = random.Random(storm.seed + number)
+        self.session = make_worker(self.store, self.name).id
+
+    def rage(self) -> None:
+        actions: list[tuple[int, Callable[[], object]]] = [
+            (8, self.propose),
+            (3, self.repeat),
+            (10, self.lease),
+            (8, self.beat),
+            (14, self.complete),
+            (8, self.fail),
+            (3, self.register),
+            (1, self.drain),
+            (3, self.sweep),
+            (3, self.steer),
+            (1, self.cancel_pending),
+            (3, lambda: self.store.heartbeat_driver()),
+            (3, self.tell_status),
+            (3, self.read),
+        ]
+        weights, chosen = zip(*actions, strict=True)
+        for action in self.dice.choices(chosen, weights, k=NUM_ACTIONS):
+            try:
+                action()
+            except DatabaseUnavailableError:
+                raise
+            except ResultsDbError:
+                continue
+
+    def campaign(self) -> int:
+        return self.dice.choice(self.storm.campaigns)
+
+    def a_lease(self) -> LeaseRecord | None:
+        return self.dice.choice(self.storm.leases) if self.storm.leases else None
+
+    def propose(self) -> None:
+        layout = Layout(micro_batch_size=self.dice.randint(1, 24))
+        self.store.add_trial(self.campaign(), layout)
+
+    def repeat(self) -> None:
+        self.store.repeat_trial(self.dice.randint(1, MAX_TRIAL))
+
+    def lease(self) -> None:
+        self.storm.leases += self.store.lease(self.session, self.dice.randint(1, 4), lease_s=0.05)
+
+    def beat(self) -> None:
+        held = [lease for lease in [self.a_lease() for _ in range(4)] if lease is not None]
+        beats = {
+            lease.trial_id: TrialBeat(
+                trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=1, held_s=1.0
+            )
+            for lease in held
+        }
+        self.store.heartbeat(self.session, list(beats.values()), lease_s=0.05)
+
+    def complete(self) -> None:
+        if (held := self.a_lease()) is not None:
+            rate = self.dice.uniform(500, 1500)
+            self._post(held, rate)
+
+    def _post(self, held: LeaseRecord, rate: float) -> None:
+        # Kept twice by nobody: of a repeated report the first counts.
+        outcome = completed(held.layout, tokens_per_s=rate)
+        receipt = self.store.post_outcome(held.trial_id, held.attempt, outcome)
+        if receipt.accepted:
+            self.storm.accepted.append((held.trial_id, rate))
+
+    def fail(self) -> None:
+        if (held := self.a_lease()) is not None:
+            outcome = failed(self.dice.choice(REASONS))
+            self.store.post_outcome(held.trial_id, held.attempt, outcome)
+
+    def register(self) -> None:
+        self.session = make_worker(self.store, self.name).id
+
+    def drain(self) -> None:
+        self.store.drain_worker(self.session)
+
+    def sweep(self) -> None:
+        self.store.expire_leases()
+        if self.dice.random() < 0.2:
+            self.store.extend_leases(lease_s=0.05)
+
+    def steer(self) -> None:
+        action = self.dice.choice([self.store.pause_campaign, self.store.resume_campaign])
+        action(self.campaign())
+
+    def cancel_pending(self) -> None:
+        self.store.cancel_pending(self.campaign(), "time is up")
+
+    def tell_status(self) -> None:
+        nodes = tuple(
+            NodeStatus(name=f"n{n}", state=self.dice.choice(["idle", "quarantined"]), reason="loud")
+            for n in range(3)
+        )
+        status = AllocationStatus(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
+        self.store.heartbeat(self.session, [], status=status)
+
+    def read(self) -> None:
+        campaign = self.campaign()
+        for trial in self.store.trials(campaign)[-5:]:
+            self.store.trial_detail(trial.id)
+        self.store.standings(campaign, "tokens_per_s")
+
+
+@pytest.fixture
+def seed() -> int:
+    told = os.environ.get("LAYOUT_TUNER_STORM_SEED")
+    seed = int(told) if told else random.SystemRandom().randrange(1 << 32)
+    _LOG.warning("LAYOUT_TUNER_STORM_SEED=%d", seed)
+    return seed
+
+
+@pytest.fixture
+def storm(database_url: str, seed: int) -> Iterator[Storm]:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(Store(database_url))) for _ in range(2)]
+        yield Storm(stores, seed)
+
+
+def test_threads_that_do_anything_at_once_never_deadlock_and_leave_a_legal_history(
+    storm: Storm,
+) -> None:
+    storm.run()
+    assert storm.faults == []
+    store = storm.stores[0]
+    assert violations(store) == []
+    measured = {
+        trial.id: trial.measurement.tokens_per_s
+        for campaign in storm.campaigns
+        for trial in store.trials(campaign)
+        if trial.measurement is not None
+    }
+    assert measured, "nothing was ever measured: the storm did nothing"
+    accepted = dict.fromkeys(trial for trial, _ in storm.accepted)
+    assert set(accepted) == set(measured), "what was accepted is there, and nothing else"
+    assert set(measured.items()) <= set(storm.accepted)
