@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, NodeFacts, NodeStatus
@@ -50,7 +50,6 @@ def keep_status(session: Session, worker: Worker, status: AllocationStatus, now:
     worker.status_at = now
     if status.ends_in_s is not None:
         worker.ends_at = later(now, status.ends_in_s)
-    _share_idle_time(session, worker, status.idle_node_s)
     if status.nodes:
         # Nodes that join late make room for trials that did not fit.
         worker.num_nodes = max(worker.num_nodes, len(status.nodes))
@@ -58,26 +57,18 @@ def keep_status(session: Session, worker: Worker, status: AllocationStatus, now:
         note_quarantines(session, worker, status.nodes, now)
 
 
-def _share_idle_time(session: Session, worker: Worker, idle_node_s: float) -> None:
+def share_idle_time(sharers: Sequence[Campaign], worker: Worker, idle_node_s: float) -> None:
     """Charges the running campaigns of the cluster, in equal shares, what is new of the idle time.
 
-    A worker tells the sum of its session: beats that are lost or repeated count once.
+    A worker tells the sum of its session: beats that are lost or repeated count once. All rows are
+    locked.
     """
     more = idle_node_s - worker.idle_node_seconds
     if more <= 0:
         return
     worker.idle_node_seconds = idle_node_s
-    running = (Campaign.state == "RUNNING") & (Campaign.cluster_name == worker.cluster)
-    sharers = session.scalar(select(func.count()).select_from(Campaign).where(running))
-    if sharers:
-        session.execute(
-            update(Campaign)
-            .where(running)
-            .values(
-                allocation_idle_node_seconds=Campaign.allocation_idle_node_seconds + more / sharers
-            )
-            .execution_options(synchronize_session=False)
-        )
+    for campaign in sharers:
+        campaign.allocation_idle_node_seconds += more / len(sharers)
 
 
 def _keep_nodes(session: Session, worker: Worker, nodes: Sequence[NodeStatus]) -> None:

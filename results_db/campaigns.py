@@ -20,7 +20,7 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, Cam
 from results_db.events import emit
 from results_db.idempotency import RequestKey, keep_key
 from results_db.lifecycle import cancel_trial
-from results_db.locks import lock_campaign, lock_trials
+from results_db.locks import lock_campaign, lock_campaigns, lock_trials
 from results_db.models import Campaign, DriverBeat, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
@@ -275,9 +275,7 @@ class Campaigns(StorePart):
         now = self._clock()
         with self._db.write() as session:
             session.merge(DriverBeat(name=_DRIVER, seen_at=now))
-            for campaign in session.scalars(
-                select(Campaign).where(Campaign.state == "RUNNING").with_for_update()
-            ):
+            for campaign in lock_campaigns(session, Campaign.state == "RUNNING"):
                 campaign.wall_time_s += clock_seconds(campaign, now)
                 campaign.clock_at = now
 

@@ -8,11 +8,16 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationFacts, NodeFacts, SetAside
 from results_db.allocation_status import add_nodes, later
-from results_db.errors import WorkerNotFoundError, WorkerSupersededError
+from results_db.errors import (
+    DatabaseConflictError,
+    WorkerNotFoundError,
+    WorkerSupersededError,
+)
 from results_db.lifecycle import lose_attempt, return_attempt, running_attempt
 from results_db.locks import FOR_CHANGE, lock_leased, lock_workers
 from results_db.models import Campaign, Trial
@@ -21,6 +26,7 @@ from results_db.part import StorePart
 from results_db.records import WorkerRecord
 from results_db.retry import retried
 from results_db.rows import worker_record
+from results_db.session import breaks_unique
 from results_db.worker_tables import Worker
 
 WORKER_ALIVE_S: Final = 30.0
@@ -86,7 +92,7 @@ class Workers(StorePart):
                 shares_nodes=allocation.shares_nodes,
             )
             session.add(worker)
-            session.flush()
+            _flush_unless_taken(session, name)
             add_nodes(session, worker, nodes)
             self._audit(session, "worker.register", "worker", worker.id, name=name, host=host)
             return worker_record(worker)
@@ -144,6 +150,16 @@ class Workers(StorePart):
         )
         with self._db.read() as session:
             return session.scalar(query) or 0
+
+
+def _flush_unless_taken(session: Session, name: str) -> None:
+    """Writes a new session; one of the same name that began meanwhile is ended by another try."""
+    try:
+        session.flush()
+    except IntegrityError as error:
+        if not breaks_unique(error, "workers", "name_live"):
+            raise
+        raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
 
 
 def is_there(now: datetime) -> ColumnElement[bool]:
