@@ -77,7 +77,6 @@ class Thread:
             (3, self.sweep),
             (3, self.steer),
             (1, self.cancel_pending),
-            (3, lambda: self.store.heartbeat_driver()),
             (3, self.tell_status),
             (3, self.read),
         ]
