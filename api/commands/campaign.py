@@ -1,4 +1,4 @@
-"""`layout-tuner campaign`: submit, import, list, show, table, analysis, watch, pause, resume, cancel."""
+"""`layout-tuner campaign`: submit, import, show, watch, pause, ...; longer subcommands have own files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import click
 
 from api.client import Client
 from api.commands.analysis import print_analysis
+from api.commands.campaign_changes import budget_words, clone, delete, update
+from api.commands.campaign_list import list_campaigns
 from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import duration, figure, print_table, unit
 from api.commands.watching import watch_campaign
 from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
-from api.schemas import CampaignDetail, CampaignPage, CampaignRead, CostRead
+from api.figures import duration, figure, unit
+from api.schemas import CampaignDetail, CostRead
 
 
 @click.group()
 def campaign() -> None:
     """Submit, follow and steer campaigns."""
+
+
+for _command in (list_campaigns, update, clone, delete):
+    campaign.add_command(_command)
 
 
 @campaign.command()
@@ -39,7 +45,7 @@ def submit(file: Path, as_json: bool, client: Client) -> None:
         return
     click.echo(
         f"campaign {created.name} submitted: {created.num_legal_layouts} legal layouts, "
-        f"{_budget(created)}"
+        f"{budget_words(created)}"
     )
     for warning in created.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -89,6 +95,11 @@ def table(name: str, client: Client) -> None:
 
 def read_campaign_file(file: Path) -> dict[str, Any]:
     """The document in a campaign file."""
+    return read_document_file(file, "the campaign")
+
+
+def read_document_file(file: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML file, or a JSON file where its name ends in .json."""
     read = read_json if file.suffix.lower() == ".json" else read_yaml
     try:
         document = read(file.read_bytes())
@@ -97,7 +108,7 @@ def read_campaign_file(file: Path) -> dict[str, Any]:
     except DocumentMalformedError as error:
         raise click.UsageError(f"{file}: {error}") from error
     if not isinstance(document, dict):
-        raise click.UsageError(f"{file}: the campaign is not a mapping of fields to values")
+        raise click.UsageError(f"{file}: {what} is not a mapping of fields to values")
     try:
         json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -106,46 +117,6 @@ def read_campaign_file(file: Path) -> dict[str, Any]:
             "text is meant; write a number, or put the text in quotes"
         ) from error
     return document
-
-
-def _budget(campaign: CampaignDetail) -> str:
-    budget = campaign.spec["budget"]
-    bounds = []
-    if budget["trials"] is not None:
-        bounds.append(f"{budget['trials']} trials")
-    if budget["node_hours"] is not None:
-        bounds.append(f"{budget['node_hours']:g} node-hours")
-    if budget["wall_time_s"] is not None:
-        bounds.append(duration(budget["wall_time_s"]))
-    return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
-
-
-@campaign.command("list")
-@json_option
-@service_options
-def list_campaigns(as_json: bool, client: Client) -> None:
-    """List campaigns, the youngest first."""
-    found = list(client.campaigns())
-    if as_json:
-        print_json(CampaignPage(campaigns=found, next_cursor=None))
-        return
-    columns = ("name", "state", "model", "cluster", ">trials", ">best", "unit", ">time left")
-    print_table(columns, [_row(campaign) for campaign in found])
-
-
-def _row(campaign: CampaignRead) -> tuple[str, ...]:
-    progress = campaign.progress
-    planned = "" if progress.trials_planned is None else f"/{progress.trials_planned}"
-    return (
-        campaign.name,
-        campaign.state if campaign.reason is None else f"{campaign.state} ({campaign.reason})",
-        campaign.model,
-        campaign.cluster,
-        f"{progress.trials_ended}{planned}",
-        figure(progress.best),
-        unit(campaign.objective),
-        "-" if campaign.ended_at else duration(progress.seconds_left),
-    )
 
 
 @campaign.command()
@@ -229,6 +200,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("cluster", campaign.cluster),
         ("constants", campaign.spec["cluster"]["source"] or "of unknown origin"),
         ("strategy", _strategy(campaign)),
+        ("submitted", _submitted(campaign)),
+        ("budget", budget_words(campaign)),
         ("starts from", f"{campaign.starts_from} trials of other campaigns"),
         ("trials", states or "none yet"),
         ("used", _used(campaign)),
@@ -245,6 +218,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     if progress.waiting_reason:
         facts.append(("waiting", progress.waiting_reason))
     facts += [("warning", warning) for warning in campaign.warnings]
+    for place, line in enumerate(campaign.notes.splitlines()):
+        facts.append(("" if place else "notes", line))
     return facts
 
 
@@ -252,6 +227,11 @@ def _strategy(campaign: CampaignDetail) -> str:
     if campaign.reason == "imported":
         return f"imported: {campaign.num_legal_layouts} layouts"
     return f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"
+
+
+def _submitted(campaign: CampaignDetail) -> str:
+    by = f" by {campaign.created_by}" if campaign.created_by else ""
+    return f"{campaign.created_at:%Y-%m-%d %H:%M} UTC{by}"
 
 
 def _used(campaign: CampaignDetail) -> str:

@@ -1,0 +1,236 @@
+"""`layout-tuner campaign update`, `clone`, `delete`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from api.client import Client
+from api.commands.connection import json_option, print_json, service_options
+from api.documents import read_yaml
+from api.errors import DocumentMalformedError, ServiceError
+from api.figures import duration
+from api.schemas import CampaignDetail
+from results_db.records import ENDED_CAMPAIGN_STATES
+
+DELETE_PATIENCE_S: Final = 180.0
+"""Longest wait for workers to stop a cancelled campaign's trials: their leases run out before."""
+POLL_S: Final = 0.5
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_BOUNDS: Final = ("trials", "node_hours", "wall_time")
+
+
+def budget_options(function: Function) -> Function:
+    """Adds an option for each bound."""
+    options = (
+        click.option("--trials", type=click.IntRange(min=1), help="Trials that end, at most."),
+        click.option(
+            "--node-hours",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Nodes times hours that probes hold, at most.",
+        ),
+        click.option("--wall-time", metavar="TIME", help="Time of search, at most: 90s, 10m, 2h."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("name")
+@budget_options
+@click.option("--no-trials", is_flag=True, help="Take that bound away.")
+@click.option("--no-node-hours", is_flag=True, help="Take that bound away.")
+@click.option("--no-wall-time", is_flag=True, help="Take that bound away.")
+@click.option("--notes", help="What is written beside it, in place of what was.")
+@click.option(
+    "--notes-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same, from a file.",
+)
+@json_option
+@service_options
+def update(
+    name: str,
+    notes: str | None,
+    notes_file: Path | None,
+    as_json: bool,
+    client: Client,
+    **bounds: Any,
+) -> None:
+    """Change the budget of a campaign that has not ended, and its notes.
+
+    Bounds that are not named stay. The driver goes by them at once. A campaign that has ended is not
+    reopened: clone it.
+    """
+    if notes is not None and notes_file is not None:
+        raise click.UsageError("--notes and --notes-file exclude each other")
+    if notes_file is not None:
+        notes = _read_text(notes_file)
+    budget = _changed_bounds(bounds)
+    if not budget and notes is None:
+        raise click.UsageError("nothing is to be changed: name a bound, or --notes")
+    changed = client.update_campaign(name, budget=budget or None, notes=notes)
+    if as_json:
+        print_json(changed)
+        return
+    click.echo(f"campaign {changed.name}: {budget_words(changed)}")
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file} cannot be read as UTF-8 text: {error}") from error
+
+
+def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for bound in _BOUNDS:
+        if bounds[bound] is not None and bounds[f"no_{bound}"]:
+            flag = bound.replace("_", "-")
+            raise click.UsageError(f"--{flag} and --no-{flag} exclude each other")
+        if bounds[bound] is not None or bounds[f"no_{bound}"]:
+            changed[bound] = bounds[bound]
+    return changed
+
+
+def budget_words(campaign: CampaignDetail) -> str:
+    """When a campaign ends by itself."""
+    budget = campaign.spec["budget"]
+    bounds = []
+    if budget["trials"] is not None:
+        bounds.append(f"{budget['trials']} trials")
+    if budget["node_hours"] is not None:
+        bounds.append(f"{budget['node_hours']:g} node-hours")
+    if budget["wall_time_s"] is not None:
+        bounds.append(duration(budget["wall_time_s"]))
+    return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--name", help="Name of the clone; by default the first of NAME-2, NAME-3, ... free.")
+@budget_options
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A field of the campaign's file, as strategy=deephyper or space.tp='[1, 2]'; may be repeated.",
+)
+@json_option
+@service_options
+def clone(
+    campaign: str,
+    name: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    client: Client,
+    **bounds: Any,
+) -> None:
+    """Submit a campaign like CAMPAIGN, but for what is named here.
+
+    It is a campaign of its own, and starts from what the first one measured unless its file says
+    `knowledge: none`.
+    """
+    changes: dict[str, Any] = {} if name is None else {"name": name}
+    budget = {bound: value for bound, value in bounds.items() if value is not None}
+    if settings or budget:
+        spec = client.campaign(campaign).spec
+        changes |= _changed_fields(spec, settings)
+        if budget:
+            changes["budget"] = _other_budget(changes.get("budget", spec["budget"]), budget)
+    made = client.clone_campaign(campaign, changes)
+    if as_json:
+        print_json(made)
+        return
+    click.echo(
+        f"campaign {made.name} submitted: {made.num_legal_layouts} legal layouts, "
+        f"{budget_words(made)}"
+    )
+    for warning in made.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _other_budget(budget: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = dict(budget)
+    if "wall_time" in changes:
+        kept.pop("wall_time_s", None)
+    return {**kept, **changes}
+
+
+def _changed_fields(spec: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The fields of the document, each in whole, in which something is set."""
+    changed: dict[str, Any] = {}
+    for setting in settings:
+        path, equals, written = setting.partition("=")
+        top, *inner = path.split(".")
+        if not equals or not all((top, *inner)):
+            raise click.UsageError(
+                f"--set {setting}: write it as FIELD=VALUE, as space.tp='[1, 2]'"
+            )
+        value = _read_value(setting, written)
+        if not inner:
+            changed[top] = value
+            continue
+        changed.setdefault(top, copy.deepcopy(spec.get(top, {})))
+        _set_inside(changed[top], inner, value, setting)
+    return changed
+
+
+def _read_value(setting: str, written: str) -> Any:
+    try:
+        return read_yaml(written.encode())
+    except DocumentMalformedError as error:
+        raise click.UsageError(f"--set {setting}: {error}") from error
+
+
+def _set_inside(field: Any, path: Sequence[str], value: Any, setting: str) -> None:
+    *parents, last = path
+    for parent in parents:
+        field = field.get(parent) if isinstance(field, dict) else None
+    if not isinstance(field, dict):
+        raise click.UsageError(
+            f"--set {setting}: the field has nothing inside that could be set; set it in whole"
+        )
+    field[last] = value
+
+
+@click.command()
+@click.argument("name")
+@click.option("--cancel", is_flag=True, help="Cancel it first where it has not ended.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@service_options
+def delete(name: str, cancel: bool, yes: bool, client: Client) -> None:
+    """Delete a campaign with its trials, measurements and logs, for good."""
+    found = client.campaign(name)
+    trials = sum(found.progress.trials.values())
+    if not yes:
+        click.confirm(
+            f"delete campaign {found.name} ({found.state}) and its {trials} trials?", abort=True
+        )
+    if cancel and found.state not in ENDED_CAMPAIGN_STATES:
+        client.cancel_campaign(name)
+        _wait_for_workers(client, name)
+    client.delete_campaign(name)
+    click.echo(f"campaign {found.name} deleted, with {trials} trials")
+
+
+def _wait_for_workers(client: Client, name: str) -> None:
+    """Until no worker has a trial of the campaign."""
+    deadline = time.monotonic() + DELETE_PATIENCE_S
+    while running := client.campaign(name).progress.trials["RUNNING"]:
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"campaign {name} is cancelled, and workers have not stopped {running} of its trials "
+                f"in {DELETE_PATIENCE_S:.0f} s; delete it once they have"
+            )
+        time.sleep(POLL_S)
