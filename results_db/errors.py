@@ -129,6 +129,22 @@ class DatabaseInvalidError(ResultsDbError):
     """The database holds what this version's schema refuses."""
 
 
+class BackupPathError(ResultsDbError):
+    """A backup cannot be written or read where it was named."""
+
+
+class BackupInvalidError(ResultsDbError):
+    """A backup is none, is damaged, or holds what the database cannot keep."""
+
+
+class DatabaseNotEmptyError(ResultsDbError):
+    """A backup would take the place of a database that holds something."""
+
+
+class DatabaseInUseError(ResultsDbError):
+    """A service or a driver works on the database that a backup is to take the place of."""
+
+
 class DataDirInvalidError(ResultsDbError):
     """The data directory cannot be used."""
 

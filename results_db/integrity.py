@@ -12,7 +12,14 @@ from sqlalchemy.orm import Session
 from results_db import migrate
 from results_db.base import Base
 from results_db.invariants import RULES
+from results_db.maintenance import lift_limits
+from results_db.models import Campaign
+from results_db.part import utc_now
 from results_db.session import Database
+from results_db.standing_repair import StandingRepair
+
+CHECKS: Final = ("storage", "references", *RULES, "standings")
+"""What is looked at, in order."""
 
 MOST_KEYS: Final = 5
 """Keys that a finding names."""
@@ -31,6 +38,8 @@ class Finding:
     """What is wrong, with the number of rows and the first of their keys."""
     num_rows: int = 0
     """Rows concerned; 0 where it is not about rows."""
+    is_mended: bool = False
+    """Whether it was put right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +54,13 @@ class CheckReport:
     """What is wrong; empty: the database is whole."""
 
 
-def check_database(url: str) -> CheckReport:
-    """Looks at every page, every reference and every rule of a database; changes nothing.
+def check_database(url: str, *, repair: bool = False) -> CheckReport:
+    """Looks at every page, every reference, every rule and all standings of a database.
+
+    Args:
+        url: the database.
+        repair: whether standings that are wrong are made anew, from the measurements; all else is left
+            as it is.
 
     Raises:
         DatabaseUnavailableError: it is no database, cannot be opened, or is damaged beyond reading.
@@ -57,12 +71,25 @@ def check_database(url: str) -> CheckReport:
     database = Database(url)
     try:
         with database.read() as session:
+            lift_limits(session.connection())
             findings = [*_storage(session), *_references(session), *_rules(session)]
+        findings += _standings(database, repair=repair)
     finally:
         database.close()
-    return CheckReport(
-        revision=revision, checks=("storage", "references", *RULES), findings=tuple(findings)
-    )
+    return CheckReport(revision=revision, checks=CHECKS, findings=tuple(findings))
+
+
+def _standings(database: Database, *, repair: bool) -> Iterator[Finding]:
+    """Campaigns whose table of standings is not what their measurements say."""
+    keeper = StandingRepair(database, utc_now)
+    for name in keeper.wrong_standings():
+        message = f"the standings of campaign {name} are not what its measurements say"
+        if repair:
+            with database.read() as session:
+                ids = session.scalars(select(Campaign.id).where(Campaign.name == name)).all()
+            keeper.rebuild_standings(ids)
+            message += "; they were made anew"
+        yield Finding(check="standings", message=message, is_mended=repair)
 
 
 def _storage(session: Session) -> Iterator[Finding]:

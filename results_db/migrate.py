@@ -13,10 +13,23 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, event
 
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
+from results_db.maintenance import take_migration_lock
 from results_db.session import Database
 from results_db.standing_repair import bring_standings_up_to_date
 
 SCRIPTS: Final = Path(__file__).with_name("migrations")
+
+EARLIER_TABLES: Final = ("driver_beats",)
+"""Tables that earlier schemas had, and this one has not."""
+
+TRIGGER_FUNCTIONS: Final = (
+    "campaigns_end_once",
+    "trials_end_once",
+    "attempts_end_once",
+    "measurements_are_results",
+    "measurements_stay",
+)
+"""Functions of the schema's triggers on PostgreSQL, each named as its trigger."""
 
 
 def upgrade(url: str, revision: str = "head") -> None:
@@ -33,14 +46,19 @@ def upgrade(url: str, revision: str = "head") -> None:
     try:
         if not _is_at_head(database):
             with database.write() as session:
-                connection = session.connection()
-                _known_revision(connection)
-                command.upgrade(_config(connection), revision)
-                _refuse_orphans(connection)
+                upgrade_within(session.connection(), revision)
         if _is_at_head(database):
             bring_standings_up_to_date(database)
     finally:
         database.close()
+
+
+def upgrade_within(connection: Connection, revision: str = "head") -> None:
+    """The same in a transaction that somebody else commits; others that do it wait."""
+    take_migration_lock(connection)
+    _known_revision(connection)
+    command.upgrade(_config(connection), revision)
+    _refuse_orphans(connection)
 
 
 def downgrade(url: str, revision: str) -> None:
@@ -50,6 +68,7 @@ def downgrade(url: str, revision: str) -> None:
     try:
         with database.write() as session:
             connection = session.connection()
+            take_migration_lock(connection)
             command.downgrade(_config(connection), revision)
             _refuse_orphans(connection)
     finally:

@@ -46,15 +46,21 @@ def test_there_is_a_database_of_every_schema_but_those_of_this_release() -> None
 
 
 def rows(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table, by column."""
+    """Every row of every table, by column, in the order of their keys."""
     with closing(sqlite3.connect(path.removeprefix("sqlite:///"))) as connection:
         connection.row_factory = sqlite3.Row
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         return {
-            name: [dict(row) for row in connection.execute(f"SELECT * FROM {name} ORDER BY rowid")]
+            name: [dict(row) for row in connection.execute(_in_order(connection, name))]
             for (name,) in names.fetchall()
             if name not in ("alembic_version", "driver_beats", "sqlite_sequence")
         }
+
+
+def _in_order(connection: sqlite3.Connection, table: str) -> str:
+    columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    key = ", ".join(f'"{column["name"]}"' for column in columns if column["pk"])
+    return f"SELECT * FROM {table} ORDER BY {key}"
 
 
 def test_an_upgrade_keeps_every_row_and_every_value(released: str) -> None:

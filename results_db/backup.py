@@ -1,0 +1,157 @@
+"""`db backup`: a database, while it is at work, into one file that is a database itself.
+
+The file is a SQLite database of the same revision, whatever kind it was made of: it can be looked into,
+checked, and restored into either kind. Decision 32 says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from results_db import migrate
+from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
+from results_db.maintenance import lift_limits
+from results_db.session import Database
+from results_db.transfer import to_sqlite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackupReport:
+    """A backup that was made."""
+
+    path: Path
+    revision: str
+    """Of its schema: that of the database."""
+    num_bytes: int
+    num_campaigns: int
+    num_trials: int
+
+
+def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
+    """Writes a database's state of one moment into a file; the service may go on meanwhile.
+
+    The file appears once it is whole, and can be read by its owner alone: it holds hashes of tokens.
+
+    Args:
+        url: the database.
+        path: the file.
+        replace: whether a file that is there is replaced.
+
+    Raises:
+        BackupPathError: the file is there already, or cannot be written.
+        BackupInvalidError: what was copied is damaged, as the database is; no file is left.
+        DatabaseUnavailableError: there is no database, or it cannot be read.
+        SchemaNewerError: a newer version wrote it.
+    """
+    if path.exists() and not replace:
+        raise BackupPathError(
+            f"{path} is there already; name another file, or replace it with --force"
+        )
+    revision = migrate.revision(url)
+    if revision is None:
+        raise DatabaseUnavailableError(
+            "there is no database to back up: nothing has been set up yet"
+        )
+    with new_file(path) as part:
+        _copy(url, part, revision)
+        refuse_damaged(part)
+        counts = _counts(part)
+        size = part.stat().st_size
+    return BackupReport(
+        path=path, revision=revision, num_bytes=size, num_campaigns=counts[0], num_trials=counts[1]
+    )
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place at the end, or goes when something is raised.
+
+    Raises:
+        BackupPathError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path):
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            yield part
+            _sync(part)
+            part.replace(path)
+            _sync(path.parent)
+        finally:
+            for leftover in (part, *_beside(part)):
+                leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, a folder that is not ours: one error, with the name of what was to be written."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise BackupPathError(
+            f"{path} cannot be written: {said}; nothing of it is left, free space or name another place"
+        ) from error
+
+
+def refuse_damaged(path: Path) -> None:
+    """Raises BackupInvalidError where a file is no database, or is not whole."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            orphan = connection.execute("PRAGMA foreign_key_check").fetchone()
+    except sqlite3.DatabaseError as error:
+        said, orphan = str(error), None
+    if said == "ok" and orphan is not None:
+        said = f"a row of {orphan[0]} refers to a row of {orphan[2]} that is not there"
+    if said != "ok":
+        raise BackupInvalidError(
+            f"the copy is damaged ({said}), and so is what it was made of: look at it with "
+            "`layout-tuner db check`, and restore the last good backup"
+        )
+
+
+def _copy(url: str, part: Path, revision: str) -> None:
+    if not url.startswith("sqlite"):
+        migrate.upgrade(f"sqlite:///{part}", revision)
+    with closing(Database(url)) as source, source.read() as session:
+        connection = session.connection()
+        if connection.dialect.name == "sqlite":
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            with closing(sqlite3.connect(part)) as copy:
+                driver.backup(copy)
+        else:
+            lift_limits(connection)
+            with closing(Database(f"sqlite:///{part}")) as target, target.write() as written:
+                to_sqlite(connection, written.connection())
+    with closing(sqlite3.connect(part)) as copy:
+        # One file: without the ones beside it that writing ahead needs.
+        copy.execute("PRAGMA journal_mode = DELETE").fetchone()
+
+
+def _counts(path: Path) -> tuple[int, int]:
+    with closing(sqlite3.connect(path)) as connection:
+        (campaigns,) = connection.execute("SELECT count(*) FROM campaigns").fetchone()
+        (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+    return campaigns, trials
+
+
+def _beside(path: Path) -> tuple[Path, Path, Path]:
+    """The files that SQLite keeps beside a database while it is open."""
+    return tuple(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))  # type: ignore[return-value]
+
+
+def _sync(path: Path) -> None:
+    """Makes sure that a file, or a folder's list of files, outlives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,250 @@
+"""Every row of a database into another, between SQLite and PostgreSQL.
+
+Both have the same revision of the schema. Values go as the databases themselves write them, never
+through the tables' classes: those know this version's schema alone, and a backup may be older.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Connection,
+    DateTime,
+    MetaData,
+    Table,
+    func,
+    select,
+    text,
+)
+
+from results_db.errors import BackupInvalidError
+
+ROWS_AT_ONCE: Final = 5000
+
+Convert = Callable[[Any], Any]
+
+_KEPT_BY_MIGRATIONS: Final = ("alembic_version",)
+"""Tables that say of themselves what they are."""
+
+
+def to_sqlite(source: Connection, target: Connection) -> dict[str, int]:
+    """Copies a PostgreSQL's rows into a SQLite of the same schema; rows by table.
+
+    Args:
+        source: a transaction that sees one state of the database throughout.
+        target: a transaction whose tables hold nothing but what migrations put there.
+    """
+    copied = {}
+    for table in _tables(target):
+        _empty(target, table)
+        converts = [_into_sqlite(column) for column in table.columns]
+        rows = (_converted(row, converts) for row in _read_postgresql(source, table))
+        copied[table.name] = _insert(target, table, rows)
+        _go_on_after(target, table, _last_id(source, table))
+    _number_events(target)
+    return copied
+
+
+def to_postgresql(source: Connection, target: Connection) -> dict[str, int]:
+    """Copies a SQLite's rows into a PostgreSQL of the same schema; rows by table.
+
+    Args:
+        source: a transaction that sees one state of the database throughout.
+        target: a transaction whose tables hold nothing but what migrations put there.
+    """
+    copied = {}
+    for table in _tables(source):
+        _empty(target, table)
+        converts = [_into_postgresql(column) for column in table.columns]
+        names = ", ".join(_quoted(column.name) for column in table.columns)
+        rows = source.exec_driver_sql(f"SELECT {names} FROM {_quoted(table.name)}")  # noqa: S608
+        copied[table.name] = _copy_in(
+            target, table, names, (_converted(row, converts) for row in rows)
+        )
+        _set_sequence(target, table, _given_last(source, table))
+    return copied
+
+
+def _tables(sqlite: Connection) -> list[Table]:
+    """The tables in an order in which rows come after those that they refer to.
+
+    SQLite's, since it tells what is a point in time, a truth and JSON as we declared them.
+    """
+    metadata = MetaData()
+    metadata.reflect(sqlite, only=lambda name, _: name not in _KEPT_BY_MIGRATIONS)
+    return metadata.sorted_tables
+
+
+def _empty(connection: Connection, table: Table) -> None:
+    """Takes away what a migration put into a new table."""
+    connection.exec_driver_sql(f"DELETE FROM {_quoted(table.name)}")  # noqa: S608
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _converted(row: Sequence[Any], converts: Sequence[Convert]) -> tuple[Any, ...]:
+    return tuple(
+        None if value is None else convert(value)
+        for value, convert in zip(row, converts, strict=True)
+    )
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _into_sqlite(column: Column[Any]) -> Convert:
+    if isinstance(column.type, DateTime):
+        return _time_into_sqlite
+    if isinstance(column.type, Boolean):
+        return int
+    return _as_it_is
+
+
+def _time_into_sqlite(value: datetime) -> str:
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+
+
+def _into_postgresql(column: Column[Any]) -> Convert:
+    if isinstance(column.type, DateTime):
+        return _time_into_postgresql
+    if isinstance(column.type, Boolean):
+        return bool
+    return _as_it_is
+
+
+def _time_into_postgresql(value: str) -> str:
+    return f"{value}+00"
+
+
+def _read_postgresql(source: Connection, table: Table) -> Iterator[Sequence[Any]]:
+    # JSON as the text that it is: a number must not become another on the way.
+    names = ", ".join(
+        f"CAST({_quoted(column.name)} AS TEXT)"
+        if isinstance(column.type, JSON)
+        else _quoted(column.name)
+        for column in table.columns
+    )
+    key = ", ".join(_quoted(column.name) for column in table.primary_key.columns)
+    query = text(f"SELECT {names} FROM {_quoted(table.name)} ORDER BY {key}")  # noqa: S608
+    yield from source.execute(query, execution_options={"yield_per": ROWS_AT_ONCE})
+
+
+def _insert(target: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> int:
+    marks = ", ".join("?" for _ in table.columns)
+    names = ", ".join(_quoted(column.name) for column in table.columns)
+    statement = f"INSERT INTO {_quoted(table.name)} ({names}) VALUES ({marks})"  # noqa: S608
+    driver = target.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    counted = _Counted(rows)
+    # Beside SQLAlchemy, which would keep all of the rows in memory.
+    driver.executemany(statement, counted)
+    return counted.number
+
+
+class _Counted:
+    """Counts what it hands on."""
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._rows = rows
+        self.number = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for row in self._rows:
+            self.number += 1
+            yield row
+
+
+def _copy_in(target: Connection, table: Table, names: str, rows: Iterable[tuple[Any, ...]]) -> int:
+    number = 0
+    driver: Any = target.connection.driver_connection
+    try:
+        with (
+            driver.cursor() as cursor,
+            cursor.copy(f"COPY {_quoted(table.name)} ({names}) FROM STDIN") as copy,
+        ):
+            for row in rows:
+                copy.write_row(row)
+                number += 1
+    except target.dialect.loaded_dbapi.Error as error:
+        said = " ".join(str(error).split())
+        raise BackupInvalidError(
+            f"PostgreSQL cannot keep the rows of {table.name}: {said}; nothing was restored"
+        ) from error
+    return number
+
+
+def _counted_column(table: Table) -> str | None:
+    """The column of a table whose values the database gives, one after another."""
+    keys = list(table.primary_key.columns)
+    is_a_number = len(keys) == 1 and keys[0].type.python_type is int and not keys[0].foreign_keys
+    return keys[0].name if is_a_number else None
+
+
+def _last_id(postgresql: Connection, table: Table) -> int:
+    """The last id that was given, whether its row is still there or not."""
+    column = _counted_column(table)
+    if column is None or (sequence := _sequence(postgresql, table, column)) is None:
+        return 0
+    query = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence}"  # noqa: S608
+    return int(postgresql.exec_driver_sql(query).scalar_one())
+
+
+def _go_on_after(sqlite: Connection, table: Table, last_id: int) -> None:
+    """Lets a table that never gives an id again go on after the last."""
+    if last_id and "autoincrement" in _definition(sqlite, table).lower():
+        delete = "DELETE FROM sqlite_sequence WHERE name = ?"
+        sqlite.exec_driver_sql(delete, (table.name,))
+        sqlite.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table.name, last_id))
+
+
+def _definition(sqlite: Connection, table: Table) -> str:
+    query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return str(sqlite.exec_driver_sql(query, (table.name,)).scalar_one())
+
+
+def _given_last(sqlite: Connection, table: Table) -> int:
+    column = _counted_column(table)
+    if column is None:
+        return 0
+    largest = sqlite.exec_driver_sql(f"SELECT max({_quoted(column)}) FROM {_quoted(table.name)}")  # noqa: S608
+    last = largest.scalar() or 0
+    if "autoincrement" in _definition(sqlite, table).lower():
+        query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+        last = max(last, sqlite.exec_driver_sql(query, (table.name,)).scalar() or 0)
+    return int(last)
+
+
+def _set_sequence(postgresql: Connection, table: Table, last_id: int) -> None:
+    column = _counted_column(table)
+    if column is None or (sequence := _sequence(postgresql, table, column)) is None:
+        return
+    postgresql.execute(select(func.setval(sequence, last_id + 1, False)))
+
+
+def _sequence(postgresql: Connection, table: Table, column: str) -> str | None:
+    query = select(func.pg_get_serial_sequence(_quoted(table.name), column))
+    return postgresql.scalar(query)
+
+
+def _number_events(sqlite: Connection) -> None:
+    """Gives numbers to events that PostgreSQL had not numbered yet: on SQLite nobody does it later."""
+    tables = "SELECT count(*) FROM sqlite_master WHERE name IN ('events', 'event_counter')"
+    if sqlite.exec_driver_sql(tables).scalar() != 2:
+        return
+    waiting = "SELECT id FROM events WHERE seq IS NULL ORDER BY id"
+    for (event_id,) in sqlite.exec_driver_sql(waiting).all():
+        sqlite.execute(text("UPDATE event_counter SET last_seq = last_seq + 1"))
+        sqlite.execute(
+            text("UPDATE events SET seq = (SELECT last_seq FROM event_counter) WHERE id = :id"),
+            {"id": event_id},
+        )

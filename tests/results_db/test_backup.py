@@ -1,0 +1,342 @@
+"""Backups of both kinds of database, taken while it is at work, and put back into either kind."""
+
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from results_db import migrate
+from results_db.backup import back_up
+from results_db.data_dir import DataDir
+from results_db.errors import (
+    BackupInvalidError,
+    BackupPathError,
+    DatabaseInUseError,
+    DatabaseNotEmptyError,
+    DatabaseUnavailableError,
+    SchemaNewerError,
+)
+from results_db.integrity import check_database
+from results_db.restore import restore_into_data_dir, restore_into_postgresql
+from results_db.session import Database
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+from tests.results_db.test_released_databases import REVISIONS, rows, write_released
+
+
+def fill(store: Store, num_trials: int = 3) -> int:
+    campaign = make_campaign(store)
+    worker = make_worker(store)
+    for size in range(1, num_trials + 1):
+        trial = store.add_trial(campaign, Layout(micro_batch_size=size))
+        store.post_outcome(trial.id, lease_one(store, worker.id).attempt, completed())
+    return campaign
+
+
+@pytest.fixture
+def backup(store: Store, database_url: str, tmp_path: Path) -> Path:
+    """A backup of a database with three measured trials, of either kind."""
+    fill(store)
+    store.number_events()
+    path = tmp_path / "backup.sqlite3"
+    report = back_up(database_url, path)
+    assert (report.num_campaigns, report.num_trials) == (1, 3)
+    assert report.num_bytes == path.stat().st_size
+    return path
+
+
+def test_a_backup_is_one_whole_file_for_its_owner_alone(backup: Path) -> None:
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in backup.parent.iterdir() if "backup" in path.name] == [backup.name]
+    assert check_database(f"sqlite:///{backup}").findings == ()
+
+
+def test_a_backup_reads_as_the_database_did(
+    backup: Path, store: Store, clock: TurnableClock
+) -> None:
+    with closing(Store(f"sqlite:///{backup}", clock=clock)) as copy:
+        assert copy.campaigns() == store.campaigns()
+        assert [copy.trial_detail(n) for n in (1, 2, 3)] == [
+            store.trial_detail(n) for n in (1, 2, 3)
+        ]
+        assert copy.events(after=0, limit=99) == store.events(after=0, limit=99)
+
+
+def test_a_backup_into_a_postgresql_and_out_of_it_again_has_every_value(
+    backup: Path, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    restore_into_postgresql(backup, empty_postgres_url)
+    assert check_database(empty_postgres_url).findings == ()
+    back_up(empty_postgres_url, tmp_path / "again.sqlite3")
+    assert rows(str(tmp_path / "again.sqlite3")) == rows(str(backup))
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_a_backup_of_every_released_schema_is_restored_into_both_kinds(
+    revision: str, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "old.sqlite3"
+    write_released(backup, revision)
+    into_file = restore_into_data_dir(backup, DataDir(tmp_path / "data"))
+    into_postgresql = restore_into_postgresql(backup, empty_postgres_url)
+    assert into_file == into_postgresql
+    assert (into_file.revision, into_file.findings) == (revision, ())
+    back_up(empty_postgres_url, tmp_path / "of-postgresql.sqlite3")
+    assert rows(str(tmp_path / "of-postgresql.sqlite3")) == rows(
+        str(tmp_path / "data" / "results.sqlite3")
+    )
+
+
+@pytest.mark.parametrize("revision", REVISIONS[-2:])
+def test_a_postgresql_of_an_earlier_schema_is_backed_up_as_it_is(
+    revision: str, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    # Before an upgrade is when a backup is wanted most.
+    write_released(tmp_path / "old.sqlite3", revision)
+    restore_into_postgresql(tmp_path / "old.sqlite3", empty_postgres_url)
+    migrate.downgrade(empty_postgres_url, revision)
+    assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == revision
+    assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(tmp_path / "old.sqlite3"))
+    migrate.upgrade(empty_postgres_url)
+    assert check_database(empty_postgres_url).findings == ()
+
+
+def test_what_comes_after_a_restore_has_ids_of_its_own(
+    backup: Path, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    restore_into_postgresql(backup, empty_postgres_url)
+    restore_into_data_dir(backup, DataDir(tmp_path / "restored"))
+    for url in (empty_postgres_url, DataDir(tmp_path / "restored").database_url):
+        with closing(Store(url)) as store:
+            campaign = make_campaign(store, "next")
+            assert campaign == 2
+            assert store.add_trial(campaign, Layout()).id == 4
+            store.number_events()
+            seqs = [event.seq for event in store.events(after=0, limit=99)]
+            assert seqs == sorted(set(seqs))
+
+
+def test_a_backup_that_is_made_under_load_is_of_one_moment(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    campaign = fill(store)
+    stop = threading.Event()
+    written: list[int] = []
+
+    def write() -> None:
+        for size in range(10, 10_000):
+            if stop.is_set():
+                return
+            written.append(store.add_trial(campaign, Layout(micro_batch_size=size)).id)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for number in range(3):
+            least = len(written)
+            report = back_up(database_url, tmp_path / f"{number}.sqlite3")
+            assert report.num_trials >= 3 + least
+            # Counters, events and trials agree only where all are of one moment.
+            assert check_database(f"sqlite:///{report.path}").findings == ()
+    finally:
+        stop.set()
+        thread.join()
+    assert len(written) > 3
+
+
+def test_a_file_that_is_there_is_kept_unless_it_may_go(backup: Path, database_url: str) -> None:
+    before = backup.read_bytes()
+    with pytest.raises(BackupPathError, match=r"is there already.*--force"):
+        back_up(database_url, backup)
+    assert backup.read_bytes() == before
+    back_up(database_url, backup, replace=True)
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BackupPathError, match=r"missing/b cannot be written: No such file"):
+        back_up(database_url, tmp_path / "missing" / "b")
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(BackupPathError, match="Permission denied"):
+            back_up(database_url, tmp_path / "closed" / "b")
+    assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_a_database_that_is_not_there_is_not_backed_up(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailableError, match="no database to back up"):
+        back_up(f"sqlite:///{tmp_path / 'none.sqlite3'}", tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_damaged_database_makes_no_backup(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite3"
+    write_released(path, REVISIONS[-1])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    with pytest.raises((BackupInvalidError, DatabaseUnavailableError), match=r"damaged|malformed"):
+        back_up(f"sqlite:///{path}", tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.fixture
+def full(sqlite_url: str, tmp_path: Path) -> DataDir:
+    """A data directory whose database holds a campaign with three trials; nobody has it open."""
+    with closing(Store(sqlite_url)) as store:
+        fill(store)
+    return DataDir(tmp_path / "data")
+
+
+def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
+    full: DataDir, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.sqlite3"
+    write_released(other, "0005")
+    place = full.path / "results.sqlite3"
+    before = rows(str(place))
+    with pytest.raises(DatabaseNotEmptyError, match=r"holds a database already: --force"):
+        restore_into_data_dir(other, full)
+    assert rows(str(place)) == before
+    report = restore_into_data_dir(other, full, replace=True)
+    assert report.set_aside is not None
+    assert rows(str(report.set_aside)) == before
+    assert len(rows(str(place))["campaigns"]) == report.num_campaigns == 7
+
+
+def test_a_database_that_holds_nothing_makes_place(sqlite_url: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite3"
+    write_released(other, "0005")
+    report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
+    assert (report.num_campaigns, report.set_aside) == (7, None)
+
+
+@pytest.mark.parametrize("lock", ["serve", "driver"])
+def test_a_database_that_is_at_work_is_not_replaced(
+    full: DataDir, tmp_path: Path, lock: str
+) -> None:
+    write_released(tmp_path / "other.sqlite3", "0005")
+    with full.lock(lock), pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first"):
+        restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
+
+
+def test_a_database_that_somebody_has_open_is_not_replaced(full: DataDir, tmp_path: Path) -> None:
+    write_released(tmp_path / "other.sqlite3", "0005")
+    with closing(Store(full.database_url)) as store:
+        store.ping()
+        with pytest.raises(DatabaseInUseError, match="open; end it first"):
+            restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
+
+
+def test_a_postgresql_that_is_at_work_or_holds_something_is_not_replaced(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "other.sqlite3"
+    write_released(backup, "0005")
+    with closing(Store(postgres_url)) as store:
+        fill(store)
+        with pytest.raises(DatabaseInUseError, match="stop them first"):
+            restore_into_postgresql(backup, postgres_url, replace=True)
+    with pytest.raises(DatabaseNotEmptyError, match=r"rows in .*campaigns.*--force"):
+        restore_into_postgresql(backup, postgres_url)
+    with closing(Store(postgres_url)) as store:
+        assert [campaign.name for campaign in store.campaigns()] == ["first"]
+    assert restore_into_postgresql(backup, postgres_url, replace=True).num_campaigns == 7
+    assert check_database(postgres_url).findings == ()
+
+
+def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "other.sqlite3"
+    write_released(backup, "0005")
+    with closing(sqlite3.connect(backup)) as connection, connection:
+        # SQLite keeps it; PostgreSQL has no such text.
+        connection.execute("UPDATE trials SET message = 'a' || char(0) || 'b' WHERE id = 3")
+    with closing(Store(postgres_url)) as store:
+        fill(store)
+    with pytest.raises(BackupInvalidError, match="PostgreSQL cannot keep the rows of trials"):
+        restore_into_postgresql(backup, postgres_url, replace=True)
+    with closing(Store(postgres_url)) as store:
+        assert [campaign.name for campaign in store.campaigns()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [
+        (
+            b"no database, but long enough to be taken for one. " * 100,
+            BackupInvalidError,
+            "no backup",
+        ),
+        (b"", BackupInvalidError, "database of another program"),
+        (None, BackupPathError, "there is no file"),
+    ],
+)
+def test_a_file_that_is_no_backup_is_refused_and_nothing_changed(
+    full: DataDir, tmp_path: Path, content: bytes | None, error: type[Exception], words: str
+) -> None:
+    file = tmp_path / "backup"
+    if content is not None:
+        file.write_bytes(content)
+    before = rows(str(full.path / "results.sqlite3"))
+    with pytest.raises(error, match=words):
+        restore_into_data_dir(file, full, replace=True)
+    assert rows(str(full.path / "results.sqlite3")) == before
+    assert not list(full.path.glob("*before-restore*"))
+    assert not list(full.path.glob(".*part*"))
+
+
+def test_a_backup_of_a_newer_version_and_a_damaged_one_are_refused(
+    full: DataDir, tmp_path: Path
+) -> None:
+    backup, damaged = tmp_path / "backup", tmp_path / "damaged"
+    write_released(backup, REVISIONS[-1])
+    content = bytearray(backup.read_bytes())
+    content[40960:45056] = b"\xff" * 4096
+    damaged.write_bytes(content)
+    with pytest.raises(BackupInvalidError, match=r"damaged"):
+        restore_into_data_dir(damaged, full, replace=True)
+    with closing(sqlite3.connect(backup)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaNewerError, match="9999"):
+        restore_into_data_dir(backup, full, replace=True)
+
+
+def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
+    full: DataDir, tmp_path: Path
+) -> None:
+    write_released(tmp_path / "other.sqlite3", "0005")
+    place = full.path / "results.sqlite3"
+    place.write_bytes(b"\xff" * 8192)
+    place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")
+    report = restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
+    assert report.set_aside is not None
+    assert report.set_aside.read_bytes() == b"\xff" * 8192
+    assert not place.with_name("results.sqlite3-wal").exists()
+    with closing(Store(full.database_url)) as store:
+        assert len(store.campaigns()) == 7
+
+
+def test_events_without_a_number_have_one_in_a_backup(postgres_url: str, tmp_path: Path) -> None:
+    # On PostgreSQL they are numbered a moment after the commit; in a file nobody would ever do it.
+    with closing(Store(postgres_url)) as store:
+        make_campaign(store)
+        assert store.count_unnumbered_events() == 1
+    back_up(postgres_url, tmp_path / "backup.sqlite3")
+    copy = Database(f"sqlite:///{tmp_path / 'backup.sqlite3'}")
+    with closing(copy), copy.read() as session:
+        assert session.scalar(text("SELECT seq FROM events")) == 1
+        assert session.scalar(text("SELECT last_seq FROM event_counter")) == 1
