@@ -158,7 +158,11 @@ def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | No
         for finding in report.findings:
             click.echo(f"{finding.check}: {finding.message}")
         number = len(report.findings)
-        verdict = "whole" if not number else f"{number} {'thing is' if number == 1 else 'things are'} wrong"
+        verdict = (
+            "whole"
+            if not number
+            else f"{number} {'thing is' if number == 1 else 'things are'} wrong"
+        )
         click.echo(
             f"{_shown(url)}: {verdict}; schema {report.revision}, {len(report.checks)} checks"
         )

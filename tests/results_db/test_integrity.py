@@ -44,6 +44,8 @@ BROKEN = {
 """By rule: what breaks it, and what else that breaks."""
 
 ALSO = {
+    "measured": {"standings"},
+    "measurement-of-no-result": {"standings"},
     "ended-campaigns": {"counters"},
     "trial-costs": {"campaign-costs"},
 }
