@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Dialect, Engine, types
+from sqlalchemy import Dialect, Engine, event, types
 
 from results_db.errors import ValueUnstorableError
 
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""
+
+_LOOKED_AT: Final = "layout_tuner_looked_at"
 
 _BITS: Final[Mapping[type[types.TypeEngine[Any]], int]] = {
     types.SmallInteger: 16,
@@ -25,7 +27,10 @@ _BITS: Final[Mapping[type[types.TypeEngine[Any]], int]] = {
 
 
 def refuse_unstorable(engine: Engine) -> None:
-    """Has every text and whole number looked at that is bound to a statement."""
+    """Has every text and whole number looked at that is bound to a statement.
+
+    A text may be longer than what it is compared with: then it is none of those that are kept.
+    """
     known = dict(engine.dialect.colspecs)
     checked: dict[Any, Any] = {
         types.String: _checked(known.get(types.String, types.String), _text_check),
@@ -33,6 +38,7 @@ def refuse_unstorable(engine: Engine) -> None:
     for kind, bits in _BITS.items():
         checked[kind] = _checked(known.get(kind, kind), partial(_integer_check, bits))
     engine.dialect.colspecs = {**known, **checked}
+    event.listen(engine, "before_cursor_execute", _refuse_long_texts)
 
 
 def _checked(base: Any, make_check: Callable[[Any], Check]) -> Any:
@@ -52,30 +58,49 @@ def _checked(base: Any, make_check: Callable[[Any], Check]) -> Any:
     return Checked
 
 
-def _text_check(column: types.String) -> Check:
-    longest = column.length
-
-    def check(value: str) -> None:
-        if longest is not None and len(value) > longest:
-            raise ValueUnstorableError(
-                f"a text has {len(value)} characters, and at most {longest} are kept: "
-                f"{value[:40]!r}..."
-            )
-        if "\0" in value:
-            raise ValueUnstorableError(f"a text has a NUL in it: {value[:40]!r}")
-        if not value.isascii():
-            _refuse_half_pairs(value)
-
-    return check
+def _text_check(_column: types.String) -> Check:
+    return _refuse_what_is_no_text
 
 
-def _refuse_half_pairs(value: str) -> None:
+def _refuse_what_is_no_text(value: str) -> None:
+    if "\0" in value:
+        raise ValueUnstorableError(f"a text has a NUL in it: {value[:40]!r}")
+    if value.isascii():
+        return
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueUnstorableError(
             f"a text has half of a surrogate pair in it: {value[:40]!r}"
         ) from error
+
+
+def _refuse_long_texts(
+    _connection: Any,
+    _cursor: Any,
+    _statement: str,
+    _parameters: Any,
+    context: Any,
+    _executemany: bool,
+) -> None:
+    if context is None or context.compiled is None or not (context.isinsert or context.isupdate):
+        return
+    if context.execution_options.get(_LOOKED_AT) is context:
+        return  # a further part of many rows
+    context.execution_options = context.execution_options.union({_LOOKED_AT: context})
+    longest = {
+        name: bind.type.length
+        for name, bind in context.compiled.binds.items()
+        if isinstance(bind.type, types.String) and bind.type.length is not None
+    }
+    for row in context.compiled_parameters:
+        for name, most in longest.items():
+            value = row.get(name)
+            if isinstance(value, str) and len(value) > most:
+                raise ValueUnstorableError(
+                    f"a text has {len(value)} characters, and at most {most} are kept: "
+                    f"{value[:40]!r}..."
+                )
 
 
 def _integer_check(bits: int, _column: types.Integer) -> Check:

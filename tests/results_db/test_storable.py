@@ -1,11 +1,24 @@
 """What PostgreSQL would refuse is refused on both databases, in the same words."""
 
+from typing import Any, Final
+
 import pytest
 
 from results_db.actor import Actor
+from results_db.allocation_records import NodeFacts
 from results_db.errors import CampaignNotFoundError, ValueUnstorableError
 from results_db.store import Store
 from tests.results_db.factories import make_campaign, make_spec, make_worker
+
+INTRODUCTION: Final[dict[str, Any]] = {
+    "name": "w",
+    "host": "h",
+    "cluster": "c",
+    "num_nodes": 41,
+    "devices_per_node": 1,
+    "device": "d",
+    "versions": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -21,8 +34,22 @@ def test_a_text_that_one_database_would_not_keep_is_kept_by_none(
 ) -> None:
     with pytest.raises(ValueUnstorableError, match=why):
         make_worker(store, name)
-    with pytest.raises(ValueUnstorableError, match=why):
-        store.campaign_by_name(name)
+    assert store.workers() == []
+
+
+def test_a_text_that_is_too_long_to_be_kept_can_be_looked_for(store: Store) -> None:
+    assert store.allocations(called="n" * 201) == []
+    with pytest.raises(CampaignNotFoundError):
+        store.campaign_by_name("n" * 201)
+    with pytest.raises(ValueUnstorableError, match="NUL"):
+        store.campaign_by_name("a\0b")
+
+
+def test_of_many_rows_each_is_looked_at(store: Store) -> None:
+    nodes = [NodeFacts(name=f"n{number}", num_devices=1) for number in range(40)]
+    long = NodeFacts(name="n" * 256, num_devices=1)
+    with pytest.raises(ValueUnstorableError, match="256 characters, and at most 255"):
+        store.register_worker(**INTRODUCTION, nodes=[*nodes, long])
     assert store.workers() == []
 
 
