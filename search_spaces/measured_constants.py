@@ -6,6 +6,7 @@ or a detection guesses. What a campaign's own file states stays as it is stated.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -166,9 +167,9 @@ def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
     advice = "run `layout-tuner calibrate` again, or remove the file"
     try:
         document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+            return None
         raise MeasuredConstantsInvalidError(
             f"{path} is not a readable file of measured constants ({error}); {advice}"
         ) from error

@@ -1,0 +1,175 @@
+"""A campaign's file is data and nothing else: what reaches a rank is numbers, choices, and one name.
+
+What could run code, name a file or a host would have to be text. These tests hold the documents to the
+few fields of text that there are, and follow hostile text to where it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from fastapi.testclient import TestClient
+
+from results_db.store import Store
+from search_spaces.campaign import CampaignSpec
+from search_spaces.layout import Layout
+from search_spaces.measured_constants import constants_file
+from search_spaces.outcome import ProbeRequest
+from tests.api.service import CAMPAIGN, CLUSTER, Api
+
+HOSTILE = [
+    "../../../../etc/passwd",
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "http://203.0.113.9/x",
+    "$(touch /tmp/owned)",
+    "`touch /tmp/owned`",
+    "'; touch /tmp/owned; '",
+    "{0.__class__.__mro__}",
+    "%s%n",
+    "__import__('os').system('touch /tmp/owned')",
+    "!!python/object/apply:os.system [touch /tmp/owned]",
+    "-rf",
+    "..",
+    "\N{SNOWMAN}" * 64,
+]
+
+
+def text_fields(kind: Any, path: str) -> Iterator[str]:
+    """Fields of a document that take any text, as "model.name"."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield from text_fields(hints[field.name], f"{path}.{field.name}".lstrip("."))
+    elif origin is Literal or kind in (int, float, bool, types.NoneType, Any, ...):
+        return
+    elif kind is str:
+        yield path
+    elif origin in (Union, types.UnionType) or origin is not None:
+        for part in parts:
+            yield from text_fields(part, path)
+    else:
+        raise AssertionError(f"{path}: nobody says what {kind} may hold")
+
+
+def test_what_a_rank_is_asked_has_one_field_of_text() -> None:
+    """A field of text that is added here needs a reason, and a look at where ranks take it."""
+    assert set(text_fields(ProbeRequest, "")) == {"model.name"}
+
+
+def test_a_campaign_has_these_fields_of_text() -> None:
+    # Choices by name are Literals; the knobs' words are held to their lists by the space's own reader.
+    found = {field for field in text_fields(CampaignSpec, "") if not field.startswith("space.")}
+    assert found <= {
+        "name",
+        "model.name",
+        "cluster.name",
+        "cluster.device",
+        "cluster.source",
+        "cluster.peak_flops_per_s",  # its keys: the precisions
+        "start_from",
+        "warnings",
+    }
+
+
+def leaves(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a document holds a value or a name."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(document, list):
+        for place, value in enumerate(document):
+            yield from leaves(value, (*path, place))
+    else:
+        yield path
+
+
+def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = dict(document) if isinstance(document, Mapping) else list(document)
+    changed[path[0]] = with_value(changed[path[0]], path[1:], value)
+    return changed
+
+
+def full_document() -> dict[str, Any]:
+    """A campaign with every field written out."""
+    return CampaignSpec.from_mapping({**CAMPAIGN, "start_from": []}).to_mapping()
+
+
+@pytest.fixture
+def asked_of_workers(api: Api) -> Any:
+    """What a worker of the campaign's cluster would be asked to run."""
+
+    def ask(document: dict[str, Any]) -> dict[str, Any] | None:
+        answer = api.http.post("/v1/campaigns", json=document)
+        assert answer.status_code in (201, 422), answer.text
+        if answer.status_code == 422:
+            return None
+        created = answer.json()
+        store: Store = api.store
+        store.add_trial(created["id"], Layout(num_microbatches=8))
+        worker = api.register("w", cluster=created["cluster"])
+        request: dict[str, Any] = api.lease(worker)["request"]
+        api.post(f"/campaigns/{created['name']}/cancel")
+        return request
+
+    return ask
+
+
+def test_hostile_text_anywhere_is_refused_or_stays_a_name(asked_of_workers: Any) -> None:
+    document = full_document()
+    normal = asked_of_workers(document)
+    assert normal is not None
+    for number, path in enumerate(leaves(document)):
+        for hostile in HOSTILE[number % 3 :: 3]:
+            changed = with_value(document, path, hostile)
+            if path != ("name",):
+                changed["name"] = f"c{number}-{HOSTILE.index(hostile)}"
+            asked = asked_of_workers(changed)
+            if asked is None:
+                continue
+            assert path[-1] in ("name", "device", "source") or path[0] == "warnings", path
+            if path == ("model", "name"):
+                asked["model"]["name"] = normal["model"]["name"]
+            assert asked == normal, (path, hostile)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_fields_that_nobody_knows_are_refused(api: Api, hostile: str) -> None:
+    for place in ((), ("model",), ("cluster",), ("space",), ("budget",), ("probe",), ("stop",)):
+        document = full_document()
+        holder: Any = document
+        for step in place:
+            holder = holder[step]
+        holder[hostile] = hostile
+        assert api.http.post("/v1/campaigns", json=document).status_code == 422
+
+
+def test_a_clusters_constants_are_read_in_their_folder_whatever_its_name(tmp_path: Path) -> None:
+    for hostile in [*HOSTILE, "a/../../b", "\\..\\x", "."]:
+        file = constants_file(tmp_path, hostile)
+        assert file.parent == tmp_path / "measured"
+        assert file.resolve().parent == (tmp_path / "measured").resolve()
+
+
+def test_a_clusters_name_that_no_file_can_have_is_a_cluster_that_was_not_measured(
+    tmp_path: Path, http: TestClient, api: Api
+) -> None:
+    http.app.state.settings = dataclasses.replace(  # type: ignore[attr-defined]
+        http.app.state.settings,  # type: ignore[attr-defined]
+        data_dir=tmp_path,
+    )
+    (tmp_path / "measured").mkdir()
+    name = "\N{SLICE OF PIZZA}" * 64  # 256 bytes, and five more
+    cluster = {**CLUSTER, "name": name}
+    for described in (cluster, {"name": name}, {**cluster, "source": "x"}):
+        answer = api.http.post("/v1/campaigns", json={**CAMPAIGN, "cluster": described})
+        assert str(tmp_path) not in answer.text
+        assert answer.status_code in (201, 409, 422)
