@@ -10,7 +10,6 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, NodeFacts, NodeStatus
-from results_db.models import Campaign
 from results_db.node_quarantine import note_quarantines
 from results_db.worker_tables import AllocationNode, Worker
 
@@ -50,25 +49,13 @@ def keep_status(session: Session, worker: Worker, status: AllocationStatus, now:
     worker.status_at = now
     if status.ends_in_s is not None:
         worker.ends_at = later(now, status.ends_in_s)
+    # A worker tells the sum of its session: beats that are lost or repeated count once.
+    worker.idle_node_seconds = max(worker.idle_node_seconds, status.idle_node_s)
     if status.nodes:
         # Nodes that join late make room for trials that did not fit.
         worker.num_nodes = max(worker.num_nodes, len(status.nodes))
         _keep_nodes(session, worker, status.nodes)
         note_quarantines(session, worker, status.nodes, now)
-
-
-def share_idle_time(sharers: Sequence[Campaign], worker: Worker, idle_node_s: float) -> None:
-    """Charges the running campaigns of the cluster, in equal shares, what is new of the idle time.
-
-    A worker tells the sum of its session: beats that are lost or repeated count once. All rows are
-    locked.
-    """
-    more = idle_node_s - worker.idle_node_seconds
-    if more <= 0:
-        return
-    worker.idle_node_seconds = idle_node_s
-    for campaign in sharers:
-        campaign.allocation_idle_node_seconds += more / len(sharers)
 
 
 def _keep_nodes(session: Session, worker: Worker, nodes: Sequence[NodeStatus]) -> None:

@@ -21,15 +21,18 @@ from results_db.allocation_records import (
 from results_db.cost import Cost
 from results_db.errors import WorkerNotFoundError
 from results_db.leases import HEARTBEAT_INTERVAL_S
+from results_db.locks import lock_campaigns, lock_workers
 from results_db.models import Attempt, Campaign, Trial
 from results_db.part import StorePart
 from results_db.records import WorkerRecord
+from results_db.retry import retried
 from results_db.rows import COST_COLUMNS, worker_record
 from results_db.worker_tables import AllocationNode, Worker
 from results_db.workers import is_there
 from search_spaces.outcome import DEFAULT_DEADLINE_S
 
 _NEXT_STARTS_WITHIN: Final = timedelta(seconds=HEARTBEAT_INTERVAL_S)
+_UNSHARED: Final = Worker.idle_node_seconds > Worker.idle_shared_node_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +92,30 @@ class Allocations(StorePart):
             if not found:
                 raise WorkerNotFoundError(f"there is no allocation {worker_id!r}")
             return found[0]
+
+    def share_idle_time(self) -> None:
+        """Charges running campaigns, in equal shares, what allocations of their cluster held for nobody.
+
+        Apart from the beats that tell of it: it changes all campaigns of a cluster, and a beat waits for none.
+        """
+        with self._db.read() as session:
+            # Most looks find nothing; those do not queue for the write lock.
+            clusters = session.scalars(select(Worker.cluster).where(_UNSHARED).distinct()).all()
+        for cluster in sorted(clusters):
+            self._share_idle_time_of(cluster)
+
+    @retried
+    def _share_idle_time_of(self, cluster: str) -> None:
+        with self._db.write() as session:
+            sharers = lock_campaigns(
+                session, (Campaign.state == "RUNNING") & (Campaign.cluster_name == cluster)
+            )
+            more = 0.0
+            for worker in lock_workers(session, Worker.cluster == cluster, _UNSHARED):
+                more += worker.idle_node_seconds - worker.idle_shared_node_seconds
+                worker.idle_shared_node_seconds = worker.idle_node_seconds
+            for campaign in sharers:
+                campaign.allocation_idle_node_seconds += more / len(sharers)
 
     def waiting_trials(
         self, cluster: str, *, campaign_id: int | None = None, limit: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -20,8 +20,8 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, Cam
 from results_db.events import emit
 from results_db.idempotency import RequestKey, keep_key
 from results_db.lifecycle import cancel_trial
-from results_db.locks import lock_campaign, lock_campaigns, lock_trials
-from results_db.models import Campaign, DriverBeat, Trial
+from results_db.locks import lock_campaign, lock_trials
+from results_db.models import Campaign, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
 from results_db.retry import retried
@@ -34,8 +34,6 @@ from results_db.rows import (
 )
 from results_db.session import breaks_unique
 from results_db.standing_tables import STANDINGS_VERSION
-
-_DRIVER: Final = "driver"
 
 
 def add_campaign(session: Session, row: Campaign) -> None:
@@ -269,20 +267,6 @@ class Campaigns(StorePart):
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
             return len(waiting)
-
-    def heartbeat_driver(self) -> None:
-        """Notes that a driver is at work, and moves the running campaigns' clocks."""
-        now = self._clock()
-        with self._db.write() as session:
-            session.merge(DriverBeat(name=_DRIVER, seen_at=now))
-            for campaign in lock_campaigns(session, Campaign.state == "RUNNING"):
-                campaign.wall_time_s += clock_seconds(campaign, now)
-                campaign.clock_at = now
-
-    def driver_seen_at(self) -> datetime | None:
-        """When a driver was last at work; None if never."""
-        with self._db.read() as session:
-            return session.scalar(select(DriverBeat.seen_at).where(DriverBeat.name == _DRIVER))
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:

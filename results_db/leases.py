@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
-from results_db.allocation_status import keep_status, share_idle_time
+from results_db.allocation_status import keep_status
 from results_db.events import tell
 from results_db.lifecycle import lose_attempt, running_attempt
-from results_db.locks import lock_campaign, lock_campaigns, lock_trials
+from results_db.locks import lock_campaign, lock_trials
 from results_db.models import Attempt, Campaign, Trial
 from results_db.node_quarantine import wishes
 from results_db.part import StorePart
@@ -98,9 +98,6 @@ class Leases(StorePart):
             WorkerNotFoundError: no live session has this id.
         """
         now = self._clock()
-        if status is not None:
-            # Apart, since it takes campaigns, which go before trials and workers.
-            self._share_idle_time(worker_id, status.idle_node_s)
         with self._db.write() as session:
             live_worker(session, worker_id, lock=False)
             stop = _extend(session, worker_id, beats, now, now + timedelta(seconds=lease_s))
@@ -110,17 +107,6 @@ class Leases(StorePart):
                 keep_status(session, worker, status, now)
             release, quarantine = wishes(session, worker, now)
         return HeartbeatAnswer(stop=tuple(stop), release=release, quarantine=quarantine)
-
-    def _share_idle_time(self, worker_id: str, idle_node_s: float) -> None:
-        with self._db.read() as session:
-            if live_worker(session, worker_id, lock=False).idle_node_seconds >= idle_node_s:
-                return
-        with self._db.write() as session:
-            cluster = live_worker(session, worker_id, lock=False).cluster
-            sharers = lock_campaigns(
-                session, (Campaign.state == "RUNNING") & (Campaign.cluster_name == cluster)
-            )
-            share_idle_time(sharers, live_worker(session, worker_id), idle_node_s)
 
     def expire_leases(self) -> list[int]:
         """Takes back the leases that have run out; each is a lost attempt.

@@ -372,12 +372,3 @@ class TrialLog(Base):
         ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
     )
     tail: Mapped[str] = mapped_column(Text)
-
-
-class DriverBeat(Base):
-    """When a driver was last at work."""
-
-    __tablename__ = "driver_beats"
-
-    name: Mapped[str] = mapped_column(String(40), primary_key=True)
-    seen_at: Mapped[datetime]

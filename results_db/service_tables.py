@@ -1,11 +1,11 @@
-"""The tables of access and of users' own things: tokens, the audit, idempotency keys, models, clusters."""
+"""The tables of access, of users' own things, and of what the service's processes agree on."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from results_db.actor import TOKEN_ROLES
@@ -103,3 +103,31 @@ class UserCluster(OwnDescription):
     """A cluster's description."""
 
     __tablename__ = "user_clusters"
+
+
+class DriverLeaseRow(Base):
+    """Which driver is active; one row, which the migration writes."""
+
+    __tablename__ = "driver_lease"
+    __table_args__ = (CheckConstraint("id = 1", name="is_one"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    fence: Mapped[int] = mapped_column(BigInteger)
+    """Number of the tenure; it grows with every takeover."""
+    host: Mapped[str] = mapped_column(String(255))
+    pid: Mapped[int]
+    since: Mapped[datetime | None]
+    seen_at: Mapped[datetime | None]
+    """When the driver was last at work; None: there was none yet."""
+    released_at: Mapped[datetime | None]
+
+
+class SweepRow(Base):
+    """When leases were last looked through, by any of the service's processes; one row."""
+
+    __tablename__ = "sweeps"
+    __table_args__ = (CheckConstraint("id = 1", name="is_one"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    swept_at: Mapped[datetime | None]
+    """None: never."""

@@ -61,7 +61,9 @@ class Worker(Base):
     shares_nodes: Mapped[bool] = mapped_column(server_default=false())
     state: Mapped[str] = mapped_column(String(16), server_default="working")
     idle_node_seconds: Mapped[float] = nothing_yet()
-    """What it has held for no probe, as it said last; shared among campaigns up to here."""
+    """What it has held for no probe, as it said last."""
+    idle_shared_node_seconds: Mapped[float] = nothing_yet()
+    """How much of that campaigns have been charged with."""
     status_at: Mapped[datetime | None]
     """When it last said what its nodes do; None: never."""
 

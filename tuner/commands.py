@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from results_db.database_option import database_option
+
 
 @click.command()
 @click.option(
@@ -14,18 +16,19 @@ import click
     envvar="LAYOUT_TUNER_DATA_DIR",
     help="Where the service keeps its database.  [default: ~/.local/share/layout-tuner]",
 )
-def driver(data_dir: Path | None) -> None:
+@database_option
+def driver(data_dir: Path | None, database: str | None) -> None:
     """Drive the campaigns: propose layouts, learn from outcomes.
 
-    Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment; a
-    data directory has one driver at a time.
+    Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment. Of
+    several on one database one is active; the others stand by and take over within seconds.
     """
     # Imported here: `layout-tuner --help` answers at once.
     from results_db.errors import ResultsDbError
     from tuner.errors import TunerError
-    from tuner.process import drive_data_dir
+    from tuner.process import drive
 
     try:
-        drive_data_dir(data_dir)
+        drive(data_dir, database)
     except (ResultsDbError, TunerError) as error:
         raise click.ClickException(str(error)) from error

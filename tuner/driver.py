@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from results_db.errors import CampaignStateError, TrialDuplicateError
+from results_db.errors import CampaignStateError, DriverLeaseLostError, TrialDuplicateError
 from results_db.leases import HEARTBEAT_INTERVAL_S
 from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
@@ -48,7 +48,7 @@ _log: Final = logging.getLogger("tuner.driver")
 
 
 class Driver:
-    """Drives every RUNNING campaign of one database; there must be no second one."""
+    """Drives every RUNNING campaign of one database; `tenure` sees to it that there is no second one."""
 
     def __init__(self, store: Store, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._store = store
@@ -61,6 +61,8 @@ class Driver:
     def run(self, wait: Callable[[float], bool]) -> None:
         """Goes round until told to stop; a round that fails is tried again, ever more slowly.
 
+        Ends too when another driver has taken over: what this one knows is out of date then.
+
         Args:
             wait: pauses for so many seconds, and says whether to stop.
         """
@@ -69,6 +71,9 @@ class Driver:
         while not wait(self._pause_s(failures)):
             try:
                 ok = self.step()
+            except DriverLeaseLostError as error:
+                _log.warning("%s", error)
+                break
             except Exception:
                 # The database may be away for a while; campaigns outlive that.
                 _log.exception("this round failed; trying again")
@@ -98,7 +103,8 @@ class Driver:
     def _beat(self) -> None:
         now = time.monotonic()
         if now - self._beat_at >= HEARTBEAT_INTERVAL_S:
-            self._store.heartbeat_driver()
+            self._store.agree_on_time()
+            self._store.move_clocks()
             self._beat_at = now
 
     def _set_aside(self, running: set[int]) -> None:
@@ -110,6 +116,8 @@ class Driver:
     def _step_campaign(self, campaign: CampaignRecord) -> bool:
         try:
             self._drive(campaign)
+        except DriverLeaseLostError:
+            raise
         except (TunerError, SearchSpaceError) as error:
             _log.exception("campaign %r is broken", campaign.name)
             return self._fail(campaign, error)
@@ -130,6 +138,8 @@ class Driver:
             self._end(campaign, "FAILED", "error", str(error))
         except CampaignStateError as state_error:
             _log.info("campaign %r: %s", campaign.name, state_error)
+        except DriverLeaseLostError:
+            raise
         except Exception:
             _log.exception("campaign %r cannot be ended; trying again", campaign.name)
             return False
@@ -304,6 +314,8 @@ class Driver:
             analysis = analyse(campaign, standings, self._store.trials(campaign.id))
             if analysis is not None:
                 self._store.keep_analysis(campaign.id, analysis)
+        except DriverLeaseLostError:
+            raise
         except Exception:
             # It is a remark on the campaign; what it remarks on is kept, and worth more.
             _log.exception("campaign %r cannot be analysed", campaign.name)

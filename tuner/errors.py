@@ -25,9 +25,5 @@ class CampaignBrokenError(TunerError):
     """A campaign cannot be driven: its description or its strategy failed; the cause is chained."""
 
 
-class DriverAlreadyRunningError(TunerError):
-    """Another driver holds the data directory."""
-
-
 class ScenarioUnknownError(TunerError):
     """A simulation is asked for by a name that no scenario has."""

@@ -1,4 +1,4 @@
-"""The driver as a process: one a data directory, until a signal ends it."""
+"""The driver as a process: active or standing by, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,62 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from results_db.data_dir import DataDir
-from results_db.errors import DataDirLockedError
+from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from tuner.driver import Driver
-from tuner.errors import DriverAlreadyRunningError
+from tuner.tenure import Standby, Tenure
 
-LOCK_NAME: Final = "driver"
 LOOK_INTERVAL_S: Final = 0.1
+STANDBY_INTERVAL_S: Final = 0.5
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
+_log: Final = logging.getLogger("tuner.process")
 
-def drive_data_dir(path: Path | None) -> None:
-    """Drives the campaigns of a data directory until SIGTERM or SIGINT.
+
+def drive(data_dir: Path | None, database: str | None = None) -> None:
+    """Drives the campaigns of a database until SIGTERM or SIGINT, while no other driver does.
+
+    Args:
+        data_dir: where its SQLite lies; None: the default.
+        database: URL of a PostgreSQL instead; None: there is none.
 
     Raises:
-        DriverAlreadyRunningError: another driver works on it.
-        results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote its database.
+        results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote it.
     """
-    data_dir = DataDir.default() if path is None else DataDir(path)
-    data_dir.create()
+    data = DataDir.default() if data_dir is None else DataDir(data_dir)
     _log_to_stderr()
     stop = StopRequest()
     for number in STOP_SIGNALS:
         signal.signal(number, stop.note)
-    with _only_driver(data_dir), closing(Store.open(data_dir)) as store:
-        Driver(store).run(stop.wait)
+    with closing(Store.open(data, database=database)) as store:
+        while not stop.is_requested:
+            _drive_once(store, stop)
+
+
+def _drive_once(store: Store, stop: StopRequest) -> None:
+    """Stands by until no other driver is at work, and drives until another has taken over."""
+    standby = Standby(store)
+    while not stop.wait(0):
+        try:
+            lease = standby.take_over()
+        except DatabaseUnavailableError as error:
+            _log.warning("cannot see whether a driver is at work: %s", error)
+            lease = None
+        if lease is not None:
+            break
+        stop.wait(STANDBY_INTERVAL_S)
+    else:
+        return
+    with Tenure(store, lease) as tenure:
+        Driver(store.as_driver(lease.fence)).run(
+            lambda pause_s: stop.wait(pause_s) or not tenure.goes_on()
+        )
 
 
 class StopRequest:
@@ -50,6 +74,11 @@ class StopRequest:
     def __init__(self) -> None:
         self._requested = False
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether the end was asked for."""
+        return self._requested
+
     def note(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         self._requested = True
@@ -60,18 +89,6 @@ class StopRequest:
         while not self._requested and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_INTERVAL_S))
         return self._requested
-
-
-@contextmanager
-def _only_driver(data_dir: DataDir) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(data_dir.lock(LOCK_NAME))
-        except DataDirLockedError as error:
-            raise DriverAlreadyRunningError(
-                f"another driver works on {data_dir.path}; end it, or choose another --data-dir"
-            ) from error
-        yield
 
 
 def _log_to_stderr() -> None:

@@ -229,6 +229,7 @@ def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
     body |= {"nodes_held": 1.0, "iterations_s": 6.0}
     api.post(f"/trials/{trial.id}/outcome", body)
     beat(api, worker, status={"idle_node_s": 30.0})
+    api.store.share_idle_time()
     # One device of a node of four was used.
     probe = {"iterations": 1.5, "start": 1.0, "idle": 7.5, "lost": 0.0, "total": 10.0}
     read = api.get(f"/trials/{trial.id}")

@@ -205,7 +205,7 @@ def test_a_campaign_that_nobody_drives_says_so(api: Api) -> None:
 
 def test_a_campaign_that_nobody_works_for_says_so(api: Api) -> None:
     api.submit()
-    api.store.heartbeat_driver()
+    api.store.acquire_driver_lease()
     api.register(cluster="elsewhere")
     reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
     assert "no worker of cluster local-cpu" in reason
@@ -213,7 +213,7 @@ def test_a_campaign_that_nobody_works_for_says_so(api: Api) -> None:
 
 def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
     campaign = api.submit()
-    api.store.heartbeat_driver()
+    api.store.acquire_driver_lease()
     api.register("small", devices_per_node=1)
     api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
     reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
@@ -223,7 +223,7 @@ def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
 
 def test_a_campaign_that_moves_waits_for_nothing(api: Api) -> None:
     campaign = api.submit()
-    api.store.heartbeat_driver()
+    api.store.acquire_driver_lease()
     worker = api.register()
     trial = api.store.add_trial(campaign["id"], Layout(num_microbatches=8))
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None

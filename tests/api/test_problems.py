@@ -125,6 +125,7 @@ def test_every_error_of_ours_has_a_status() -> None:
         "TokenFileInvalidError",
         "ServiceUnstableError",
         "ServiceError",
+        "DatabaseInvalidError",
         "DatabaseUrlInvalidError",
         "DriverLeaseLostError",
         "SchemaNewerError",

@@ -148,6 +148,7 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
     for thread in threads:
         thread.join(90)
     assert not faults
+    store.share_idle_time()
     read = service.get("/campaigns/first")
     assert read["progress"]["trials"]["COMPLETED"] == 24
     # One device of the two that each probe held, for 2 s and for 8 s in all.

@@ -148,7 +148,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule()
     def driver_beats(self) -> None:
-        self.act(lambda: self.store.heartbeat_driver())
+        self.act(lambda: self.store.move_clocks())
 
     # The user
 

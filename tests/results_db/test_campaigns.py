@@ -68,7 +68,7 @@ def test_wall_time_counts_while_a_driver_is_at_work(store: Store, clock: Turnabl
     campaign = make_campaign(store)
     for _ in range(10):
         clock.forward(2)
-        store.heartbeat_driver()
+        store.move_clocks()
     assert store.campaign(campaign).wall_time_s == pytest.approx(20)
     clock.forward(1)
     assert store.campaign(campaign).wall_time_s == pytest.approx(21)
@@ -77,9 +77,9 @@ def test_wall_time_counts_while_a_driver_is_at_work(store: Store, clock: Turnabl
 def test_wall_time_stands_while_nobody_drives(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     clock.forward(2)
-    store.heartbeat_driver()
+    store.move_clocks()
     clock.forward(3600)
-    store.heartbeat_driver()
+    store.move_clocks()
     assert store.campaign(campaign).wall_time_s == pytest.approx(2 + MAX_CLOCK_GAP_S)
 
 
@@ -88,7 +88,7 @@ def test_wall_time_stands_while_a_campaign_is_paused(store: Store, clock: Turnab
     clock.forward(5)
     store.pause_campaign(campaign)
     clock.forward(8)
-    store.heartbeat_driver()
+    store.move_clocks()
     assert store.campaign(campaign).wall_time_s == pytest.approx(5)
     store.resume_campaign(campaign)
     clock.forward(3)
@@ -102,18 +102,10 @@ def test_a_clock_that_is_set_back_takes_no_wall_time_away(
 ) -> None:
     campaign = make_campaign(store)
     clock.forward(5)
-    store.heartbeat_driver()
+    store.move_clocks()
     clock.forward(-3600)
-    store.heartbeat_driver()
+    store.move_clocks()
     assert store.campaign(campaign).wall_time_s == pytest.approx(5)
-
-
-def test_the_driver_is_seen_when_it_beats(store: Store, clock: TurnableClock) -> None:
-    assert store.driver_seen_at() is None
-    store.heartbeat_driver()
-    clock.forward(3)
-    store.heartbeat_driver()
-    assert store.driver_seen_at() == clock.now
 
 
 def test_pausing_hands_out_nothing_more_and_resuming_does(store: Store) -> None:

@@ -51,7 +51,7 @@ def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path
     def drive() -> None:
         for number in range(1, wanted + 1):
             store.add_trial(campaign, Layout(micro_batch_size=number))
-            store.heartbeat_driver()
+            store.move_clocks()
 
     def work(worker_id: str) -> None:
         while store.count_trials(campaign)["COMPLETED"] < wanted:

@@ -144,6 +144,7 @@ def test_an_attempt_that_its_worker_gives_back_is_lost_time(store: Store) -> Non
 
 def idle(store: Store, worker_id: str, node_s: float) -> None:
     store.heartbeat(worker_id, [], status=AllocationStatus(idle_node_s=node_s))
+    store.share_idle_time()
 
 
 def test_an_allocation_s_idle_time_is_shared_among_the_running_campaigns_of_its_cluster(

@@ -78,6 +78,8 @@ class Thread:
             (3, self.steer),
             (1, self.cancel_pending),
             (3, self.tell_status),
+            (2, self.store.share_idle_time),
+            (2, self.store.move_clocks),
             (3, self.read),
         ]
         weights, chosen = zip(*actions, strict=True)

@@ -344,12 +344,6 @@ def test_a_database_that_is_away_is_waited_for(
     assert store.count_trials(campaign.id)["COMPLETED"] == 2
 
 
-def test_the_driver_is_seen_at_work(store: Store) -> None:
-    assert store.driver_seen_at() is None
-    Driver(store).step()
-    assert store.driver_seen_at() is not None
-
-
 def test_out_of_memory_everywhere_is_survived(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 100}))
     worker = FakeWorker(store, out_of_memory)

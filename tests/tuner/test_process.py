@@ -93,23 +93,6 @@ def test_a_signal_ends_it_cleanly(data_dir: DataDir, number: signal.Signals) -> 
         assert process.wait(DEADLINE_S) == 0
 
 
-def test_a_second_driver_is_refused_in_one_line(data_dir: DataDir) -> None:
-    with running_driver(data_dir) as process:
-        line_of(process, "driver started")
-        second = subprocess.run(
-            [sys.executable, "-m", "tuner", "--data-dir", str(data_dir.path)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=DEADLINE_S,
-        )
-        assert process.poll() is None
-    assert second.returncode == 1
-    assert second.stderr == (
-        f"Error: another driver works on {data_dir.path}; end it, or choose another --data-dir\n"
-    )
-
-
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(data_dir: DataDir) -> None:
     Store.open(data_dir).close()
     path = data_dir.database_url.removeprefix("sqlite:///")

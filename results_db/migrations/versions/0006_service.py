@@ -17,6 +17,13 @@ def upgrade() -> None:
         "campaigns", sa.Column("created_by", sa.String(64), server_default="", nullable=False)
     )
     op.add_column("campaigns", sa.Column("notes", sa.Text(), server_default="", nullable=False))
+    op.add_column(
+        "workers",
+        sa.Column("idle_shared_node_seconds", sa.Double(), server_default="0", nullable=False),
+    )
+    # Until now, what a worker told was shared at once.
+    op.execute("UPDATE workers SET idle_shared_node_seconds = idle_node_seconds")
+    _create_driver_lease()
     _create_tokens()
     _create_audit()
     _create_events()
@@ -39,8 +46,46 @@ def downgrade() -> None:
     op.drop_table("events")
     op.drop_table("audit")
     op.drop_table("tokens")
+    _drop_driver_lease()
+    op.drop_column("workers", "idle_shared_node_seconds")
     op.drop_column("campaigns", "notes")
     op.drop_column("campaigns", "created_by")
+
+
+def _create_driver_lease() -> None:
+    op.drop_table("driver_beats")
+    lease = op.create_table(
+        "driver_lease",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("fence", sa.BigInteger(), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("released_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("id = 1", name=op.f("ck_driver_lease_is_one")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_driver_lease")),
+    )
+    op.bulk_insert(lease, [{"id": 1, "fence": 0, "host": "", "pid": 0}])
+    sweeps = op.create_table(
+        "sweeps",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("swept_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("id = 1", name=op.f("ck_sweeps_is_one")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_sweeps")),
+    )
+    op.bulk_insert(sweeps, [{"id": 1}])
+
+
+def _drop_driver_lease() -> None:
+    op.drop_table("sweeps")
+    op.drop_table("driver_lease")
+    op.create_table(
+        "driver_beats",
+        sa.Column("name", sa.String(40), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_driver_beats")),
+    )
 
 
 def _create_tokens() -> None:

@@ -1,0 +1,157 @@
+"""The driver's lease: one tenure at a time, and a driver that lost it writes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from results_db.driver_lease import DRIVER_LEASE_S, DriverLease
+from results_db.errors import DriverLeaseLostError
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import TurnableClock, make_campaign
+
+
+def acquired(store: Store) -> DriverLease:
+    lease = store.acquire_driver_lease()
+    assert lease is not None
+    return lease
+
+
+def test_before_the_first_driver_the_lease_is_free(store: Store) -> None:
+    assert store.driver_seen_at() is None
+    assert store.driver_lease().is_free(store.now())
+    lease = acquired(store)
+    assert (lease.fence, lease.seen_at) == (1, store.now())
+    assert store.driver_seen_at() == store.now()
+
+
+def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
+    store: Store, clock: TurnableClock
+) -> None:
+    first = acquired(store)
+    for _ in range(5):
+        clock.forward(DRIVER_LEASE_S - 1)
+        assert store.acquire_driver_lease() is None
+        store.renew_driver_lease(first.fence)
+    clock.forward(DRIVER_LEASE_S + 0.1)
+    assert acquired(store).fence == first.fence + 1
+    with pytest.raises(DriverLeaseLostError, match="another driver has taken over since tenure 1"):
+        store.renew_driver_lease(first.fence)
+
+
+def test_one_that_ends_in_order_is_succeeded_at_once(store: Store) -> None:
+    first = acquired(store)
+    store.release_driver_lease(first.fence)
+    assert acquired(store).fence == 2
+    with pytest.raises(DriverLeaseLostError):
+        store.release_driver_lease(first.fence)
+    assert store.driver_lease().released_at is None
+
+
+def test_one_that_was_silent_for_long_goes_on_if_nobody_took_over(
+    store: Store, clock: TurnableClock
+) -> None:
+    lease = acquired(store)
+    clock.forward(3600)
+    store.as_driver(lease.fence).move_clocks()
+    store.renew_driver_lease(lease.fence)
+    assert store.acquire_driver_lease() is None
+
+
+def test_after_the_clock_was_set_back_whoever_watched_it_stand_still_takes_over(
+    store: Store, clock: TurnableClock
+) -> None:
+    acquired(store)
+    seen = store.driver_lease()
+    clock.forward(-3600)
+    assert store.acquire_driver_lease() is None
+    assert store.acquire_driver_lease(unchanged=seen) is not None
+    # What was watched is another tenure by now.
+    assert store.acquire_driver_lease(unchanged=seen) is None
+
+
+WRITES: Final[dict[str, Callable[[Store, int, int], Any]]] = {
+    "add_trial": lambda store, campaign, _: store.add_trial(campaign, Layout(tp=2)),
+    "repeat_trial": lambda store, _, trial: store.repeat_trial(trial),
+    "cancel_pending": lambda store, campaign, _: store.cancel_pending(campaign, "time is up"),
+    "end_campaign": lambda store, campaign, _: store.end_campaign(
+        campaign, "COMPLETED", "budget", "done"
+    ),
+    "move_clocks": lambda store, _, __: store.move_clocks(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_driver_that_lost_its_lease_writes_nothing(
+    store: Store, clock: TurnableClock, write: str
+) -> None:
+    campaign = make_campaign(store)
+    trial = store.add_trial(campaign, Layout())
+    store.cancel_pending(campaign, "so that it can be repeated")
+    lost = store.as_driver(acquired(store).fence)
+    clock.forward(DRIVER_LEASE_S + 1)
+    active = store.as_driver(acquired(store).fence)
+    before = (store.campaign(campaign), store.trials(campaign))
+    with pytest.raises(DriverLeaseLostError):
+        WRITES[write](lost, campaign, trial.id)
+    assert (store.campaign(campaign), store.trials(campaign)) == before
+    WRITES[write](active, campaign, trial.id)
+
+
+def test_of_many_that_take_over_at_once_one_does(database_url: str) -> None:
+    stores = [Store(database_url) for _ in range(6)]
+    barrier = threading.Barrier(len(stores))
+    leases: list[DriverLease | None] = []
+
+    def take_over(store: Store) -> None:
+        barrier.wait(10)
+        leases.append(store.acquire_driver_lease())
+
+    threads = [threading.Thread(target=take_over, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(leases) == len(stores)
+    assert [lease.fence for lease in leases if lease is not None] == [1]
+    for store in stores:
+        store.close()
+
+
+def test_a_takeover_waits_for_what_the_driver_before_is_writing(
+    database_url: str, clock: TurnableClock
+) -> None:
+    store = Store(database_url, clock=clock)
+    campaign = make_campaign(store)
+    driver = store.as_driver(acquired(store).fence)
+    clock.forward(DRIVER_LEASE_S + 1)
+    order: list[str] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with driver._db.write():
+            has_begun.set()
+            assert may_end.wait(30)
+            order.append("written")
+
+    def take_over() -> None:
+        acquired(store)
+        order.append("taken over")
+
+    threads = [threading.Thread(target=write), threading.Thread(target=take_over)]
+    threads[0].start()
+    assert has_begun.wait(30)
+    threads[1].start()
+    threads[1].join(0.3)
+    assert order == []
+    may_end.set()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["written", "taken over"]
+    with pytest.raises(DriverLeaseLostError):
+        driver.add_trial(campaign, Layout())
+    store.close()

@@ -1,0 +1,175 @@
+"""Several drivers as processes: one is active, and another takes over when it is killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
+from tuner.tenure import Standby, Tenure
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with closing(Store(database_url)) as store:
+        yield store
+
+
+class DriverProcess:
+    """`layout-tuner driver` on a database, with what it says in a file."""
+
+    def __init__(self, database_url: str, log: Path) -> None:
+        self.log = log
+        where = (
+            ["--data-dir", str(Path(database_url.removeprefix("sqlite:///")).parent)]
+            if database_url.startswith("sqlite")
+            else ["--data-dir", str(log.parent / "data"), "--database", database_url]
+        )
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tuner", *where], stderr=output, stdout=output
+            )
+
+    def said(self, words: str) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return words in self.log.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@contextmanager
+def drivers(database_url: str, folder: Path, count: int) -> Iterator[list[DriverProcess]]:
+    """So many drivers; the first is the active one."""
+    with ExitStack() as stack:
+        started: list[DriverProcess] = []
+        for number in range(count):
+            driver = DriverProcess(database_url, folder / f"driver-{number}.log")
+            stack.callback(driver.process.wait, DEADLINE_S)
+            stack.callback(driver.process.kill)
+            words = "the active driver" if number == 0 else "standing by"
+            wait_for(lambda driver=driver, words=words: driver.said(words))
+            started.append(driver)
+        yield started
+
+
+def wait_for(condition: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold in time"
+        act()
+        time.sleep(0.02)
+
+
+def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
+    database_url: str, store: Store, tmp_path: Path
+) -> None:
+    campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
+    worker = FakeWorker(store)
+    with drivers(database_url, tmp_path, 2) as (first, second):
+        wait_for(lambda: store.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one)
+        assert store.driver_lease().pid == first.process.pid
+        first.send(signal.SIGKILL)
+        wait_for(lambda: ended(store, campaign), worker.run_one)
+        assert store.driver_lease().pid == second.process.pid
+    trials = store.trials(campaign.id)
+    assert [trial.state for trial in trials] == ["COMPLETED"] * 18
+    assert len(set(layouts_of(trials))) == 18
+
+
+def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
+    database_url: str, store: Store, tmp_path: Path
+) -> None:
+    campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
+    worker = FakeWorker(store)
+    with drivers(database_url, tmp_path, 2) as (first, second):
+        wait_for(lambda: store.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one)
+        first.send(signal.SIGSTOP)
+        wait_for(lambda: second.said("the active driver"), worker.run_one)
+        first.send(signal.SIGCONT)
+        wait_for(lambda: first.said("another driver has taken over"), worker.run_one)
+        wait_for(lambda: first.said("standing by"), worker.run_one)
+        wait_for(lambda: ended(store, campaign), worker.run_one)
+        assert store.driver_lease().pid == second.process.pid
+        # And back again: the first is as good as new.
+        second.send(signal.SIGKILL)
+        wait_for(lambda: first.log.read_text().count("the active driver") == 2)
+    trials = store.trials(campaign.id)
+    assert [trial.state for trial in trials] == ["COMPLETED"] * 18
+    assert len(set(layouts_of(trials))) == 18
+
+
+def test_one_that_is_told_to_end_is_succeeded_at_once(
+    database_url: str, store: Store, tmp_path: Path
+) -> None:
+    with drivers(database_url, tmp_path, 2) as (first, second):
+        first.send(signal.SIGTERM)
+        assert first.process.wait(DEADLINE_S) == 0
+        assert store.driver_lease().released_at or store.driver_lease().fence == 2
+        wait_for(lambda: second.said("the active driver"))
+        second.send(signal.SIGINT)
+        assert second.process.wait(DEADLINE_S) == 0
+    assert store.driver_lease().released_at is not None
+
+
+def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.acquire_driver_lease() is not None
+    count = [100.0]
+    monkeypatch.setattr("tuner.tenure.time.monotonic", lambda: count[0])
+    standby = Standby(store)
+    monkeypatch.setattr("tuner.tenure.DRIVER_LEASE_S", 0.0)
+    monkeypatch.setattr("results_db.driver_lease.DRIVER_LEASE_S", 3600.0)  # the clock was set back
+    assert standby.take_over() is None
+    count[0] += 1
+    lease = standby.take_over()
+    assert lease is not None
+    assert (lease.fence, lease.pid) == (2, os.getpid())
+
+
+def test_a_tenure_goes_on_while_the_database_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tuner.tenure.RENEWAL_INTERVAL_S", 0.01)
+    lease = store.acquire_driver_lease()
+    assert lease is not None
+    real = store.renew_driver_lease
+    away = iter([True] * 3)
+
+    def renew(fence: int) -> None:
+        if next(away, False):
+            raise DatabaseUnavailableError("it is away")
+        real(fence)
+
+    monkeypatch.setattr(store, "renew_driver_lease", renew)
+    with caplog.at_level("INFO", logger="tuner"), Tenure(store, lease) as tenure:
+        wait_for(lambda: store.driver_lease().seen_at != lease.seen_at)
+        assert tenure.goes_on()
+    assert "tenure 1 is not renewed: it is away" in caplog.text
+    assert store.driver_lease().released_at is not None
+
+
+def test_a_driver_whose_round_never_ends_is_succeeded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.tenure.RENEWAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("tuner.tenure.STUCK_AFTER_S", 0.0)
+    lease = store.acquire_driver_lease()
+    assert lease is not None
+    with Tenure(store, lease) as tenure:
+        wait_for(lambda: not tenure.goes_on())
+    # Not given back: the round may still be writing, until another takes over.
+    assert store.driver_lease().released_at is None
