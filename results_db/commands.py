@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,48 @@ def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | No
         )
     if not all(finding.is_mended for finding in report.findings):
         raise click.exceptions.Exit(1)
+
+
+@db.command()
+@click.option(
+    "--keep",
+    "settings",
+    multiple=True,
+    envvar="LAYOUT_TUNER_KEEP",
+    show_envvar=True,
+    metavar="KIND=DAYS",
+    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
+    "[default: events=30 requests=7, all else for ever]",
+)
+@_place_options
+def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None) -> None:
+    """Let go of what is older than it is to be kept; the service may run, and does the same every hour.
+
+    Campaigns, trials and measurements always stay. The space is used again; the file does not shrink.
+    """
+    from results_db.retention import KINDS, Retention
+    from results_db.store import Store
+
+    with _refusals_as_messages():
+        retention = Retention.read(settings)
+        url = _url(data_dir, database)
+        _refuse_other_schema(url)
+        with closing(Store(url)) as store:
+            pruned = store.prune(retention)
+    for kind in KINDS:
+        days = getattr(retention, kind)
+        kept = (
+            "kept for ever"
+            if days is None
+            else f"older than {days:g} days: {getattr(pruned, kind)} gone"
+        )
+        click.echo(f"{kind:<12}{kept}")
+
+
+def _refuse_other_schema(url: str) -> None:
+    from results_db import migrate
+
+    migrate.check(url)
 
 
 def _warn_of(findings: tuple[Finding, ...]) -> None:

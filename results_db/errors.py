@@ -129,6 +129,10 @@ class DatabaseInvalidError(ResultsDbError):
     """The database holds what this version's schema refuses."""
 
 
+class RetentionInvalidError(ResultsDbError):
+    """A setting that says what is kept for how long is none."""
+
+
 class BackupPathError(ResultsDbError):
     """A backup cannot be written or read where it was named."""
 

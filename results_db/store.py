@@ -30,6 +30,7 @@ from results_db.outcomes import Outcomes
 from results_db.ownership import Ownership
 from results_db.part import Clock, utc_now
 from results_db.reports import Reports
+from results_db.retention import Pruning
 from results_db.session import Database
 from results_db.standing_repair import StandingRepair
 from results_db.sweeps import Sweeps
@@ -63,6 +64,7 @@ class Store(
     Knowledge,
     Imports,
     EventLog,
+    Pruning,
     Tokens,
     Ownership,
     Audit,

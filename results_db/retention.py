@@ -1,0 +1,181 @@
+"""What is kept for how long: logs, iterations, events, the audit and the keys of requests.
+
+Campaigns, trials and measurements are kept until a user deletes them. What goes, goes in small
+transactions, so that nobody waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Final, Self, cast
+
+from sqlalchemy import CursorResult, Delete, Select, delete, exists, select
+from sqlalchemy.orm import Session
+
+from results_db.errors import RetentionInvalidError
+from results_db.event_log import EventLog
+from results_db.events import emit
+from results_db.lifecycle import locked_campaign
+from results_db.models import Campaign, IterationRow, Trial, TrialLog
+from results_db.part import StorePart
+from results_db.service_tables import AuditRow, IdempotencyKey
+from results_db.standing_upkeep import rebuild_standings
+
+ROWS_AT_ONCE: Final = 1000
+"""Rows that one transaction deletes."""
+
+FOR_EVER: Final = "forever"
+MAX_DAYS: Final = 36_500.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """For how many days things are kept; None: for ever."""
+
+    logs: float | None = None
+    """Last lines of what trials' ranks printed, from the trial's end."""
+    iterations: float | None = None
+    """Single iterations with their times and losses, from their campaign's end. Medians and quartiles stay;
+    the interval of a layout that ran once goes with them."""
+    events: float | None = 30.0
+    """What watchers that come back catch up on; the newest of each campaign stays."""
+    audit: float | None = None
+    """Who changed what."""
+    requests: float | None = 7.0
+    """Keys by which a request that is sent again is known."""
+
+    @classmethod
+    def read(cls, settings: Iterable[str]) -> Self:
+        """Reads settings as people write them: "logs=90", "events=forever"; the last of a kind counts.
+
+        Raises:
+            RetentionInvalidError: a setting is none.
+        """
+        return cls(**dict(map(_read_setting, settings)))
+
+
+KINDS: Final = tuple(field.name for field in fields(Retention))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruned:
+    """How many rows went, or would."""
+
+    logs: int = 0
+    iterations: int = 0
+    events: int = 0
+    audit: int = 0
+    requests: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, kind) for kind in KINDS)
+
+
+class Pruning(StorePart):
+    """The part of the store that lets go of what is old."""
+
+    def prune(self, retention: Retention) -> Pruned:
+        """Deletes what is older than it is to be kept; says how many rows of each kind."""
+        before = self._limits(retention)
+        gone: dict[str, int] = {}
+        for kind, query in _old_rows(before).items():
+            gone[kind] = self._delete_all(*query)
+        if "iterations" in before:
+            gone["iterations"] = self._prune_iterations(before["iterations"])
+        if "events" in before:
+            gone["events"] = EventLog(self._db, self._clock).prune_events(before["events"])
+        pruned = Pruned(**gone)
+        if pruned.total:
+            with self._db.write() as session:
+                rows = {kind: number for kind, number in gone.items() if number}
+                self._audit(session, "database.prune", "database", "results", **rows)
+        return pruned
+
+    def _limits(self, retention: Retention) -> dict[str, datetime]:
+        """By kind, the moment before which it goes."""
+        now = self._clock()
+        kept = {kind: getattr(retention, kind) for kind in KINDS}
+        return {kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None}
+
+    def _delete_all(self, query: Select[Any], delete_them: Delete, key: Any) -> int:
+        total = 0
+        while True:
+            with self._db.write() as session:
+                keys = session.scalars(query.limit(ROWS_AT_ONCE)).all()
+                if not keys:
+                    return total
+                total += _rows_of(session, delete_them.where(key.in_(keys)))
+
+    def _prune_iterations(self, before: datetime) -> int:
+        """Campaign by campaign, since the standings of each follow."""
+        with self._db.read() as session:
+            ids = session.scalars(_campaigns_with_iterations(before)).all()
+        total = 0
+        for campaign_id in ids:
+            with self._db.write() as session:
+                if session.get(Campaign, campaign_id) is None:
+                    continue  # it was deleted meanwhile
+                campaign = locked_campaign(session, campaign_id)
+                trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
+                old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
+                total += _rows_of(session, old)
+                rebuild_standings(session, campaign)
+                emit(session, campaign_id, "campaign.changed", now=self._clock())
+        return total
+
+
+def _old_rows(before: Mapping[str, datetime]) -> dict[str, tuple[Select[Any], Delete, Any]]:
+    """By kind, what finds the keys of rows that go, and what deletes rows by their keys."""
+    found: dict[str, tuple[Select[Any], Delete, Any]] = {}
+    if "logs" in before:
+        query = (
+            select(TrialLog.trial_id)
+            .join(Trial, Trial.id == TrialLog.trial_id)
+            .where(Trial.ended_at < before["logs"])
+        )
+        found["logs"] = (query, delete(TrialLog), TrialLog.trial_id)
+    if "audit" in before:
+        old = select(AuditRow.id).where(AuditRow.at < before["audit"])
+        found["audit"] = (old, delete(AuditRow), AuditRow.id)
+    if "requests" in before:
+        too_old = IdempotencyKey.created_at < before["requests"]
+        found["requests"] = (
+            select(IdempotencyKey.campaign_id).where(too_old),
+            delete(IdempotencyKey).where(too_old),
+            IdempotencyKey.campaign_id,
+        )
+    return found
+
+
+def _campaigns_with_iterations(before: datetime) -> Select[Any]:
+    has_some = exists().where(Trial.campaign_id == Campaign.id, IterationRow.trial_id == Trial.id)
+    return select(Campaign.id).where(Campaign.ended_at < before, has_some).order_by(Campaign.id)
+
+
+def _rows_of(session: Session, statement: Delete) -> int:
+    done = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", done).rowcount
+
+
+def _read_setting(setting: str) -> tuple[str, float | None]:
+    kind, _, value = setting.partition("=")
+    kind = kind.strip()
+    if kind not in KINDS:
+        raise RetentionInvalidError(
+            f"{setting!r} does not say what is kept: write KIND=DAYS, of {', '.join(KINDS)}"
+        )
+    if value.strip() == FOR_EVER:
+        return kind, None
+    try:
+        days = float(value)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days <= MAX_DAYS:
+        raise RetentionInvalidError(
+            f"{setting!r} does not say for how long: write a number of days, or {kind}={FOR_EVER}"
+        )
+    return kind, days

@@ -1,0 +1,162 @@
+"""What is old goes when that was said, and nothing else does."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from results_db.actor import Actor
+from results_db.errors import RetentionInvalidError
+from results_db.idempotency import RequestKey
+from results_db.integrity import check_database
+from results_db.retention import Pruned, Retention
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_spec,
+    make_worker,
+)
+
+KEEP_ALL = Retention(events=None, requests=None)
+DAY_S = 86_400.0
+
+
+def measure(store: Store, campaign: int, size: int) -> int:
+    worker = make_worker(store)
+    trial = store.add_trial(campaign, Layout(micro_batch_size=size))
+    store.post_outcome(trial.id, lease_one(store, worker.id).attempt, completed())
+    return trial.id
+
+
+def count(store: Store, table: str) -> int:
+    with store._db.read() as session:
+        return int(session.scalar(text(f"SELECT count(*) FROM {table}")) or 0)
+
+
+@pytest.fixture
+def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
+    """One that ended ten days ago with two measured trials, and one that goes on with one of each age."""
+    old, going = make_campaign(store, "old"), make_campaign(store, "going")
+    measure(store, old, 1)
+    measure(store, old, 2)
+    measure(store, going, 1)
+    store.end_campaign(old, "COMPLETED", "budget", "")
+    clock.forward(10 * DAY_S)
+    measure(store, going, 2)
+    store.number_events()
+    return old, going
+
+
+def test_nothing_goes_that_is_kept_for_ever(store: Store, campaigns: tuple[int, int]) -> None:
+    assert store.prune(KEEP_ALL) == Pruned()
+    assert count(store, "trial_logs") == 4
+
+
+def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
+    store: Store, campaigns: tuple[int, int]
+) -> None:
+    assert store.prune(Retention(logs=5, events=None)) == Pruned(logs=3)
+    details = [store.trial_detail(trial) for trial in (1, 2, 3, 4)]
+    assert [bool(detail.log_tail) for detail in details] == [False, False, False, True]
+    assert all(detail.trial.measurement is not None for detail in details)
+    assert all(detail.iterations for detail in details)
+
+
+def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_goes_on(
+    store: Store, campaigns: tuple[int, int], database_url: str
+) -> None:
+    before = store.trial(1).measurement
+    assert store.prune(Retention(iterations=5, events=None)) == Pruned(iterations=10)
+    # The losses of a campaign that goes on are still compared with those that come.
+    assert [len(store.trial_detail(trial).iterations) for trial in (1, 2, 3, 4)] == [0, 0, 5, 5]
+    assert store.trial(1).measurement == before
+    assert len(store.standings(campaigns[0], "tokens_per_s")) == 2
+    assert check_database(database_url).findings == ()
+    assert store.prune(Retention(iterations=5, events=None)) == Pruned()
+
+
+def test_events_go_but_for_the_newest_of_each_campaign(
+    store: Store, campaigns: tuple[int, int]
+) -> None:
+    before = store.events(after=0, limit=99)
+    pruned = store.prune(Retention(events=5))
+    left = store.events(after=0, limit=99)
+    assert pruned.events == len(before) - len(left) > 0
+    assert {event.campaign_id for event in left} == set(campaigns)
+    assert left[-1] == before[-1]
+
+
+def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
+    store: Store, campaigns: tuple[int, int]
+) -> None:
+    someone = store.by(Actor(name="ada", role="admin"))
+    number = count(store, "audit")
+    assert store.prune(Retention(events=None)).audit == 0
+    pruned = someone.prune(Retention(audit=5, events=None))
+    assert pruned.audit > 0
+    assert count(store, "audit") == number - pruned.audit + 1
+    with store._db.read() as session:
+        newest = session.execute(text("SELECT actor, action FROM audit ORDER BY id DESC LIMIT 1"))
+        assert newest.one() == ("ada", "database.prune")
+
+
+def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
+    def keep(key: str, name: str) -> None:
+        campaign = make_campaign(store, name)
+        with store._db.write() as session:
+            session.execute(
+                text(
+                    "INSERT INTO idempotency_keys (actor, key, request_hash, campaign_id, created_at) "
+                    "VALUES ('ada', :key, 'h', :campaign, :at)"
+                ),
+                {"key": key, "campaign": campaign, "at": clock().strftime("%F %T.%f")},
+            )
+
+    keep("old", "one")
+    clock.forward(10 * DAY_S)
+    keep("young", "two")
+    assert store.prune(Retention(events=None)).requests == 1
+    assert len(store.campaigns()) == 2
+    ada = store.by(Actor(name="ada", role="submitter"))
+    assert ada.campaign_of_request(RequestKey(key="old", request_hash="h")) is None
+    assert ada.campaign_of_request(RequestKey(key="young", request_hash="h")) is not None
+
+
+def test_more_rows_than_a_transaction_takes_all_go(
+    store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
+    assert store.prune(Retention(logs=0, events=None)).logs == 3, (
+        "the youngest ended this very moment"
+    )
+
+
+def test_settings_are_read_as_people_write_them() -> None:
+    assert Retention.read([]) == Retention(events=30, requests=7)
+    read = Retention.read(["logs=90", "iterations=365.5", "events=forever", "logs=30"])
+    assert read == Retention(logs=30, iterations=365.5, events=None, requests=7)
+
+
+@pytest.mark.parametrize(
+    "setting", ["logs", "logs=", "logs=-1", "logs=nan", "logs=x", "trials=3", ""]
+)
+def test_a_setting_that_is_none_is_refused_with_what_to_write(setting: str) -> None:
+    with pytest.raises(RetentionInvalidError, match=r"does not say .*: write "):
+        Retention.read([setting])
+
+
+def test_a_store_that_is_reopened_has_lost_nothing_else(
+    store: Store, campaigns: tuple[int, int], database_url: str, clock: TurnableClock
+) -> None:
+    before: list[Any] = [store.trials(campaign) for campaign in campaigns]
+    store.prune(Retention(logs=0, iterations=0, events=0, audit=0, requests=0))
+    with closing(Store(database_url, clock=clock)) as again:
+        assert [again.trials(campaign) for campaign in campaigns] == before
+        assert [campaign.spec for campaign in again.campaigns()] == [
+            make_spec(name) for name in ("going", "old")
+        ]
