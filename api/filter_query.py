@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from results_db.trial_filter import TrialFilter
 
-SINGULAR: Final = {"states": "state", "reasons": "reason", "nodes": "node"}
+SINGULAR: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
 """In a URL a value stands alone, and the name is repeated for several."""
 
 

@@ -22,6 +22,7 @@ from results_db.trial_filter import (
 )
 
 _DESCRIPTIONS: Final = {
+    "numbers": "Only the trials of these numbers in their campaign.",
     "states": "Only these states.",
     "reasons": "Only those that do not count for these reasons: crashed, timeout, ...",
     "nodes": "Only those that went wrong first on these nodes.",

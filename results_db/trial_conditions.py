@@ -11,7 +11,7 @@ from results_db.models import MeasurementRow, Trial
 from results_db.trial_filter import LISTED_FIELDS, METRICS, Metric, TrialFilter
 from search_spaces.objectives import SECONDS_PER_HOUR
 
-_COLUMNS: Final = {"states": "state", "reasons": "reason", "nodes": "node"}
+_COLUMNS: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
 """Columns of trials that are not called as the filter's fields are."""
 
 

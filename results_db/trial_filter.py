@@ -48,6 +48,8 @@ class TrialFilter:
             bounds leave nothing between them.
     """
 
+    numbers: tuple[int, ...] = ()
+    """In their campaign, from 1."""
     states: tuple[TrialState, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why they do not count: crashed, timeout, out_of_memory, ..."""
@@ -120,7 +122,7 @@ LISTED_FIELDS: Final = tuple(
 )
 """Fields of a filter that list values, of which any will do."""
 
-KNOB_FIELDS: Final = LISTED_FIELDS[3:]
+KNOB_FIELDS: Final = LISTED_FIELDS[4:]
 """Those of them that are knobs of the layout, or follow from it."""
 
 CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {

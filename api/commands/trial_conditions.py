@@ -1,0 +1,90 @@
+"""`--where`: which trials are meant, as people write it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from results_db.errors import TrialFilterInvalidError
+from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
+from search_spaces.reading import nearest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
+_PLURAL: Final = {"number": "numbers", "state": "states", "reason": "reasons", "node": "nodes"}
+_LISTED: Final = tuple(
+    {plural: word for word, plural in _PLURAL.items()}.get(name, name) for name in LISTED_FIELDS
+)
+_BOUNDS: Final = {">=": "min", "<=": "max"}
+
+where_option = click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only trials with a knob at a value (tp=2, or tp=1,2 for either), in a state (state=FAILED), with a "
+    "metric within a bound (mfu>=0.3, peak_memory_bytes<=8e9); may be repeated: all must hold.",
+)
+
+
+def read_conditions(conditions: Sequence[str]) -> TrialFilter:
+    """The filter that conditions make together.
+
+    Raises:
+        click.UsageError: one is none, or they leave nothing between them.
+    """
+    stated: dict[str, Any] = {}
+    for condition in conditions:
+        name, value = _read(condition)
+        if name in stated:
+            raise click.UsageError(f"--where {condition!r}: {name} is stated twice")
+        stated[name] = value
+    try:
+        return TrialFilter(**stated)
+    except TrialFilterInvalidError as error:
+        raise click.UsageError(f"--where: {error}") from error
+
+
+def _read(condition: str) -> tuple[str, Any]:
+    parts = _CONDITION.fullmatch(condition)
+    if parts is None:
+        raise click.UsageError(
+            f"--where {condition!r} is not NAME=VALUE, NAME>=NUMBER or NAME<=NUMBER"
+        )
+    name, sign, text = parts.groups()
+    known: Sequence[str] = _LISTED if sign == "=" else METRICS
+    if name not in known:
+        raise click.UsageError(
+            f"--where {condition!r}: {name!r} does not go with {sign}{nearest(name, known)}"
+        )
+    if sign == "=":
+        field = _PLURAL.get(name, name)
+        return field, tuple(_value(field, each.strip(), condition) for each in text.split(","))
+    return f"{_BOUNDS[sign]}_{name}", _bound(name, text, condition)
+
+
+def _value(field: str, text: str, condition: str) -> Any:
+    if field == "sequence_parallel":
+        words = {"true": True, "false": False}
+        if text.lower() in words:
+            return words[text.lower()]
+        raise click.UsageError(f"--where {condition!r}: {text!r} is not true or false")
+    if field in CHOICES or field in TEXTS:
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise click.UsageError(f"--where {condition!r}: {text!r} is not a whole number") from error
+
+
+def _bound(metric: str, text: str, condition: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
+    # 8e9 bytes are a whole number, written shortly.
+    return int(value) if metric.endswith("_bytes") and value.is_integer() else value
