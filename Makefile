@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 INSTALLED := $(VENV)/.installed
 ROOMS := search_spaces results_db tuner workers api
 
-.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-gpu clean
+.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages openapi test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -76,6 +76,11 @@ slurm-packages:
 
 test-slurm: $(INSTALLED) slurm-packages
 	$(BIN)/pytest -m slurm
+
+# The description of the HTTP API as it is checked in; a test compares it.
+openapi: $(INSTALLED)
+	$(BIN)/python -m api.openapi_document > docs/openapi.json.new
+	mv docs/openapi.json.new docs/openapi.json
 
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m gpu
