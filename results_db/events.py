@@ -8,7 +8,9 @@ numbers events as they are written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from itertools import repeat
 from typing import Any, Final, Literal
 
 from sqlalchemy import insert, update
@@ -33,6 +35,8 @@ EventKind = Literal[
 ]
 
 COUNTER_ID: Final = 1
+
+_UNWRITTEN: Final = "events of this transaction"
 
 
 def tell(trial: Trial, kind: EventKind, now: datetime) -> None:
@@ -62,16 +66,29 @@ def emit(
     **data: Any,
 ) -> None:
     """Appends an event to the transaction; readers see it once that has committed."""
-    seq = None
+    event = {
+        "campaign_id": campaign_id,
+        "trial_id": trial_id,
+        "kind": kind,
+        "at": now,
+        "data": data,
+    }
+    session.info.setdefault(_UNWRITTEN, []).append(event)
+
+
+def write_events(session: Session) -> None:
+    """Writes what was appended, in one statement; every writing transaction ends with it."""
+    events: list[dict[str, Any]] = session.info.pop(_UNWRITTEN, [])
+    if not events:
+        return
+    seqs: Iterable[int | None] = repeat(None)
     if session.get_bind().dialect.name == "sqlite":
-        seq = session.execute(
+        last = session.execute(
             update(EventCounter)
             .where(EventCounter.id == COUNTER_ID)
-            .values(last_seq=EventCounter.last_seq + 1)
+            .values(last_seq=EventCounter.last_seq + len(events))
             .returning(EventCounter.last_seq)
         ).scalar_one()
-    session.execute(
-        insert(EventRow).values(
-            seq=seq, campaign_id=campaign_id, trial_id=trial_id, kind=kind, at=now, data=data
-        )
-    )
+        seqs = range(last - len(events) + 1, last + 1)
+    rows = [{"seq": seq, **event} for seq, event in zip(seqs, events, strict=False)]
+    session.connection().execute(insert(EventRow.__table__), rows)  # type: ignore[arg-type]

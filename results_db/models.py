@@ -268,6 +268,7 @@ class MeasurementRow(Base):
         CheckConstraint(is_over_zero(*_FIGURES), name="figures"),
         CheckConstraint("tokens_per_step >= 1 AND peak_memory_bytes >= 0", name="counts"),
         Index(None, "campaign_id", "peak_memory_bytes"),
+        Index(None, "campaign_id", "kin"),
     )
 
     trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -25,6 +25,7 @@ from results_db.errors import (
     ResultsDbError,
     ValueUnstorableError,
 )
+from results_db.events import write_events
 from results_db.storable import refuse_unstorable
 
 FirstStatement = Callable[[Session], None]
@@ -77,6 +78,7 @@ class Database:
             if self._first is not None:
                 self._first(session)
             yield session
+            write_events(session)
 
     def close(self) -> None:
         """Closes every connection."""

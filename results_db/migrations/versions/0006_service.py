@@ -24,6 +24,7 @@ def upgrade() -> None:
     # Until now, what a worker told was shared at once.
     op.execute("UPDATE workers SET idle_shared_node_seconds = idle_node_seconds")
     _create_driver_lease()
+    op.create_index(op.f("ix_measurements_campaign_id_kin"), "measurements", ["campaign_id", "kin"])
     _create_tokens()
     _create_audit()
     _create_events()
@@ -48,6 +49,7 @@ def downgrade() -> None:
     op.drop_table("tokens")
     _drop_driver_lease()
     op.drop_column("workers", "idle_shared_node_seconds")
+    op.drop_index(op.f("ix_measurements_campaign_id_kin"), table_name="measurements")
     op.drop_column("campaigns", "notes")
     op.drop_column("campaigns", "created_by")
 
