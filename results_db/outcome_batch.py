@@ -37,6 +37,7 @@ from results_db.locks import lock_campaigns, lock_trials
 from results_db.models import Attempt, Campaign, MeasurementRow, Trial
 from results_db.outcome_rows import OutcomeRows
 from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
+from results_db.standing_first_runs import FirstRuns
 from results_db.standing_upkeep import keep_standings
 from results_db.worker_tables import Worker
 from search_spaces.outcome import Measurement, Outcome
@@ -95,6 +96,7 @@ class OutcomeBatch:
             self._devices_per_node[attempt.worker_id] = devices
         self._kinship: Kinship | None = None
         self._rows = OutcomeRows()
+        self._first_runs = FirstRuns()
         self._to_judge: list[Trial] = []
         self._changed: defaultdict[int, set[str]] = defaultdict(set)
         """By campaign, the layouts of which other runs may count than before."""
@@ -109,6 +111,7 @@ class OutcomeBatch:
                 except ResultsDbError as refusal:
                     accepted.append(refusal)
         self._rows.write(self._session)
+        self._first_runs.write(self._session)
         for trial in self._to_judge:
             campaign = self._campaigns[trial.campaign_id]
             self._changed[campaign.id] |= settle(self._session, campaign, trial)
@@ -214,6 +217,9 @@ class OutcomeBatch:
             kin = self._known_kin(trial, outcome.measurement)
             if kin is None:
                 self._to_judge.append(trial)
+            elif trial.repeat_index == 0:
+                # It has not ended before, and what has not ended is not repeated.
+                self._first_runs.add(campaign, trial, outcome.measurement)
             else:
                 self._changed[campaign.id].add(trial.layout_key)
         self._rows.keep(trial, outcome, kin=kin)

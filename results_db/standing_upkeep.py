@@ -63,7 +63,7 @@ def rebuild_standings(session: Session, campaign: Campaign) -> None:
 def standings_of(session: Session, campaign: Campaign) -> list[dict[str, Any]]:
     """The rows that a campaign's measurements make, whatever is kept."""
     made = _made(session, campaign, None)
-    for row, stands in zip(made, _front([_weighed(row) for row in made]), strict=True):
+    for row, stands in zip(made, front_of([weighed(row) for row in made]), strict=True):
         row["on_front"] = stands
     return made
 
@@ -117,7 +117,7 @@ def _made(
     counting = [_counting(runs) for runs in of_layout.values()]
     ids = None if layout_keys is None else [run.id for runs in counting for run in runs]
     timed = _timed_iterations(session, campaign.id, ids)
-    return [_standing(campaign, runs, timed) for runs in counting]
+    return [standing_row(campaign, runs, timed) for runs in counting]
 
 
 def _counting(runs: Sequence[Row[Any]]) -> list[Row[Any]]:
@@ -143,7 +143,7 @@ def _timed_iterations(
     return found
 
 
-def _standing(campaign: Campaign, runs: Sequence[Row[Any]], timed: Iterations) -> dict[str, Any]:
+def standing_row(campaign: Campaign, runs: Sequence[Row[Any]], timed: Iterations) -> dict[str, Any]:
     first = runs[0]
     times_s = [run.step_time_s for run in runs]
     step_time_s = median(times_s)
@@ -211,15 +211,15 @@ Weighed = tuple[bool, tuple[float | None, ...]]
 """Of a layout: whether it was stopped early, and its campaign's objectives."""
 
 
-def _weighed(row: Mapping[str, Any]) -> Weighed:
+def weighed(row: Mapping[str, Any]) -> Weighed:
     return row["shortened"], tuple(row[name] for name in _WEIGHED)
 
 
-def _kept(row: Row[Any]) -> Weighed:
+def kept_weighed(row: Row[Any]) -> Weighed:
     return row.shortened, tuple(getattr(row, name) for name in _WEIGHED)
 
 
-def _front(layouts: Sequence[Weighed]) -> list[bool]:
+def front_of(layouts: Sequence[Weighed]) -> list[bool]:
     """Which layouts no other beats; what was stopped early does not count while any was not."""
     is_any_full = any(not shortened for shortened, _ in layouts)
     candidates = [
@@ -235,17 +235,19 @@ def _front(layouts: Sequence[Weighed]) -> list[bool]:
 
 def _joins_front(session: Session, new: Mapping[str, Any], front: Sequence[Row[Any]]) -> bool:
     """Whether a layout is on the front; takes off it those that the layout beats."""
-    *stand, joins = _front([*(_kept(row) for row in front), _weighed(new)])
+    *stand, joins = front_of([*(kept_weighed(row) for row in front), weighed(new)])
     fallen = [row.trial_id for row, stays in zip(front, stand, strict=True) if not stays]
-    _mark(session, dict.fromkeys(fallen, False))
+    mark_front(session, dict.fromkeys(fallen, False))
     return joins
 
 
 def _find_front(session: Session, campaign_id: int) -> None:
     rows = session.execute(_of_layouts(campaign_id)).all()
-    stands = _front([_kept(row) for row in rows])
+    stands = front_of([kept_weighed(row) for row in rows])
     pairs = zip(rows, stands, strict=True)
-    _mark(session, {row.trial_id: is_front for row, is_front in pairs if row.on_front != is_front})
+    mark_front(
+        session, {row.trial_id: is_front for row, is_front in pairs if row.on_front != is_front}
+    )
 
 
 def _of_layouts(campaign_id: int) -> Any:
@@ -257,7 +259,7 @@ def _of_layouts(campaign_id: int) -> Any:
     ).where(StandingRow.campaign_id == campaign_id)
 
 
-def _mark(session: Session, on_front: Mapping[int, bool]) -> None:
+def mark_front(session: Session, on_front: Mapping[int, bool]) -> None:
     if on_front:
         session.execute(
             update(StandingRow),
