@@ -41,6 +41,7 @@ from api.sweeper import Sweeper, sweeping
 from api.token_book import TokenBook, local_holders
 from api.token_use import noting_uses
 from api.version import version
+from api.worker_batches import WorkerBatches
 from results_db.store import Store
 
 _DESCRIPTION: Final = """\
@@ -88,6 +89,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     )
     app.state.store = store
     app.state.settings = settings
+    app.state.batches = WorkerBatches.of(store, settings)
     app.state.book = book
     app.include_router(health.router)
     for routes in (

@@ -13,6 +13,7 @@ from api.event_hub import EventHub
 from api.schemas import MAX_ID
 from api.settings import Settings
 from api.token_book import Holder, TokenBook
+from api.worker_batches import WorkerBatches
 from results_db.actor import Actor
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -53,6 +54,12 @@ async def get_hub(request: Request) -> EventHub:
     return cast("EventHub", request.app.state.hub)
 
 
+async def get_batches(request: Request) -> WorkerBatches:
+    """Where leases and outcomes wait for each other."""
+    return cast("WorkerBatches", request.app.state.batches)
+
+
+BatchesDep = Annotated[WorkerBatches, Depends(get_batches)]
 HubDep = Annotated[EventHub, Depends(get_hub)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import ColumnElement, Select, func, select, update
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
 from results_db.allocation_status import keep_status
-from results_db.events import tell
+from results_db.errors import ResultsDbError
+from results_db.lease_batch import HEARTBEAT_INTERVAL_S, LeaseAsk, LeaseBatch
 from results_db.lifecycle import lose_attempt, running_attempt
 from results_db.locks import lock_campaign, lock_trials
-from results_db.models import Attempt, Campaign, Trial
+from results_db.models import Attempt, Trial
 from results_db.node_quarantine import wishes
 from results_db.part import StorePart
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.retry import retried
-from results_db.rows import trial_layout
 from results_db.worker_tables import Worker
-from results_db.workers import fits, live_worker
-from search_spaces.outcome import DEFAULT_DEADLINE_S
+from results_db.workers import live_worker
 
 LEASE_S: Final = 15.0
 """Seconds that a lease holds unless a heartbeat extends it."""
 
-HEARTBEAT_INTERVAL_S: Final = 2.0
-"""Seconds between the heartbeats of a worker, and of the driver."""
+__all__ = ["HEARTBEAT_INTERVAL_S", "LEASE_S", "Leases"]
 
 
 class Leases(StorePart):
     """The leases' part of the store."""
 
-    @retried
     def lease(
         self,
         worker_id: str,
@@ -44,41 +41,43 @@ class Leases(StorePart):
         longest_s: float | None = None,
         lease_s: float = LEASE_S,
     ) -> list[LeaseRecord]:
-        """Hands waiting trials to a worker, the oldest first: PENDING -> RUNNING, attempt + 1.
-
-        Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation. A look
-        that finds nothing does not queue for the write lock, unless the worker was not heard of lately.
-
-        Args:
-            worker_id: the worker's session.
-            max_trials: hand out at most so many.
-            room: only trials that fit there; each by itself, not all together.
-            longest_s: only trials whose probe ends within so many seconds, by its deadline.
-            lease_s: seconds until the leases run out.
+        """Hands waiting trials to a worker; as `lease_many`, with the fields of `LeaseAsk`.
 
         Raises:
             WorkerNotFoundError: no live session has this id.
+            WorkerSupersededError: it ended because its name was registered anew.
+        """
+        ask = LeaseAsk(worker_id=worker_id, max_trials=max_trials, room=room, longest_s=longest_s)
+        (answer,) = self.lease_many([ask], lease_s=lease_s)
+        if isinstance(answer, ResultsDbError):
+            raise answer
+        return answer
+
+    @retried
+    def lease_many(
+        self, asks: Sequence[LeaseAsk], *, lease_s: float = LEASE_S
+    ) -> list[list[LeaseRecord] | ResultsDbError]:
+        """Hands waiting trials to workers, the oldest first: PENDING -> RUNNING, attempt + 1.
+
+        Only trials of RUNNING campaigns on a worker's cluster whose layout fits its allocation. A look
+        that finds nothing does not queue for the write lock, unless a worker was not heard of lately.
+
+        Args:
+            asks: who asks, and for what.
+            lease_s: seconds until the leases run out.
+
+        Returns:
+            The leases of each, or why it is refused: `WorkerNotFoundError`, `WorkerSupersededError`.
         """
         now = self._clock()
         with self._db.read() as session:
-            worker = live_worker(session, worker_id, lock=False)
-            # A worker that asks is there, though it may send no heartbeats.
-            is_news = now - worker.seen_at >= timedelta(seconds=HEARTBEAT_INTERVAL_S)
-            found = session.scalar(_suitable_trials(worker, room, longest_s).limit(1))
-            if found is None and not is_news:
-                return []
+            batch = LeaseBatch(session, asks, now, lock=False)
+            if not batch.is_news() and not batch.finds_any():
+                return batch.answers()
         with self._db.write() as session:
-            worker = live_worker(session, worker_id)
-            worker.seen_at = now
-            query = _suitable_trials(worker, room, longest_s).limit(max_trials)
-            # What somebody holds is being leased, cancelled or returned: never waited for.
-            trials = session.scalars(
-                query.with_for_update(key_share=True, of=Trial, skip_locked=True)
-            ).all()
-            until = now + timedelta(seconds=lease_s)
-            leases = [_hand_out(session, worker, trial, now, until) for trial in trials]
-            _note_start(session, trials, now)
-            return leases
+            batch = LeaseBatch(session, asks, now, lock=True)
+            batch.hand_out(now + timedelta(seconds=lease_s))
+            return batch.answers()
 
     @retried
     def heartbeat(
@@ -197,88 +196,3 @@ def _note(attempt: Attempt, beat: TrialBeat, now: datetime) -> None:
     if beat.nodes_held:
         # One that waits for a second run holds none, and is charged for those of the first.
         attempt.nodes_held = beat.nodes_held
-
-
-def _suitable_trials(worker: Worker, room: Room | None, longest_s: float | None) -> Select[Any]:
-    query = (
-        select(Trial)
-        .join(Campaign, Campaign.id == Trial.campaign_id)
-        .where(
-            Trial.state == "PENDING",
-            Campaign.state == "RUNNING",
-            Campaign.cluster_name == worker.cluster,
-            fits(worker),
-        )
-        .order_by(Trial.id)
-    )
-    if room is not None:
-        query = query.where(_fits_in(room, worker.devices_per_node))
-    if longest_s is not None:
-        deadline_s = func.coalesce(Campaign.probe_deadline_s, DEFAULT_DEADLINE_S)
-        query = query.where(deadline_s <= longest_s)
-    return query
-
-
-def _fits_in(room: Room, devices_per_node: int) -> ColumnElement[bool]:
-    """Whether a trial fits what is free: on a part of a node, or on whole ones."""
-    devices = max(room.devices, devices_per_node if room.nodes else 0)
-    on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
-    return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
-
-
-def _note_start(session: Session, trials: Sequence[Trial], now: datetime) -> None:
-    """Campaigns of which a trial is leased for the first time have begun.
-
-    A campaign's row that somebody holds is left to the end of its first attempt: a lease holds trials,
-    and whoever holds the campaign may be about to wait for one of them.
-    """
-    new = {
-        trial.campaign_id
-        for trial in trials
-        if session.get_one(Campaign, trial.campaign_id).started_at is None
-    }
-    if new:
-        free = (
-            select(Campaign.id)
-            .where(Campaign.id.in_(new), Campaign.started_at.is_(None))
-            .with_for_update(key_share=True, skip_locked=True)
-        )
-        session.execute(
-            update(Campaign).where(Campaign.id.in_(free)).values(started_at=now),
-            execution_options={"synchronize_session": False},
-        )
-
-
-def _hand_out(
-    session: Session, worker: Worker, trial: Trial, now: datetime, until: datetime
-) -> LeaseRecord:
-    campaign = session.get_one(Campaign, trial.campaign_id)
-    if trial.started_at is None:
-        trial.started_at = now
-    trial.state = "RUNNING"
-    trial.attempt += 1
-    trial.iterations_done = 0
-    trial.worker_id = worker.id
-    trial.lease_expires_at = until
-    session.add(
-        Attempt(
-            trial_id=trial.id,
-            attempt=trial.attempt,
-            worker_id=worker.id,
-            started_at=now,
-            seen_at=now,
-            node_seconds=0.0,
-        )
-    )
-    tell(trial, "trial.leased", now)
-    return LeaseRecord(
-        trial_id=trial.id,
-        number=trial.number,
-        attempt=trial.attempt,
-        campaign_id=campaign.id,
-        campaign_name=campaign.name,
-        spec=campaign.spec,
-        layout=trial_layout(trial),
-        repeat_of=trial.repeat_of,
-        lease_expires_at=until,
-    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -15,6 +15,7 @@ from results_db.allocation_records import AllocationFacts, NodeFacts, SetAside
 from results_db.allocation_status import add_nodes, later
 from results_db.errors import (
     DatabaseConflictError,
+    ResultsDbError,
     WorkerNotFoundError,
     WorkerSupersededError,
 )
@@ -140,7 +141,9 @@ class Workers(StorePart):
     def count_too_large(self, campaign_id: int) -> int:
         """How many of the campaign's waiting trials fit none of the workers that are there."""
         can_run_it = exists().where(
-            Worker.cluster == Campaign.cluster_name, is_there(self._clock()), fits(Worker)
+            Worker.cluster == Campaign.cluster_name,
+            is_there(self._clock()),
+            fits(Worker.num_nodes, Worker.devices_per_node),
         )
         query = (
             select(func.count())
@@ -175,10 +178,12 @@ def is_there(now: datetime) -> ColumnElement[bool]:
     )
 
 
-def fits(worker: Worker | type[Worker]) -> ColumnElement[bool]:
-    """Whether a trial's layout fits a worker's allocation; of all workers, given the class."""
-    return (Trial.num_nodes <= worker.num_nodes) & (
-        Trial.num_devices <= Trial.num_nodes * worker.devices_per_node
+def fits(
+    num_nodes: int | SQLColumnExpression[int], devices_per_node: int | SQLColumnExpression[int]
+) -> ColumnElement[bool]:
+    """Whether a trial's layout fits an allocation; of all workers, given their columns."""
+    return (Trial.num_nodes <= num_nodes) & (
+        Trial.num_devices <= Trial.num_nodes * devices_per_node
     )
 
 
@@ -190,15 +195,24 @@ def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> Worke
         WorkerSupersededError: it ended because its name was registered anew.
     """
     worker = session.get(Worker, worker_id, with_for_update=FOR_CHANGE if lock else None)
-    if worker is None:
-        raise WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
-    if worker.ended_at is not None:
-        if _name_is_taken(session, worker):
-            raise WorkerSupersededError(f"another worker has registered as {worker.name!r}")
-        raise WorkerNotFoundError(
-            f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
-        )
+    refusal = not_live(session, worker_id, worker)
+    if worker is None or refusal is not None:
+        assert refusal is not None
+        raise refusal
     return worker
+
+
+def not_live(session: Session, worker_id: str, worker: Worker | None) -> ResultsDbError | None:
+    """Why a worker's session is not one that goes on; None: it is."""
+    if worker is None:
+        return WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
+    if worker.ended_at is None:
+        return None
+    if _name_is_taken(session, worker):
+        return WorkerSupersededError(f"another worker has registered as {worker.name!r}")
+    return WorkerNotFoundError(
+        f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
+    )
 
 
 def _name_is_taken(session: Session, ended: Worker) -> bool:

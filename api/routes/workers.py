@@ -11,16 +11,12 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
-from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import SettingsDep, StoreDep
+from api.dependencies import BatchesDep, SettingsDep, StoreDep
 from api.schemas import TrialId
-from api.settings import Settings
-from api.step_time_to_beat import step_time_to_beat
 from api.worker_schemas import (
     HeartbeatBody,
     HeartbeatReply,
-    LeaseRead,
     LeaseRequest,
     LeasesRead,
     OutcomePost,
@@ -37,9 +33,9 @@ from results_db.allocation_records import (
     NodeStatus,
     Room,
 )
-from results_db.records import LeaseRecord, TrialBeat
-from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from results_db.lease_batch import LeaseAsk
+from results_db.outcome_batch import OutcomeReport
+from results_db.records import TrialBeat
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
@@ -87,7 +83,7 @@ def drain_worker(worker_id: WorkerId, store: StoreDep) -> None:
 async def lease_trials(
     worker_id: WorkerId,
     body: LeaseRequest,
-    store: StoreDep,
+    batches: BatchesDep,
     settings: SettingsDep,
     request: Request,
 ) -> LeasesRead:
@@ -96,8 +92,14 @@ async def lease_trials(
     404 when the session is unknown or has ended: register again. 409 when another worker has
     registered under the same name: end.
     """
+    ask = LeaseAsk(
+        worker_id=worker_id,
+        max_trials=body.max_trials,
+        room=None if body.room is None else Room(**body.room.model_dump()),
+        longest_s=body.longest_s,
+    )
     deadline = asyncio.get_running_loop().time() + body.wait_s
-    leases = await _try_lease(store, settings, worker_id, body)
+    leases = await batches.leases.ask(ask)
     while (
         not leases
         and asyncio.get_running_loop().time() < deadline
@@ -107,36 +109,8 @@ async def lease_trials(
         # A trial leased to a client that has gone would be lost until its lease expires.
         if await request.is_disconnected():
             break
-        leases = await _try_lease(store, settings, worker_id, body)
+        leases = await batches.leases.ask(ask)
     return LeasesRead(leases=leases)
-
-
-async def _try_lease(
-    store: Store, settings: Settings, worker_id: str, body: LeaseRequest
-) -> list[LeaseRead]:
-    leases = await run_in_threadpool(
-        store.lease,
-        worker_id,
-        body.max_trials,
-        room=None if body.room is None else Room(**body.room.model_dump()),
-        longest_s=body.longest_s,
-        lease_s=settings.lease_s,
-    )
-    return [await run_in_threadpool(_lease_read, store, lease) for lease in leases]
-
-
-def _lease_read(store: Store, lease: LeaseRecord) -> LeaseRead:
-    spec = CampaignSpec.from_mapping(lease.spec)
-    above_s = step_time_to_beat(store, spec, lease)
-    probe = spec.probe_request(lease.layout, stop_above_step_time_s=above_s)
-    return LeaseRead(
-        trial_id=lease.trial_id,
-        attempt=lease.attempt,
-        campaign=lease.campaign_name,
-        number=lease.number,
-        request=probe.to_mapping(),
-        lease_expires_at=lease.lease_expires_at,
-    )
 
 
 @router.post("/workers/{worker_id}/heartbeats")
@@ -171,19 +145,20 @@ def _status(body: StatusBody | None) -> AllocationStatus | None:
 
 
 @router.post("/trials/{trial_id}/outcome")
-def post_outcome(
-    trial_id: Annotated[TrialId, Path()], body: OutcomePost, store: StoreDep
+async def post_outcome(
+    trial_id: Annotated[TrialId, Path()], body: OutcomePost, batches: BatchesDep
 ) -> OutcomeReply:
     """Report how an attempt ended. Posting it again changes nothing.
 
     A late outcome is taken unless the trial has ended; `accepted` says whether it was. 409 when the
     trial never had this attempt.
     """
-    receipt = store.post_outcome(
-        trial_id,
-        body.attempt,
-        body.outcome,
+    report = OutcomeReport(
+        trial_id=trial_id,
+        attempt=body.attempt,
+        outcome=body.outcome,
         nodes_held=body.nodes_held,
         iterations_s=body.iterations_s,
     )
+    receipt = await batches.outcomes.ask(report)
     return OutcomeReply(accepted=receipt.accepted, state=receipt.state)

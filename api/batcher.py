@@ -1,0 +1,72 @@
+"""What is asked of the store at the same time is asked together: one transaction in place of many.
+
+Nobody waits for a batch to fill: while one is at work the next collects, so that batches are as large as the
+service is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Ask, Answer]):
+    """Collects what is asked, and answers it a batch at a time. For one event loop."""
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[Ask]], Sequence[Answer | Exception]],
+        *,
+        most: int,
+        gather_s: float = 0.0,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            work: answers a batch, in its order; in a thread. What it raises is everybody's answer.
+            most: the largest batch.
+            gather_s: seconds for which each batch collects at least.
+        """
+        self._work = work
+        self._most = most
+        self._gather_s = gather_s
+        self._waiting: list[tuple[Ask, asyncio.Future[Answer]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def ask(self, ask: Ask) -> Answer:
+        """The answer to one; raises what its answer is, where that is an exception."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((ask, answer))
+        if self._working is None:
+            self._working = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                if self._gather_s:
+                    await asyncio.sleep(self._gather_s)
+                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+                await self._answer(batch)
+        finally:
+            self._working = None
+
+    async def _answer(self, batch: Sequence[tuple[Ask, asyncio.Future[Answer]]]) -> None:
+        answers: Sequence[Answer | Exception]
+        try:
+            answers = await run_in_threadpool(self._work, [ask for ask, _ in batch])
+        except Exception as error:
+            answers = [error] * len(batch)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue  # nobody waits for it any more
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
