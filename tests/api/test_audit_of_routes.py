@@ -1,0 +1,167 @@
+"""Every route that changes something on somebody's wish writes down who it was; reading writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from httpx import Response
+
+from search_spaces.layout import Layout
+from tests.api.service import CAMPAIGN, Api
+from tests.api.test_gate import GUARDED
+from tests.results_db.factories import completed, failed
+from tests.results_db.test_imports import varied_rows
+from tests.search_spaces.tables.tables import make_text
+
+UNAUDITED = {
+    "lease_trials": "attempts tell who leased what, and when",
+    "post_heartbeat": "sessions tell when a worker was heard of",
+    "post_outcome": "attempts tell how they ended",
+}
+TABLE_HEADER = {"Content-Type": "text/csv"}
+
+
+@dataclass
+class Alice:
+    """Asks in a name of her own; another has made ready what she needs."""
+
+    api: Api
+    headers: dict[str, str]
+
+    def ask(self, method: str, path: str, **request: Any) -> Response:
+        headers = {**self.headers, **request.pop("headers", {})}
+        return self.api.http.request(method, f"/v1{path}", headers=headers, **request)
+
+    def on_campaign(self, method: str, rest: str = "", **request: Any) -> Response:
+        self.api.submit()
+        return self.ask(method, f"/campaigns/first{rest}", **request)
+
+    def on_trial(self, action: str, ended: str | None = None) -> Response:
+        campaign = self.api.submit()
+        layout = Layout(num_microbatches=8)
+        trial = self.api.store.add_trial(campaign["id"], layout)
+        if ended is not None:
+            worker = self.api.register()
+            outcome = completed(layout) if ended == "COMPLETED" else failed()
+            self.api.report(worker, self.api.lease(worker), outcome)
+        return self.ask("POST", f"/trials/{trial.id}/{action}")
+
+    def on_described(self, method: str, kind: str, described: dict[str, Any]) -> Response:
+        if method == "DELETE":
+            self.api.http.put(f"/v1/{kind}s/mine", json=described)
+        return self.ask(method, f"/{kind}s/mine", json=described if method == "PUT" else None)
+
+    def on_node(self, action: str) -> Response:
+        self.api.register(nodes=[{"name": "n1", "num_devices": 4}])
+        if action == "release":
+            self.api.post("/nodes/local-cpu/n1/quarantine")
+        return self.ask("POST", f"/nodes/local-cpu/n1/{action}")
+
+    def imported(self) -> Response:
+        table = make_text(*varied_rows())
+        return self.ask(
+            "POST", "/campaigns/import?name=theirs", content=table, headers=TABLE_HEADER
+        )
+
+    def deleted(self) -> Response:
+        self.api.submit()
+        self.api.post("/campaigns/first/cancel")
+        return self.ask("DELETE", "/campaigns/first")
+
+    def resumed(self) -> Response:
+        self.api.submit()
+        self.api.post("/campaigns/first/pause")
+        return self.ask("POST", "/campaigns/first/resume")
+
+    def revoked(self) -> Response:
+        made = self.api.post("/tokens", {"name": "ci", "role": "viewer"}, 201)
+        return self.ask("DELETE", f"/tokens/{made['id']}")
+
+    def registered(self) -> Response:
+        worker = {
+            "name": "w",
+            "host": "h",
+            "cluster": "c",
+            "num_nodes": 1,
+            "devices_per_node": 1,
+            "device": "d",
+        }
+        return self.ask("POST", "/workers", json=worker)
+
+
+MODEL = {"preset": "tiny", "num_layers": 2}
+CLUSTER = {"preset": "frontier", "num_nodes": 2}
+
+EXAMPLES: dict[str, tuple[str, Callable[[Alice], Response]]] = {
+    "create_campaign": ("campaign.create", lambda a: a.ask("POST", "/campaigns", json=CAMPAIGN)),
+    "clone_campaign": ("campaign.create", lambda a: a.on_campaign("POST", "/clone")),
+    "import_campaigns": ("campaign.import", Alice.imported),
+    "update_campaign": (
+        "campaign.update",
+        lambda a: a.on_campaign("PATCH", json={"notes": "look"}),
+    ),
+    "delete_campaign": ("campaign.delete", Alice.deleted),
+    "pause_campaign": ("campaign.pause", lambda a: a.on_campaign("POST", "/pause")),
+    "resume_campaign": ("campaign.resume", Alice.resumed),
+    "cancel_campaign": ("campaign.cancel", lambda a: a.on_campaign("POST", "/cancel")),
+    "repeat_trial": ("trial.repeat", lambda a: a.on_trial("repeat", "COMPLETED")),
+    "requeue_trial": ("trial.requeue", lambda a: a.on_trial("requeue", "FAILED")),
+    "cancel_trial": ("trial.cancel", lambda a: a.on_trial("cancel")),
+    "put_model": ("model.put", lambda a: a.on_described("PUT", "model", MODEL)),
+    "delete_model": ("model.delete", lambda a: a.on_described("DELETE", "model", MODEL)),
+    "put_cluster": ("cluster.put", lambda a: a.on_described("PUT", "cluster", CLUSTER)),
+    "delete_cluster": ("cluster.delete", lambda a: a.on_described("DELETE", "cluster", CLUSTER)),
+    "quarantine_node": ("node.quarantine", lambda a: a.on_node("quarantine")),
+    "release_node": ("node.release", lambda a: a.on_node("release")),
+    "register_worker": ("worker.register", Alice.registered),
+    "drain_worker": (
+        "worker.drain",
+        lambda a: a.ask("DELETE", f"/workers/{a.api.register()}"),
+    ),
+    "create_token": (
+        "token.create",
+        lambda a: a.ask("POST", "/tokens", json={"name": "ci", "role": "viewer"}),
+    ),
+    "revoke_token": ("token.revoke", Alice.revoked),
+}
+"""A change by each route, and what the audit calls it."""
+
+
+@pytest.fixture
+def alice(api: Api) -> Alice:
+    made = api.post("/tokens", {"name": "alice", "role": "admin"}, 201)
+    return Alice(api, {"Authorization": f"Bearer {made['token']}"})
+
+
+def test_every_route_that_changes_something_is_tried_here() -> None:
+    changing = {operation.name for operation in GUARDED if operation.method != "GET"}
+    assert changing == set(EXAMPLES) | set(UNAUDITED)
+
+
+@pytest.mark.parametrize("operation", EXAMPLES)
+def test_a_change_is_audited_with_who_and_what(alice: Alice, operation: str) -> None:
+    action, change = EXAMPLES[operation]
+    answer = change(alice)
+    assert answer.is_success, answer.text
+    (entry, *_) = alice.api.store.audit(actor="alice")
+    assert (entry.action, entry.role, entry.address) == (action, "admin", "testclient")
+    assert entry.target
+    assert len(alice.api.store.audit(actor="alice")) == 1
+
+
+def test_what_is_refused_and_what_is_read_is_not_audited(alice: Alice) -> None:
+    alice.api.submit()
+    before = alice.api.store.audit()
+    for method, path in (
+        ("GET", "/campaigns/first"),
+        ("GET", "/audit"),
+        ("POST", "/campaigns/nothing/pause"),
+        ("POST", "/trials/4711/cancel"),
+        ("DELETE", "/tokens/4711"),
+    ):
+        alice.ask(method, path)
+    assert alice.ask("POST", "/campaigns", json=CAMPAIGN).status_code == 409
+    assert alice.api.store.audit() == before

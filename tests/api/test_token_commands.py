@@ -1,0 +1,116 @@
+"""`layout-tuner token`, `whoami` and `audit`, against a real service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from api.commands.token import audit, token, whoami
+from tests.api.process import ServeProcess
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path_factory.mktemp("service"))
+    yield service
+    service.end()
+
+
+@pytest.fixture
+def run(service: ServeProcess) -> Any:
+    def run_it(command: click.Command, *arguments: str) -> Result:
+        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "TZ": "UTC"}
+        return CliRunner().invoke(command, arguments, env=environment)
+
+    return run_it
+
+
+def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
+    service: ServeProcess, run: Any, tmp_path: Path
+) -> None:
+    made = run(token, "create", "alice", "--role", "submitter", "--expires-in", "90d")
+    assert made.exit_code == 0, made.output
+    (printed,) = made.stdout.splitlines()
+    assert made.stderr.startswith("token ")
+    assert "of alice: submitter until 20" in made.stderr
+    file = tmp_path / "token"
+    file.write_text(printed)
+    options = ["--url", service.service["url"], "--token-file", str(file)]
+    who = run(whoami, *options)
+    assert who.stdout.startswith("alice: submitter until 20")
+    refused = run(token, "list", *options)
+    assert refused.exit_code == 1
+    assert "'alice' has the role submitter, and list_tokens takes admin" in refused.stderr
+
+
+def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "worker-token"
+    made = run(token, "create", "frontier", "--role", "worker", "--out", str(out))
+    assert made.exit_code == 0, made.output
+    assert made.stdout == ""
+    assert f"it is in {out}" in made.stderr
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert out.read_text().strip() not in made.output
+    again = run(token, "create", "another", "--role", "worker", "--out", str(out))
+    assert again.exit_code == 2
+    assert "is there already" in again.stderr
+    nowhere = run(token, "create", "another", "--role", "worker", "--out", "/none/x")
+    assert nowhere.exit_code == 2
+    assert "another" not in run(token, "list", "--json").stdout
+
+
+def test_tokens_are_listed_and_revoked_by_name_or_id(run: Any) -> None:
+    run(token, "create", "ci", "--role", "viewer")
+    (listed,) = [
+        each
+        for each in json.loads(run(token, "list", "--json").stdout)["tokens"]
+        if each["name"] == "ci"
+    ]
+    assert listed["is_valid"]
+    assert "token" not in listed
+    shown = run(token, "list").stdout
+    assert "ci" in shown
+    assert "valid" in shown
+    revoked = run(token, "revoke", "ci")
+    assert revoked.stdout == f"token {listed['id']} of ci is revoked\n"
+    assert run(token, "revoke", str(listed["id"])).exit_code == 0  # twice is once
+    gone = run(token, "revoke", "ci")
+    assert gone.exit_code == 1
+    assert "there is no token named 'ci' that is not revoked" in gone.stderr
+    assert "revoked 20" in run(token, "list", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["create", "x", "--role", "root"], 2, "Invalid value for '--role'"),
+        (["create", "x"], 2, "Missing option '--role'"),
+        (["create", "x", "--role", "viewer", "--expires-in", "soon"], 2, "not a duration"),
+        (["create", "local", "--role", "viewer"], 1, "choose another"),
+        (["create", "a b", "--role", "viewer"], 1, "is not 1 to 64 characters"),
+        (["revoke", "4711"], 1, "there is no token 4711"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(run: Any, words: list[str], code: int, why: str) -> None:
+    done = run(token, *words)
+    assert done.exit_code == code, done.output
+    assert why in done.stderr
+
+
+def test_the_audit_says_who_changed_what(run: Any) -> None:
+    run(token, "create", "bob", "--role", "viewer")
+    listed = run(audit, "--of", "bob", "--within", "1h")
+    assert listed.exit_code == 0, listed.output
+    assert "token.create" in listed.stdout
+    assert "role=viewer" in listed.stdout
+    assert "127.0.0.1" in listed.stdout
+    (entry,) = json.loads(run(audit, "--of", "bob", "--json").stdout)
+    assert (entry["actor"], entry["action"]) == ("local", "token.create")
+    assert json.loads(run(audit, "--by", "nobody", "--json").stdout) == []
+    assert run(audit, "--within", "ever").exit_code == 2
