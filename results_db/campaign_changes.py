@@ -16,6 +16,7 @@ from results_db.events import emit
 from results_db.models import Campaign, Trial
 from results_db.part import StorePart
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
+from results_db.retry import retried
 from results_db.rows import campaign_record
 from search_spaces.campaign import changed_budget
 
@@ -25,6 +26,7 @@ _OPEN: Final = ("RUNNING", "PAUSED")
 class CampaignChanges(StorePart):
     """The part of the store that changes what was submitted."""
 
+    @retried
     def update_campaign(
         self,
         campaign_id: int,
@@ -61,6 +63,7 @@ class CampaignChanges(StorePart):
                 self._audit(session, "campaign.update", "campaign", campaign.name, **changes)
             return campaign_record(campaign, now)
 
+    @retried
     def delete_campaign(self, campaign_id: int) -> None:
         """Deletes a campaign that has ended, with everything that was measured for it.
 

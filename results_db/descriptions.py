@@ -8,10 +8,16 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.errors import DescriptionLimitError, DescriptionNotFoundError
+from results_db.errors import (
+    DatabaseConflictError,
+    DescriptionLimitError,
+    DescriptionNotFoundError,
+)
 from results_db.part import StorePart
+from results_db.retry import retried
 from results_db.service_tables import OwnDescription, UserCluster, UserModel
 
 DescriptionKind = Literal["model", "cluster"]
@@ -58,6 +64,7 @@ class Descriptions(StorePart):
         with self._db.read() as session:
             return _record(_row(session, kind, name))
 
+    @retried
     def put_description(
         self, kind: DescriptionKind, name: str, description: Mapping[str, Any], *, notes: str = ""
     ) -> tuple[DescriptionRecord, bool]:
@@ -76,10 +83,11 @@ class Descriptions(StorePart):
                 row = table(name=name, created_by=self._actor.name, created_at=now)
                 session.add(row)
             row.description, row.notes, row.updated_at = dict(description), notes, now
-            session.flush()
+            _write(session, kind, name)
             self._audit(session, f"{kind}.put", kind, name, new=is_new)
             return _record(row), is_new
 
+    @retried
     def delete_description(self, kind: DescriptionKind, name: str) -> None:
         """Deletes one; campaigns that were described with it have it written out.
 
@@ -87,15 +95,25 @@ class Descriptions(StorePart):
             DescriptionNotFoundError: there is none of this name.
         """
         with self._db.write() as session:
-            session.delete(_row(session, kind, name))
+            session.delete(_row(session, kind, name, lock=True))
             self._audit(session, f"{kind}.delete", kind, name)
 
 
-def _row(session: Session, kind: DescriptionKind, name: str) -> OwnDescription:
-    row = session.get(_TABLES[kind], name)
+def _row(
+    session: Session, kind: DescriptionKind, name: str, *, lock: bool = False
+) -> OwnDescription:
+    row = session.get(_TABLES[kind], name, with_for_update=lock or None)
     if row is None:
         raise DescriptionNotFoundError(f"there is no {kind} named {name!r}")
     return row
+
+
+def _write(session: Session, kind: DescriptionKind, name: str) -> None:
+    try:
+        session.flush()
+    except IntegrityError as error:
+        # Put for the first time by two at once: the other one's is there now, to be replaced.
+        raise DatabaseConflictError(f"{kind} {name!r} was put at the same time") from error
 
 
 def _refuse_more(session: Session, kind: DescriptionKind) -> None:

@@ -36,16 +36,20 @@ class Idempotency(StorePart):
             IdempotencyKeyReusedError: the key was sent with another request.
         """
         with self._db.read() as session:
-            row = session.get(IdempotencyKey, (self._actor.name, request.key))
-            if row is None:
+            found = session.execute(
+                select(IdempotencyKey, Campaign)
+                .join(Campaign, Campaign.id == IdempotencyKey.campaign_id)
+                .where(IdempotencyKey.actor == self._actor.name, IdempotencyKey.key == request.key)
+            ).one_or_none()
+            if found is None:
                 return None
+            row, campaign = found
             if row.request_hash != request.request_hash:
                 raise IdempotencyKeyReusedError(
                     f"the Idempotency-Key {request.key!r} was sent with another request before; "
                     "choose another key for another campaign"
                 )
-            made = select(Campaign).where(Campaign.id == row.campaign_id)
-            return campaign_record(session.scalars(made).one(), self._clock())
+            return campaign_record(campaign, self._clock())
 
 
 def keep_key(

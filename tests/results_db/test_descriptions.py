@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from results_db import descriptions
@@ -52,3 +54,26 @@ def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.M
     with pytest.raises(DescriptionLimitError, match="1 models already"):
         store.put_description("model", "b", {})
     store.put_description("model", "a", {"size": 2})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_those_who_put_one_name_at_once_one_is_the_first(
+    store: Store, kind: DescriptionKind
+) -> None:
+    def put(number: int) -> bool:
+        _record, is_new = store.put_description(kind, "mine", {"size": number})
+        return is_new
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(put, range(12))) == [False] * 11 + [True]
+    with ThreadPoolExecutor(6) as pool:
+        gone = list(pool.map(lambda _: _deleted(store, kind), range(6)))
+    assert sorted(gone) == [False] * 5 + [True]
+
+
+def _deleted(store: Store, kind: DescriptionKind) -> bool:
+    try:
+        store.delete_description(kind, "mine")
+    except DescriptionNotFoundError:
+        return False
+    return True
