@@ -93,13 +93,13 @@ class TrialChanges(StorePart):
 
         Raises:
             TrialNotFoundError: there is no such trial.
-            TrialStateError: it has ended.
+            TrialStateError: it has ended in another way.
         """
         with self._db.write() as session:
             campaign, trial = _locked(session, trial_id)
-            if trial.state in ENDED_TRIAL_STATES:
+            if trial.state in ENDED_TRIAL_STATES and trial.state != "CANCELLED":
                 raise TrialStateError(f"trial {trial_id} has ended: it is {trial.state}")
-            if not trial.cancel_requested:
+            if trial.state != "CANCELLED" and not trial.cancel_requested:
                 cancel_trial(campaign, trial, self._clock(), "cancelled by the user")
                 self._audit_trial(session, "trial.cancel", campaign, trial)
             return trial_record(trial)

@@ -103,6 +103,6 @@ def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     """Cancel a trial: at once where it waits. Twice is once.
 
     One that runs stays RUNNING until its worker has stopped it, which takes a heartbeat. 409 when it has
-    ended.
+    ended in another way.
     """
     return trial_read(store.cancel_trial(trial_id))

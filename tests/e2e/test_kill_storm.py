@@ -148,6 +148,7 @@ def test_a_hundred_campaigns_outlive_kills_of_every_process(storm: Storm) -> Non
     assert min(storm.kills[name] for name in storm.processes) >= LEAST_KILLS
     assert_campaigns_are_whole(storm)
     assert violations(storm.service.store) == []
+    assert storm.service.store.wrong_standings() == []
     assert_every_outcome_is_there_once(storm)
 
 

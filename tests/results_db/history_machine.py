@@ -19,6 +19,7 @@ from results_db.allocation_records import (
     Room,
 )
 from results_db.errors import MeasurementInvalidError, ResultsDbError
+from results_db.integrity import check_database
 from results_db.leases import LEASE_S
 from results_db.models import Base
 from results_db.part import Clock
@@ -75,6 +76,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.reported: dict[tuple[int, int], Outcome] = {}
         """By trial and attempt, what the store took first."""
         self.states: dict[int, State] = {}
+        self.deleted: set[int] = set()
         self.rows = self.read_rows()
         self.pages = self.read_pages()
         self.told = self.count_events()
@@ -170,6 +172,41 @@ class HistoryMachine(RuleBasedStateMachine):
             chosen = self.pick(self.campaigns, campaign)
             self.act(lambda: self.store.cancel_campaign(chosen), twice=True)
 
+    @precondition(lambda self: self.states)
+    @rule(trial=INDEX, times=st.integers(1, 2))
+    def measure_again(self, trial: int, times: int) -> None:
+        self.act(lambda: self.store.measure_again(self.pick(self.trial_ids(), trial), times=times))
+
+    @precondition(lambda self: self.states)
+    @rule(trial=INDEX)
+    def queue_again(self, trial: int) -> None:
+        self.act(lambda: self.store.requeue_trial(self.pick(self.trial_ids(), trial)))
+
+    @precondition(lambda self: self.states)
+    @rule(trial=INDEX)
+    def cancel_trial(self, trial: int) -> None:
+        chosen = self.pick(self.trial_ids(), trial)
+        self.act(lambda: self.store.cancel_trial(chosen), twice=True)
+
+    @rule(campaign=INDEX, notes=st.sampled_from(["", "for the paper"]), trials=st.integers(1, 9))
+    def change_campaign(self, campaign: int, notes: str, trials: int) -> None:
+        chosen, budget = self.pick(self.campaigns, campaign), {"trials": trials}
+        self.act(lambda: self.store.update_campaign(chosen, budget=budget, notes=notes), twice=True)
+
+    @rule(campaign=INDEX)
+    def delete_campaign(self, campaign: int) -> None:
+        chosen = self.pick(self.campaigns, campaign)
+        of_it = {t["id"] for t in self.table("trials") if t["campaign_id"] == chosen}
+
+        def delete() -> bool:
+            self.store.delete_campaign(chosen)
+            return True
+
+        if self.act(delete):
+            self.campaigns.remove(chosen)
+            self.deleted |= of_it
+            self.campaigns.append(make_campaign(self.store, f"after-{chosen}"))
+
     # Workers
 
     @rule(name=st.sampled_from(NAMES), cluster=st.sampled_from([CLUSTERS[0], *CLUSTERS]))
@@ -264,6 +301,9 @@ class HistoryMachine(RuleBasedStateMachine):
         receipt = self.act(
             lambda: self.store.post_outcome(*key, outcome, iterations_s=iterations_s), twice=True
         )
+        if held.trial_id in self.deleted:
+            assert receipt is None
+            return False
         assert receipt is not None, "a leased attempt may always say how it ended"
         if key in self.reported:
             return False
@@ -276,7 +316,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def repeat_an_earlier_report(self, lease: int) -> None:
         held = self.pick(self.leases, lease)
         outcome = self.reported.get((held.trial_id, held.attempt))
-        if outcome is None:
+        if outcome is None or held.trial_id in self.deleted:
             return
         receipt = self.act(lambda: self.store.post_outcome(held.trial_id, held.attempt, outcome))
         assert receipt is not None
@@ -321,6 +361,9 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule()
     def read_everything(self) -> None:
+        report = check_database(self.store._db.engine.url.render_as_string(hide_password=False))
+        assert report.findings == ()
+        assert self.store.wrong_standings() == []
         for campaign in self.campaigns:
             record = self.store.campaign(campaign)
             trials = self.store.trials(campaign)
@@ -355,7 +398,8 @@ class HistoryMachine(RuleBasedStateMachine):
         found: dict[int, State] = {
             row["id"]: (row["state"], row["reason"]) for row in self.table("trials")
         }
-        assert set(self.states) <= set(found), "a trial is gone"
+        assert set(self.states) - set(found) <= self.deleted, "a trial is gone"
+        assert not set(found) & self.deleted, "a trial has the id of one that is gone"
         for trial, state in found.items():
             before = self.states.get(trial)
             assert _may_become(before, state), f"trial {trial} went from {before} to {state}"
@@ -363,7 +407,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     def what_was_accepted_is_kept_and_nothing_else(self) -> None:
         found = {row["trial_id"]: row["tokens_per_s"] for row in self.table("measurements")}
-        assert found == self.kept
+        assert found == {k: v for k, v in self.kept.items() if k not in self.deleted}
 
     def whatever_a_page_shows_is_told(self) -> None:
         """Pages are not sent again, and watchers hear nothing, while there is no new event."""
@@ -401,7 +445,9 @@ class HistoryMachine(RuleBasedStateMachine):
         trials: dict[int, State] = {}
         campaigns: dict[int, str] = {}
         for row in sorted(self.table("events"), key=lambda row: row["id"]):
-            if row["trial_id"] is not None:
+            if row["kind"] == "campaign.deleted":
+                campaigns.pop(row["campaign_id"], None)
+            elif row["trial_id"] is not None:
                 trials[row["trial_id"]] = (row["data"]["state"], row["data"]["reason"])
             elif "state" in row["data"]:
                 campaigns[row["campaign_id"]] = row["data"]["state"]
@@ -413,7 +459,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if k not in _TICKS and not k.endswith("node_seconds")}
 
 
-_TICKS = ("wall_time_s", "clock_at", "iterations_done", "lease_expires_at")
+_TICKS = ("wall_time_s", "clock_at", "iterations_done", "lease_expires_at", "cancel_requested")
 
 
 def _may_become(before: State | None, after: State) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from results_db.part import Clock
@@ -19,7 +19,13 @@ from tests.postgres import TEMPLATE
 from tests.results_db.history_machine import HistoryMachine
 
 ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-FEW: Final = settings(ANY, max_examples=10, stateful_step_count=40, derandomize=True)
+FEW: Final = settings(
+    ANY,
+    max_examples=10,
+    stateful_step_count=40,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
 MANY: Final = settings(ANY, max_examples=30, stateful_step_count=60)
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
