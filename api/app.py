@@ -17,6 +17,7 @@ from api.browser_guard import BrowserGuard
 from api.event_hub import EventHub, handing_out
 from api.gate import Gate, bearer_scheme, judged, make_limits
 from api.guesses import Guesses
+from api.known_query import refuse_unknown_query
 from api.owners import Owners
 from api.route_map import RouteMap
 from api.routes import (
@@ -109,7 +110,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     ):
         app.include_router(
             routes.router,
-            dependencies=[Depends(bearer_scheme), Depends(judged)],
+            dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
             responses={HTTPStatus.UNAUTHORIZED: _PROBLEM, "4XX": _PROBLEM, "5XX": _PROBLEM},
         )
     problems.install(app)

@@ -36,6 +36,10 @@ class EventNumberInvalidError(ApiError):
     """The number of an event to go on after is none."""
 
 
+class QueryUnknownError(ApiError):
+    """A URL's query names something that the route does not know."""
+
+
 class ExportUnavailableError(ApiError):
     """There is no trial that could be exported, or the one that was named has not completed."""
 

@@ -23,6 +23,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
     api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
+    api_errors.QueryUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     api_errors.WatchersTooManyError: HTTPStatus.SERVICE_UNAVAILABLE,
     api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,

@@ -81,6 +81,15 @@ def test_what_cannot_be_asked_is_refused_by_name(
     assert words in measured.get(PATH, status=422, **query)["detail"]
 
 
+def test_a_misspelt_filter_is_refused_and_shows_nothing(measured: Api) -> None:
+    problem = measured.get(PATH, status=422, tpp=2)
+    assert problem["type"].endswith(":query-unknown")
+    assert "'tpp' is unknown (did you mean 'tp'?)" in problem["detail"]
+    problem = measured.get("/trials/1", status=422, full="yes")
+    assert "'full' is unknown; there is none here" in problem["detail"]
+    measured.get("/campaigns", status=422, sate="RUNNING")
+
+
 def test_a_cursor_is_good_for_the_list_that_it_came_from(measured: Api) -> None:
     cursor = measured.get(PATH, sort="tp", limit=1)["next_cursor"]
     problem = measured.get(PATH, status=400, sort="pp", limit=1, cursor=cursor)
