@@ -18,7 +18,9 @@ from api.event_hub import EventHub, handing_out
 from api.gate import Gate, bearer_scheme, judged, make_limits
 from api.guesses import Guesses
 from api.known_query import refuse_unknown_query
+from api.metrics import MeasuredRequests, Metrics
 from api.owners import Owners
+from api.pruner import pruning
 from api.route_map import RouteMap
 from api.routes import (
     access,
@@ -76,7 +78,12 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
             max_waiting=settings.max_waiting_events,
         )
         app.state.hub = hub
-        async with sweeping(sweeper), noting_uses(book, store), handing_out(hub):
+        async with (
+            sweeping(sweeper),
+            noting_uses(book, store),
+            handing_out(hub),
+            pruning(store, settings.retention),
+        ):
             yield
 
     app = FastAPI(
@@ -92,7 +99,9 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.settings = settings
     app.state.batches = WorkerBatches.of(store, settings)
     app.state.book = book
+    app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
     app.include_router(health.router)
+    app.include_router(health.metrics_router, dependencies=[Depends(bearer_scheme)])
     for routes in (
         campaigns,
         imports,
@@ -139,6 +148,7 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
         local_hosts_only=settings.local_hosts_only,
         is_behind_proxy=settings.is_behind_proxy,
     )
+    app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
 
 
 def _operation_id(route: APIRoute) -> str:

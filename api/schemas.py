@@ -355,6 +355,12 @@ class Health(Document):
     """Workers heard of in the last 30 seconds."""
 
 
+class Readiness(Document):
+    is_ready: bool
+    reasons: list[str]
+    """Why not; empty where it is."""
+
+
 class Problem(Document):
     """An error, as RFC 9457 has it (`application/problem+json`)."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event
 
 from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
+from results_db.retention import Retention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,8 @@ class Settings:
     """Watchers of live events that a process serves at once."""
     max_waiting_events: int = 5000
     """Events that may wait for one watcher before it is dropped."""
+    retention: Retention = field(default_factory=Retention)
+    """For how long logs, iterations, events, the audit and keys of requests are kept."""
     max_body_bytes: int = 4 << 20
     """Largest request body."""
     max_document_bytes: int = 256 << 10

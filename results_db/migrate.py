@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from pathlib import Path
 from typing import Any, Final
@@ -99,10 +100,9 @@ def check(url: str) -> str:
         SchemaOutdatedError: it has not been upgraded.
     """
     found = revision(url)
-    head = scripts().get_current_head()
-    if found != head:
+    if found != head():
         raise SchemaOutdatedError(
-            f"the database is at revision {found or 'none'}, this version needs {head}; "
+            f"the database is at revision {found or 'none'}, this version needs {head()}; "
             "upgrade it with `layout-tuner db upgrade`, or by starting the service once"
         )
     assert found is not None  # the head is
@@ -129,7 +129,7 @@ def _refuse_orphans(connection: Connection) -> None:
 
 def _is_at_head(database: Database) -> bool:
     with database.read() as session:
-        return _known_revision(session.connection()) == scripts().get_current_head()
+        return _known_revision(session.connection()) == head()
 
 
 def _known_revision(connection: Connection) -> str | None:
@@ -144,6 +144,14 @@ def _known_revision(connection: Connection) -> str | None:
 
 def _revisions() -> set[str]:
     return {script.revision for script in scripts().walk_revisions()}
+
+
+@functools.cache
+def head() -> str:
+    """The revision of this version's schema."""
+    found = scripts().get_current_head()
+    assert found is not None  # there are migrations, and one line of them
+    return found
 
 
 def scripts() -> ScriptDirectory:

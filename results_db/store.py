@@ -38,6 +38,7 @@ from results_db.tokens import Tokens
 from results_db.trial_changes import TrialChanges
 from results_db.trial_pages import TrialPages
 from results_db.trials import Trials
+from results_db.vitals import Vitals
 from results_db.workers import Workers
 
 
@@ -65,6 +66,7 @@ class Store(
     Imports,
     EventLog,
     Pruning,
+    Vitals,
     Tokens,
     Ownership,
     Audit,

@@ -74,6 +74,11 @@ def get_text(path: str, /, **query: Any) -> Call[str]:
     return Call(method="GET", path=f"/v1{path}", read=_text, query=query, is_repeatable=True)
 
 
+def get_metrics() -> Call[str]:
+    """Reads what Prometheus does; it looks for that beside the API, not below it."""
+    return Call(method="GET", path="/metrics", read=_text, is_repeatable=True)
+
+
 def get_bytes(path: str, /, **query: Any) -> Call[bytes]:
     """Reads a file."""
     return Call(method="GET", path=f"/v1{path}", read=_bytes, query=query, is_repeatable=True)

@@ -24,6 +24,7 @@ from api.settings import Settings
 from api.token_file import load_or_make_token
 from results_db.data_dir import DataDir
 from results_db.errors import ResultsDbError
+from results_db.retention import Retention
 from results_db.store import Store
 
 SHUTDOWN_PATIENCE_S: Final = 5
@@ -39,11 +40,23 @@ SHUTDOWN_PATIENCE_S: Final = 5
     show_default=True,
     help="How often a viewer's or a submitter's token may ask; admins and workers ten times as often.",
 )
-def serve(endpoint: Endpoint, data_dir: Path | None, requests_per_s: float) -> None:
+@click.option(
+    "--keep",
+    multiple=True,
+    envvar="LAYOUT_TUNER_KEEP",
+    show_envvar=True,
+    metavar="KIND=DAYS",
+    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
+    "[default: events=30 requests=7, all else for ever]",
+)
+def serve(
+    endpoint: Endpoint, data_dir: Path | None, requests_per_s: float, keep: tuple[str, ...]
+) -> None:
     """Run the HTTP service alone (`up` runs all of it)."""
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         tls = endpoint.tls_context()
+        retention = Retention.read(keep)
         data.create()
         # The store before the token: a directory of a newer version is refused before anything is
         # written to it.
@@ -52,7 +65,7 @@ def serve(endpoint: Endpoint, data_dir: Path | None, requests_per_s: float) -> N
             listening(endpoint) as listener,
             closing(Store.open(data)) as store,
         ):
-            _serve(data, store, endpoint, listener, tls, requests_per_s)
+            _serve(data, store, endpoint, listener, tls, requests_per_s, retention)
     except (ApiError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -64,12 +77,14 @@ def _serve(
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     requests_per_s: float,
+    retention: Retention,
 ) -> None:
     stopping = Event()
     settings = Settings(
         token=load_or_make_token(data.token_file),
         worker_token=load_or_make_token(data.worker_token_file),
         requests_per_s=requests_per_s,
+        retention=retention,
         local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
         is_behind_proxy=endpoint.is_behind_proxy,
         data_dir=data.path,

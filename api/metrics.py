@@ -1,0 +1,172 @@
+"""What Prometheus reads: requests as this process answered them, and how the service stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.route_map import RouteMap
+from api.version import version
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from results_db.vitals import VitalSigns
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+LOOK_EVERY_S: Final = 5.0
+"""However often it is asked, the database is looked at once in so many seconds."""
+
+NO_OPERATION: Final = "none"
+"""Requests for what there is not: their paths are anybody's, and must not become labels."""
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self, store: Store, num_watchers: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "layout_tuner_http_requests",
+            "Requests that were answered",
+            ("operation", "status"),
+            registry=self._registry,
+        )
+        self.seconds = Histogram(
+            "layout_tuner_http_request_seconds",
+            "Seconds until a request was answered; streams and leases that wait are left out",
+            ("operation",),
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self.in_flight = Gauge(
+            "layout_tuner_http_requests_in_flight",
+            "Requests that are being answered",
+            registry=self._registry,
+        )
+        watchers = Gauge(
+            "layout_tuner_event_watchers", "Watchers of live events", registry=self._registry
+        )
+        watchers.set_function(num_watchers)
+        self._registry.register(_Standing(store))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """All of them as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class MeasuredRequests:
+    """Counts requests and times them, by operation: whoever stands before it is counted by nobody."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, routes: RouteMap) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = self._routes.find(scope["method"], scope["path"])
+        operation = NO_OPERATION if asked is None else asked.operation
+        status, begun = 500, time.perf_counter()
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.requests.labels(operation, str(status)).inc()
+            if operation not in _WAITING:
+                self._metrics.seconds.labels(operation).observe(time.perf_counter() - begun)
+
+
+_WAITING: Final = frozenset({"stream_events", "stream_campaign_events", "lease_trials"})
+"""Operations whose answers come when there is something to say."""
+
+
+class _Standing(Collector):
+    """Reads the database when it is asked, and not more often than every few seconds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._looked_at = -LOOK_EVERY_S
+        self._signs: VitalSigns | None = None
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: to be registered is no reason to ask the database."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of the whole service; of a database that does not answer, that it does not."""
+        yield InfoMetricFamily("layout_tuner", "This service", {"version": version()})
+        signs = self._look()
+        yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(signs)))
+        if signs is not None:
+            yield from _families(signs, self._store)
+
+    def _look(self) -> VitalSigns | None:
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            try:
+                self._signs = self._store.vital_signs()
+            except DatabaseUnavailableError:
+                self._signs = None
+        return self._signs
+
+
+def _families(signs: VitalSigns, store: Store) -> Iterator[Metric]:
+    yield _by("layout_tuner_campaigns", "Campaigns", "state", signs.campaigns)
+    yield _by("layout_tuner_open_trials", "Trials that wait or run", "state", signs.open_trials)
+    yield _by("layout_tuner_workers", "Workers that are there", "cluster", signs.workers)
+    yield _by(
+        "layout_tuner_node_seconds",
+        "What campaigns have cost, in node-seconds",
+        "part",
+        signs.node_seconds,
+    )
+    yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", signs.quarantined_nodes)
+    yield _one(
+        "layout_tuner_unnumbered_events",
+        "Events that watchers do not see yet",
+        signs.unnumbered_events,
+    )
+    yield _one("layout_tuner_database_bytes", "Size of the database", signs.num_bytes)
+    if signs.driver_seen_at is not None:
+        silence_s = max((store.now() - signs.driver_seen_at).total_seconds(), 0.0)
+        yield _one(
+            "layout_tuner_driver_silence_seconds", "Since a driver was last at work", silence_s
+        )
+
+
+def _one(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value)
+
+
+def _by(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family

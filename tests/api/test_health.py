@@ -1,0 +1,168 @@
+"""Whether the service is there, whether it can work, and its metrics."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.app import create_app
+from api.routes import health
+from api.settings import Settings
+from results_db import migrate
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.service import HEADERS, TOKEN, Api
+
+
+def metrics(http: TestClient) -> dict[tuple[str, ...], float]:
+    """Samples by name and the values of their labels."""
+    answer = http.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that does not answer."""
+
+    def refuse(*_: Any) -> Any:
+        raise DatabaseUnavailableError("the database db.example of user ada cannot be used")
+
+    for name in ("driver_seen_at", "why_not_usable", "vital_signs"):
+        monkeypatch.setattr(http.app.state.store, name, refuse)  # type: ignore[attr-defined]
+
+
+def test_a_service_that_can_work_says_so_without_a_token(http: TestClient) -> None:
+    answer = http.get("/v1/ready", headers={"Authorization": ""})
+    assert (answer.status_code, answer.json()) == (200, {"is_ready": True, "reasons": []})
+    assert http.get("/v1/health", headers={"Authorization": ""}).json()["status"] == "ok"
+
+
+def test_a_service_whose_database_does_not_answer_is_there_and_not_ready(
+    http: TestClient, gone: None
+) -> None:
+    assert http.get("/v1/health").json()["database"] is False
+    answer = http.get("/v1/ready")
+    # Whoever asks here has no token: hosts and users are none of his business.
+    assert (answer.status_code, answer.json()) == (
+        503,
+        {"is_ready": False, "reasons": ["the database does not answer"]},
+    )
+
+
+def test_a_service_that_ends_takes_no_more_requests_from_a_proxy(
+    http: TestClient, settings: Settings
+) -> None:
+    settings.stopping.set()
+    answer = http.get("/v1/ready")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["the process ends"])
+
+
+@pytest.fixture
+def served(database_url: str) -> Iterator[tuple[str, TestClient]]:
+    """A service, and the URL of its database, of either kind."""
+    with (
+        closing(Store(database_url)) as store,
+        TestClient(create_app(Settings(token=TOKEN), store), headers=HEADERS) as client,
+    ):
+        yield database_url, client
+
+
+def test_a_database_of_another_schema_is_told_from_a_good_one(
+    served: tuple[str, TestClient],
+) -> None:
+    url, client = served
+    assert client.get("/v1/ready").status_code == 200
+    migrate.downgrade(url, "0006")
+    (reason,) = client.get("/v1/ready").json()["reasons"]
+    assert reason == (
+        f"the database cannot be worked on: its schema is 0006, and this version's is {migrate.head()}"
+    )
+    migrate.upgrade(url)
+    assert client.get("/v1/ready").status_code == 200
+
+
+def test_a_disk_that_is_nearly_full_is_told_before_an_outcome_is_lost(
+    settings: Settings, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        closing(Store(sqlite_url)) as store,
+        TestClient(create_app(replace(settings, data_dir=tmp_path), store)) as client,
+    ):
+        assert client.get("/v1/ready").status_code == 200
+        monkeypatch.setattr(health, "LEAST_FREE_BYTES", 1 << 62)
+        (reason,) = client.get("/v1/ready").json()["reasons"]
+        assert reason.startswith("the data directory's disk is nearly full: ")
+
+
+def test_metrics_tell_how_the_service_stands(api: Api, http: TestClient) -> None:
+    api.submit()
+    worker = api.register()
+    api.complete(worker, "first", Layout())
+    api.store.add_trial(1, Layout(tp=2))
+    found = metrics(http)
+    assert found["layout_tuner_database_up",] == 1
+    assert found["layout_tuner_campaigns", "RUNNING"] == 1
+    assert found["layout_tuner_campaigns", "FAILED"] == 0
+    assert found["layout_tuner_open_trials", "PENDING"] == 1
+    assert found["layout_tuner_workers", "local-cpu"] == 1
+    assert found["layout_tuner_node_seconds", "start"] > 0
+    assert found["layout_tuner_database_bytes",] > 4096
+    assert found["layout_tuner_event_watchers",] == 0
+    assert found["process_resident_memory_bytes",] > 1e6
+
+
+def test_metrics_count_requests_by_operation_and_answer(http: TestClient) -> None:
+    http.get("/v1/campaigns")
+    http.get("/v1/campaigns/none")
+    http.get("/v1/campaigns/other")
+    http.get("/v1/campaigns", headers={"Authorization": "Bearer wrong"})
+    http.get("/somewhere/else/5")
+    found = metrics(http)
+    name = "layout_tuner_http_requests_total"
+    assert found[name, "list_campaigns", "200"] == 1
+    assert found[name, "list_campaigns", "401"] == 1
+    assert found[name, "read_campaign", "404"] == 2
+    assert found[name, "none", "404"] == 1
+    assert found["layout_tuner_http_request_seconds_count", "read_campaign"] == 2
+    assert found["layout_tuner_http_requests_in_flight",] == 1, "this one"
+    labels = {word for key in found for word in key[1:]}
+    assert not labels & {"other", "/somewhere/else/5"}, "what anybody may ask for is no label"
+
+
+def test_metrics_of_a_database_that_does_not_answer_say_so(http: TestClient, gone: None) -> None:
+    found = metrics(http)
+    assert found["layout_tuner_database_up",] == 0
+    assert not [key for key in found if key[0] == "layout_tuner_campaigns"]
+    assert ("process_resident_memory_bytes",) in found
+
+
+def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds(
+    api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    look: Callable[[], Any] = api.store.vital_signs
+
+    def counted() -> Any:
+        asked.append(1)
+        return look()
+
+    monkeypatch.setattr(api.store, "vital_signs", counted)
+    for _ in range(5):
+        metrics(http)
+    assert len(asked) == 1
+
+
+def test_metrics_want_a_token_that_may_read(http: TestClient) -> None:
+    assert http.get("/metrics", headers={"Authorization": ""}).status_code == 401
