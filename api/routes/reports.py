@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
@@ -25,4 +23,4 @@ def read_report(campaign: CampaignDep, store: StoreDep) -> HTMLResponse:
         "Referrer-Policy": "no-referrer",
         "Content-Disposition": f'inline; filename="{campaign.name}.html"',
     }
-    return HTMLResponse(report(store, campaign, datetime.now(UTC)), headers=headers)
+    return HTMLResponse(report(store, campaign, store.now()), headers=headers)

@@ -323,3 +323,56 @@ def test_an_outcome_of_a_deleted_trial_is_not_taken_for_anothers(api: Api) -> No
     delete(api)
     body = {"worker_id": worker, "attempt": 1, "outcome": completed(LAYOUT).to_mapping()}
     api.post(f"/trials/{lease['trial_id']}/outcome", body, status=404)
+
+
+def as_token(api: Api, name: str, role: str = "submitter") -> dict[str, str]:
+    """The header of a new token in somebody's name."""
+    token = api.post("/tokens", {"name": name, "role": role}, status=201)["token"]
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_every_change_is_audited_with_who_made_it(http: TestClient, api: Api) -> None:
+    ada = as_token(api, "ada")
+    assert http.post("/v1/campaigns", json=CAMPAIGN, headers=ada).json()["created_by"] == "ada"
+    http.patch("/v1/campaigns/first", json={"budget": {"trials": 9}}, headers=ada)
+    http.post("/v1/campaigns/first/clone", headers=ada)
+    http.post("/v1/campaigns/first/cancel", headers=ada)
+    assert http.delete("/v1/campaigns/first", headers=ada).status_code == 204
+    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=ada)
+    assert http.delete("/v1/models/mine", headers=ada).status_code == 204
+    entries = [each for each in api.get("/audit")["entries"] if each["actor"] == "ada"]
+    assert [each["action"] for each in reversed(entries)] == [
+        "campaign.create",
+        "campaign.update",
+        "campaign.create",
+        "campaign.cancel",
+        "campaign.delete",
+        "model.put",
+        "model.delete",
+    ]
+    update = entries[-2]
+    assert update["details"]["budget"]["to"]["trials"] == 9
+    assert {each["target"] for each in entries} == {"first", "first-2", "mine"}
+
+
+def test_a_submitter_changes_what_is_his_alone(http: TestClient, api: Api) -> None:
+    ada, bob = as_token(api, "ada"), as_token(api, "bob")
+    http.post("/v1/campaigns", json=CAMPAIGN, headers=ada)
+    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=ada)
+    refused = [
+        http.patch("/v1/campaigns/first", json={"notes": "x"}, headers=bob),
+        http.delete("/v1/campaigns/first", headers=bob),
+        http.put("/v1/models/mine", json={"preset": "small"}, headers=bob),
+        http.delete("/v1/models/mine", headers=bob),
+    ]
+    assert [answer.status_code for answer in refused] == [403] * 4
+    clone = http.post("/v1/campaigns/first/clone", headers=bob)
+    assert (clone.status_code, clone.json()["created_by"]) == (201, "bob")
+
+
+def test_the_keys_of_two_senders_do_not_meet(http: TestClient, api: Api) -> None:
+    ada, bob = as_token(api, "ada"), as_token(api, "bob")
+    send(http, "k", **ada)
+    other = send(http, "k", body={**CAMPAIGN, "name": "second"}, **bob)
+    assert other.status_code == 201
+    assert "Idempotent-Replay" not in other.headers

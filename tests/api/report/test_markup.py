@@ -55,4 +55,5 @@ def test_a_scale_holds_its_values_and_has_ticks(values: list[float], from_zero: 
     assert over.high > over.low
     assert all(9.999 <= over(value) <= 110.001 for value in values)
     assert 1 <= len(over.ticks) <= 12
-    assert all(over.low - 1e-6 <= tick <= over.high * (1 + 1e-9) + 1e-6 for tick in over.ticks)
+    rounding = (over.high - over.low) * 1e-6
+    assert all(over.low - rounding <= tick <= over.high + rounding for tick in over.ticks)

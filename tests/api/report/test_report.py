@@ -37,8 +37,8 @@ ALLOWED = {
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    with closing(Store(sqlite_url)) as store:
+def store(database_url: str) -> Iterator[Store]:
+    with closing(Store(database_url)) as store:
         yield store
 
 
