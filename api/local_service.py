@@ -6,7 +6,7 @@ import json
 import os
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,48 +42,73 @@ class LocalService:
 
 
 @contextmanager
-def serving(data: DataDir) -> Iterator[None]:
-    """Makes this process the only service of a data directory.
+def serving(data: DataDir, *, shared: bool = False) -> Iterator[None]:
+    """Makes this process the only service of a data directory, or one of those that share it.
+
+    Its SQLite has one service; where the database is another, several may keep their token there.
 
     Raises:
-        DataDirLockedError: another one runs there.
+        DataDirLockedError: another one runs there that does not share it.
     """
-    with data.lock(SERVE_LOCK, wait_s=LOCK_PATIENCE_S):
-        # A service that was killed left it behind, and its port may be anybody's by now.
+    with data.lock(SERVE_LOCK, wait_s=LOCK_PATIENCE_S, shared=shared):
+        # Services that were killed left them behind, and their ports may be anybody's by now.
         data.service_file.unlink(missing_ok=True)
+        for file in _shared_announcements(data):
+            if not _is_locked(data, file.stem):
+                file.unlink(missing_ok=True)
+                file.with_suffix(".lock").unlink(missing_ok=True)
         yield
 
 
 @contextmanager
-def announced(data: DataDir, url: str, certificate: Path | None = None) -> Iterator[None]:
+def announced(
+    data: DataDir, url: str, certificate: Path | None = None, *, shared: bool = False
+) -> Iterator[None]:
     """Writes down where the service is, for as long as it is there."""
-    written = data.service_file.with_suffix(".new")
-    service = {"url": url, "pid": os.getpid()}
+    pid = os.getpid()
+    file = data.path / f"service-{pid}.json" if shared else data.service_file
+    service = {"url": url, "pid": pid}
     if certificate is not None:
         service["certificate"] = str(certificate.absolute())
-    written.write_text(json.dumps(service))
-    written.replace(data.service_file)
-    try:
-        yield
-    finally:
-        data.service_file.unlink(missing_ok=True)
+    with data.lock(file.stem) if shared else nullcontext():
+        written = file.with_suffix(".new")
+        written.write_text(json.dumps(service))
+        written.replace(file)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            if shared:
+                file.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def find_service(data: DataDir) -> LocalService | None:
-    """The service that runs on a data directory; None when there is none.
+def find_service(data: DataDir, *, pid: int | None = None) -> LocalService | None:
+    """A service that runs on a data directory; None when there is none.
 
     What a killed service left behind does not count: another program may listen on its port, and
     would be sent the token.
+
+    Args:
+        data: the data directory.
+        pid: only the service that is this process; None: any.
     """
-    announced = _read(data)
-    if announced is None or not _is_served(data) or not _is_alive(announced.pid):
+    if not _is_locked(data, SERVE_LOCK):
         return None
-    return announced
+    shared = [file for file in _shared_announcements(data) if _is_locked(data, file.stem)]
+    for file in (data.service_file, *shared):
+        found = _read(file)
+        if found is not None and pid in (None, found.pid) and _is_alive(found.pid):
+            return found
+    return None
 
 
-def _read(data: DataDir) -> LocalService | None:
+def _shared_announcements(data: DataDir) -> list[Path]:
+    return sorted(data.path.glob("service-*.json"))
+
+
+def _read(file: Path) -> LocalService | None:
     try:
-        document = json.loads(data.service_file.read_bytes())
+        document = json.loads(file.read_bytes())
         url, pid = document["url"], document["pid"]
         certificate = document.get("certificate")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -95,10 +120,10 @@ def _read(data: DataDir) -> LocalService | None:
     return LocalService(url=url, pid=pid, certificate=Path(certificate) if certificate else None)
 
 
-def _is_served(data: DataDir) -> bool:
-    """Whether a process holds the service's lock; it ends with the process, however that ends."""
+def _is_locked(data: DataDir, name: str) -> bool:
+    """Whether a process holds a lock; it ends with the process, however that ends."""
     try:
-        with data.lock(SERVE_LOCK):
+        with data.lock(name):
             return False
     except DataDirLockedError:
         return True

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,8 @@ class Child:
     argv: Sequence[str]
     log: Path
     """Where its output goes; appended to."""
+    environment: Mapping[str, str] | None = None
+    """Its environment variables; None: those of this process."""
     process: subprocess.Popen[bytes] | None = None
     restarts: deque[float] = field(default_factory=deque)
     """Times of the latest restarts (monotonic seconds)."""
@@ -46,6 +48,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=self.environment,
                 preexec_fn=end_with(os.getpid()),  # safe: one thread here
             )
 

@@ -15,19 +15,26 @@ def load_or_make_token(path: Path) -> str:
     Raises:
         TokenFileInvalidError: the file holds no token, or others can read it.
     """
+    if path.exists():
+        return _load_token(path)
+    token = f"lt_{secrets.token_urlsafe(32)}"
+    written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{token}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # Whole or not at all: another service that starts in the same moment reads this one, or wins.
+        os.link(written, path)
     except FileExistsError:
         return _load_token(path)
     except OSError as error:
         raise TokenFileInvalidError(
             f"the token file {path} cannot be made: {error.strerror}"
         ) from error
-    token = f"lt_{secrets.token_urlsafe(32)}"
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{token}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    finally:
+        written.unlink(missing_ok=True)
     return token
 
 

@@ -103,15 +103,20 @@ class DataDir:
             ) from error
 
     @contextmanager
-    def lock(self, name: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    def lock(self, name: str, *, wait_s: float = 0.0, shared: bool = False) -> Iterator[None]:
         """Holds a lock that ends with the process, however it ends.
+
+        Args:
+            name: of the lock.
+            wait_s: how long to wait for others that hold it, in seconds.
+            shared: whether others may hold it at the same time that share it too.
 
         Raises:
             DataDirLockedError: another process holds it, and has for `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
         with (self.path / f"{name}.lock").open("a+") as file:
-            while not _try_lock(file.fileno()):
+            while not _try_lock(file.fileno(), shared=shared):
                 if time.monotonic() >= deadline:
                     raise DataDirLockedError(
                         f"another process holds the {name} lock of the data directory {self.path}; "
@@ -121,9 +126,9 @@ class DataDir:
             yield
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, *, shared: bool) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -62,6 +62,7 @@ _SIGNS: Final[Mapping[str, str]] = {
     "no pg_hba.conf entry": "28000",
     "does not exist": "3D000",
     "too many clients": "53300",
+    "too many connections": "53300",
     "remaining connection slots": "53300",
     "starting up": "57P03",
     "shutting down": "57P03",
@@ -85,7 +86,7 @@ def make_engine(url: str) -> Engine:
         pool_use_lifo=True,
         hide_parameters=True,
     )
-    event.listen(engine, "connect", _refuse_unsuitable)
+    event.listen(engine, "connect", _refuse_unsuitable, insert=True)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ask_idle_one(engine))
     return engine
@@ -114,7 +115,6 @@ def _connect_args() -> dict[str, Any]:
         "lock_timeout": f"{LOCK_TIMEOUT_S}s",
         "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION_S}s",
         "timezone": "UTC",
-        "lc_messages": "C",
     }
     return {
         "connect_timeout": CONNECT_TIMEOUT_S,

@@ -55,7 +55,7 @@ class PostgresServer:
     ) -> None:
         """Creates the server's data in a directory that is empty; it does not run yet."""
         self.directory = directory
-        self._port = port
+        self.port = port
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._user = "nobody" if os.geteuid() == 0 else None
@@ -87,8 +87,8 @@ class PostgresServer:
         """Starts it, again where it was stopped, and waits until it answers."""
         settings = {
             "unix_socket_directories": str(self.directory),
-            "listen_addresses": "" if self._port is None else "127.0.0.1",
-            "port": str(self._port or 5432),
+            "listen_addresses": "" if self.port is None else "127.0.0.1",
+            "port": str(self.port or 5432),
             **self._settings,
         }
         options = [word for pair in settings.items() for word in ("-c", "=".join(pair))]
@@ -117,7 +117,7 @@ class PostgresServer:
     def url(self, database: str, *, user: str = SUPERUSER, scheme: str = "postgresql") -> str:
         """The address of a database, on the Unix socket."""
         host = quote(str(self.directory), safe="")
-        return f"{scheme}://{user}@/{database}?host={host}&port={self._port or 5432}"
+        return f"{scheme}://{user}@/{database}?host={host}&port={self.port or 5432}"
 
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         """Runs one statement as superuser, outside of any transaction; returns its rows."""

@@ -23,6 +23,7 @@ from api.local_service import announced, serving
 from api.settings import Settings
 from api.token_file import load_or_make_token
 from results_db.data_dir import DataDir
+from results_db.database_option import database_option
 from results_db.errors import ResultsDbError
 from results_db.retention import Retention
 from results_db.store import Store
@@ -49,10 +50,18 @@ SHUTDOWN_PATIENCE_S: Final = 5
     help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
     "[default: events=30 requests=7, all else for ever]",
 )
+@database_option
 def serve(
-    endpoint: Endpoint, data_dir: Path | None, requests_per_s: float, keep: tuple[str, ...]
+    endpoint: Endpoint,
+    data_dir: Path | None,
+    requests_per_s: float,
+    keep: tuple[str, ...],
+    database: str | None,
 ) -> None:
-    """Run the HTTP service alone (`up` runs all of it)."""
+    """Run the HTTP service alone (`up` runs all of it).
+
+    Several may serve one PostgreSQL, each on a port of its own; a data directory's SQLite has one.
+    """
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         tls = endpoint.tls_context()
@@ -61,9 +70,9 @@ def serve(
         # The store before the token: a directory of a newer version is refused before anything is
         # written to it.
         with (
-            serving(data),
+            serving(data, shared=database is not None),
             listening(endpoint) as listener,
-            closing(Store.open(data)) as store,
+            closing(Store.open(data, database=database)) as store,
         ):
             _serve(data, store, endpoint, listener, tls, requests_per_s, retention)
     except (ApiError, ResultsDbError) as error:
@@ -92,7 +101,10 @@ def _serve(
     )
     url = endpoint.url(listener.getsockname()[1])
     click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-    with announced(data, url, endpoint.tls_certificate), _ended_in_order():
+    with (
+        announced(data, url, endpoint.tls_certificate, shared=store.is_shared),
+        _ended_in_order(),
+    ):
         config = _config(create_app(settings, store), endpoint, tls)
         _Server(config, stopping).run(sockets=[listener])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from api.local_service import LocalService, find_service
 from api.supervisor import Child, start_and_wait, until_signalled, watch
 from api.token_file import read_token
 from results_db.data_dir import DataDir
+from results_db.database_option import DATABASE_VARIABLE, database_option
 from results_db.errors import ResultsDbError
 from search_spaces.errors import CertificateUnreadableError
 
@@ -27,18 +29,19 @@ SERVE_PATIENCE_S = 30.0
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @endpoint_options
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
-def up(data_dir: Path | None, endpoint: Endpoint, cluster: str) -> None:
+@database_option
+def up(data_dir: Path | None, endpoint: Endpoint, cluster: str, database: str | None) -> None:
     """Run everything on this machine: service, driver and worker."""
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         data.create()
-        _run(data, endpoint, cluster)
+        _run(data, endpoint, cluster, database)
     except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _run(data: DataDir, endpoint: Endpoint, cluster: str) -> None:
-    serve = _serve(data, endpoint)
+def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) -> None:
+    serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:
         children = [serve]
         try:
@@ -47,9 +50,9 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str) -> None:
             assert service is not None
             # A free port was taken for good: the worker would not find a service that moved.
             port = httpx.URL(service.url).port or endpoint.port
-            serve.argv = _serve(data, replace(endpoint, port=port)).argv
+            serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
-                _child(data, "driver", "--data-dir", str(data.path)),
+                _child(data, "driver", "--data-dir", str(data.path), database=database),
                 _worker(data, service, cluster),
             ]
             for child in children[1:]:
@@ -64,14 +67,23 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str) -> None:
                 child.stop()
 
 
-def _serve(data: DataDir, endpoint: Endpoint) -> Child:
-    return _child(data, "serve", "--data-dir", str(data.path), *endpoint.arguments)
+def _serve(data: DataDir, endpoint: Endpoint, database: str | None) -> Child:
+    options = ("--data-dir", str(data.path), *endpoint.arguments)
+    return _child(data, "serve", *options, database=database)
 
 
-def _child(data: DataDir, command: str, *options: str) -> Child:
+def _child(data: DataDir, command: str, *options: str, database: str | None = None) -> Child:
     # -P: files of the directory that the user stands in are no modules of ours.
     argv = [sys.executable, "-P", "-m", "api.cli", command, *options]
-    return Child(name=command, argv=argv, log=data.logs / f"{command}.log")
+    # In the environment, not among the arguments, which every user of the machine can list; and only of
+    # those that open the database: a worker and its ranks hold no password of it.
+    environment = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
+    if database is not None:
+        environment[DATABASE_VARIABLE] = database
+    else:
+        environment.pop("PGPASSWORD", None)
+    log = data.logs / f"{command}.log"
+    return Child(name=command, argv=argv, log=log, environment=environment)
 
 
 def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
@@ -96,10 +108,8 @@ def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
 def _service(data: DataDir, serve: Child) -> LocalService | None:
     """Our own service, once it answers."""
     assert serve.process is not None
-    service = find_service(data)
-    if service is None or service.pid != serve.process.pid:
-        return None
-    return None if _health(service) is None else service
+    service = find_service(data, pid=serve.process.pid)
+    return None if service is None or _health(service) is None else service
 
 
 def _health(service: LocalService) -> Any:

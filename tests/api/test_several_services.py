@@ -1,0 +1,185 @@
+"""Several services on one PostgreSQL: one campaign, one token, leases that none of them takes back wrongly."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.local_service import find_service
+from api.sweeper import Sweeper
+from results_db.data_dir import DataDir
+from results_db.leases import LEASE_S
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import run_command, wait_until
+from tests.api.service import CAMPAIGN
+from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
+
+
+class Serve:
+    """`layout-tuner serve` on a PostgreSQL."""
+
+    def __init__(self, database: str, data_dir: Path) -> None:
+        command = ["serve", "--port", "0", "--data-dir", str(data_dir), "--database", database]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "api.cli", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        found = re.search(r"serves (\S+);", said)
+        assert found is not None, said
+        token = (data_dir / "token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        self.http = httpx.Client(base_url=f"{found[1]}/v1", headers=headers, trust_env=False)
+        wait_until("it answers", self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return self.http.get("/health").is_success
+        except httpx.TransportError:
+            return False
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.http.request(method, path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.http.close()
+        self.process.send_signal(number)
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def services(postgres_url: str, tmp_path: Path) -> Iterator[list[Serve]]:
+    """Two, which were started at once on one data directory."""
+    with ExitStack() as stack:
+        started = [Serve(postgres_url, tmp_path / "data") for _ in range(2)]
+        for service in started:
+            stack.callback(service.end, signal.SIGKILL)
+        yield started
+
+
+def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_path: Path) -> None:
+    first, second = services
+    created = first.request("POST", "/campaigns", CAMPAIGN)
+    assert second.request("GET", "/campaigns/first")["id"] == created["id"]
+    worker = {"name": "w", "host": "h", "cluster": "local-cpu", "num_nodes": 1}
+    worker |= {"devices_per_node": 4, "device": "CPU core", "versions": {}}
+    session = second.request("POST", "/workers", worker)["worker_id"]
+    first.request("POST", f"/workers/{session}/heartbeats", {"trials": []})
+    # The command line finds either, and the other once one is killed.
+    data = DataDir(tmp_path / "data")
+    for service in services:
+        found = find_service(data, pid=service.process.pid)
+        assert found is not None
+        assert f"{found.url}/v1/" == str(service.http.base_url)
+    first.end(signal.SIGKILL)
+    listed = run_command("campaign", "list", "--json", "--data-dir", str(data.path))
+    assert [campaign["name"] for campaign in json.loads(listed.stdout)["campaigns"]] == ["first"]
+    second.end()
+    assert second.process.returncode == 0
+    assert find_service(data) is None
+
+
+def test_a_data_directory_s_own_database_is_not_shared(
+    services: list[Serve], tmp_path: Path
+) -> None:
+    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert refused.returncode == 1
+    assert "another process holds the serve lock of the data directory" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "driver", "up"])
+def test_a_database_that_refuses_is_one_clear_line_without_the_password(
+    tmp_path: Path, command: str
+) -> None:
+    url = "postgresql://ada:open-sesame@127.0.0.1:1/tuning"
+    port = () if command == "driver" else ("--port", "0")
+    where = ("--data-dir", str(tmp_path / "data"))
+    refused = run_command(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: the database postgresql://ada@127.0.0.1:1/tuning cannot be used")
+    logs = (tmp_path / "data" / "logs").glob("*.log")
+    assert "sesame" not in line + "".join(log.read_text() for log in logs)
+
+
+class Machines:
+    """Two machines whose services sweep one database."""
+
+    def __init__(self, url: str) -> None:
+        self.clock = TurnableClock()
+        self.stores = [Store(url, clock=self.clock) for _ in range(2)]
+        self.sweepers = [
+            Sweeper(store, lease_s=LEASE_S, interval_s=1.0, clock=self.clock)
+            for store in self.stores
+        ]
+        self.trial = 0
+
+    def lease_a_trial(self) -> None:
+        store = self.stores[0]
+        self.trial = store.add_trial(make_campaign(store), Layout()).id
+        lease_one(store, make_worker(store).id)
+
+    def sweep(self, *which: int, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.forward(1)
+            for number in which:
+                self.sweepers[number].sweep()
+
+    @property
+    def state(self) -> str:
+        return self.stores[1].trial(self.trial).state
+
+
+@pytest.fixture
+def machines(postgres_url: str) -> Iterator[Machines]:
+    machines = Machines(postgres_url)
+    with ExitStack() as stack:
+        for store in machines.stores:
+            stack.enter_context(closing(store))
+        yield machines
+
+
+def test_a_service_that_starts_beside_another_extends_no_lease(machines: Machines) -> None:
+    machines.sweep(0, seconds=1)
+    machines.lease_a_trial()
+    machines.sweep(0, seconds=10)
+    machines.sweep(0, 1, seconds=4)
+    assert machines.state == "RUNNING"
+    machines.sweep(1, seconds=2)
+    assert machines.state == "PENDING"
+
+
+def test_a_service_that_slept_while_another_was_there_extends_no_lease(machines: Machines) -> None:
+    machines.sweep(0, 1, seconds=1)
+    machines.lease_a_trial()
+    machines.sweep(0, seconds=14)
+    assert machines.state == "RUNNING"
+    machines.sweep(1, seconds=2)
+    assert machines.state == "PENDING"
+
+
+def test_leases_do_not_run_out_while_no_service_is_there(machines: Machines) -> None:
+    machines.sweep(0, 1, seconds=1)
+    machines.lease_a_trial()
+    machines.clock.forward(3600)
+    machines.sweep(1, seconds=1)
+    machines.sweep(0, seconds=10)
+    assert machines.state == "RUNNING"
+    machines.sweep(0, 1, seconds=6)
+    assert machines.state == "PENDING"

@@ -1,0 +1,253 @@
+"""PostgreSQL: each refusal is one sentence that says what to do, and what goes wrong goes by."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import text
+
+from results_db import postgresql
+from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
+from results_db.retry import MOST_TRIES, retried
+from results_db.store import Store
+from tests.postgres import SUPERUSER, PostgresServer, running_server
+from tests.results_db.factories import make_campaign, make_spec
+
+PASSWORD = "open-sesame"
+
+
+def refusal(url: str) -> str:
+    """The line with which a database is refused; nothing that is raised shows the password."""
+    with pytest.raises(DatabaseUnavailableError) as refused:
+        Store.connect(url)
+    (line,) = str(refused.value).splitlines()
+    assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+    return line
+
+
+@pytest.fixture
+def fresh(postgres_url: str) -> Iterator[Store]:
+    with closing(Store(postgres_url)) as store:
+        yield store
+
+
+@pytest.fixture
+def guarded() -> Iterator[PostgresServer]:
+    """A server that asks for passwords on its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with running_server(port=port) as server:
+        server.execute(f"ALTER USER {SUPERUSER} PASSWORD '{PASSWORD}'")
+        rules = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        (server.data / "pg_hba.conf").write_text(rules)
+        server.execute("SELECT pg_reload_conf()")
+        yield server
+
+
+def test_a_server_that_is_not_there_is_named_with_its_port() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        line = refusal(f"postgresql://ada:{PASSWORD}@127.0.0.1:{port}/tuning")
+    assert line.startswith(f"the database postgresql://ada@127.0.0.1:{port}/tuning cannot be used:")
+    assert "Connection refused" in line
+
+
+def test_passwords_open_and_are_never_shown(guarded: PostgresServer) -> None:
+    where = f"127.0.0.1:{guarded.port}/postgres"
+    line = refusal(f"postgresql://{SUPERUSER}:{PASSWORD}x@{where}")
+    assert "password authentication failed" in line
+    assert "give the right password in ~/.pgpass" in line
+    assert "no password supplied" in refusal(f"postgresql://{SUPERUSER}@{where}")
+    with closing(Store.connect(f"postgresql://{SUPERUSER}:{PASSWORD}@{where}")) as store:
+        store.ping()
+        assert PASSWORD not in repr(store._db.engine)
+
+
+def test_a_database_that_does_not_exist_is_to_be_created(postgres_server: PostgresServer) -> None:
+    line = refusal(postgres_server.url("nowhere"))
+    assert 'database "nowhere" does not exist; create it with createdb' in line
+
+
+def test_a_user_who_may_not_create_tables_is_told_what_to_grant(
+    postgres_server: PostgresServer,
+) -> None:
+    with postgres_server.database() as url:
+        postgres_server.execute("DROP ROLE IF EXISTS plain")
+        postgres_server.execute("CREATE ROLE plain LOGIN")
+        line = refusal(url.replace(f"{SUPERUSER}@", "plain@"))
+        assert "permission denied for schema public" in line
+        assert "GRANT CREATE, USAGE ON SCHEMA public" in line
+        name = url.split("@/")[1].split("?")[0]
+        postgres_server.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0")
+        line = refusal(url.replace(f"{SUPERUSER}@", "plain@"))
+        assert "too many connections" in line
+        assert "run fewer processes" in line
+
+
+def test_a_database_that_holds_not_every_text_is_refused(postgres_server: PostgresServer) -> None:
+    postgres_server.execute("DROP DATABASE IF EXISTS ascii")
+    postgres_server.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
+    line = refusal(postgres_server.url("ascii"))
+    assert line.startswith("the database ascii has the encoding SQL_ASCII, and UTF8 is needed")
+    postgres_server.execute("DROP DATABASE ascii WITH (FORCE)")
+
+
+def test_a_server_that_is_too_old_is_refused(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "OLDEST_VERSION", 99)
+    assert "99 or newer is needed" in refusal(postgres_url)
+
+
+def test_a_server_that_was_away_is_used_again_when_it_is_back() -> None:
+    with running_server() as server:
+        server.execute("CREATE DATABASE tuning")
+        with closing(Store.connect(server.url("tuning"))) as store:
+            campaign = make_campaign(store)
+            server.stop()
+            for _ in range(3):
+                with pytest.raises(DatabaseUnavailableError, match="cannot be used: "):
+                    store.campaign(campaign)
+            server.start()
+            assert store.campaign(campaign).name == "first"
+            store.pause_campaign(campaign)
+
+
+def test_connections_that_were_cut_while_idle_are_noticed_before_they_are_used(
+    postgres_server: PostgresServer, fresh: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "ASKED_AFTER_S", 0.0)
+    fresh.ping()
+    postgres_server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        f"WHERE datname = '{fresh._db.engine.url.database}'"
+    )
+    fresh.ping()
+
+
+def test_a_reader_sees_one_state_whatever_is_written_meanwhile(fresh: Store) -> None:
+    make_campaign(fresh)
+    count = text("SELECT count(*) FROM campaigns")
+    with fresh._db.read() as session:
+        assert session.scalar(count) == 1
+        make_campaign(fresh, "second")
+        assert session.scalar(count) == 1
+    with fresh._db.read() as session:
+        assert session.scalar(count) == 2
+
+
+def test_a_lock_that_is_held_for_long_is_given_up_with_a_word(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "LOCK_TIMEOUT_S", 1)
+    with closing(Store(postgres_url)) as store:
+        campaign = make_campaign(store)
+        with store._db.write() as session:
+            session.execute(text("SELECT * FROM campaigns FOR UPDATE"))
+            with pytest.raises(DatabaseUnavailableError, match="another process has held a lock"):
+                store.pause_campaign(campaign)
+        assert store.pause_campaign(campaign).state == "PAUSED"
+
+
+def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_only(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "IDLE_IN_TRANSACTION_S", 1)
+    with closing(Store(postgres_url)) as stopped, closing(Store(postgres_url)) as other:
+        campaign = make_campaign(other)
+
+        def sleep_in_a_transaction() -> None:
+            with stopped._db.write() as session:
+                session.execute(text("SELECT * FROM campaigns FOR UPDATE"))
+                # Waits for the lock, which goes with the connection of the one that says nothing.
+                assert other.pause_campaign(campaign).state == "PAUSED"
+                session.execute(text("SELECT 1"))
+
+        with pytest.raises(DatabaseUnavailableError, match="idle-in-transaction timeout"):
+            sleep_in_a_transaction()
+        stopped.ping()
+
+
+def test_transactions_that_wait_for_each_other_end_with_one_that_may_be_run_again(
+    fresh: Store,
+) -> None:
+    ids = [make_campaign(fresh, name) for name in ("first", "second")]
+    both_hold_one = threading.Barrier(2)
+    ends: list[str] = []
+
+    def lock(first: int, second: int) -> None:
+        try:
+            with fresh._db.write() as session:
+                for campaign_id in (first, second):
+                    session.execute(
+                        text("SELECT * FROM campaigns WHERE id = :id FOR UPDATE"),
+                        {"id": campaign_id},
+                    )
+                    if campaign_id == first:
+                        both_hold_one.wait(30)
+            ends.append("done")
+        except DatabaseConflictError as error:
+            ends.append(str(error))
+
+    threads = [
+        threading.Thread(target=lock, args=ids),
+        threading.Thread(target=lock, args=ids[::-1]),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    conflict, done = sorted(ends, key=len, reverse=True)
+    assert done == "done"
+    assert "deadlock detected; try again" in conflict
+
+
+def test_what_was_undone_for_another_s_sake_is_run_again_and_not_for_ever() -> None:
+    class Part:
+        tries = 0
+
+        @retried
+        def write(self, *, succeeds_at: int) -> str:
+            self.tries += 1
+            if self.tries < succeeds_at:
+                raise DatabaseConflictError("in each other's way")
+            return "written"
+
+    assert Part().write(succeeds_at=MOST_TRIES) == "written"
+    hopeless = Part()
+    with pytest.raises(DatabaseConflictError):
+        hopeless.write(succeeds_at=MOST_TRIES + 1)
+    assert hopeless.tries == MOST_TRIES
+
+
+def test_what_the_server_alone_can_tell_to_be_unstorable_is_a_value_s_fault(fresh: Store) -> None:
+    spec = make_spec(budget={"node_hours": float("nan")})
+    with pytest.raises(
+        ResultsDbError, match="cannot keep this: invalid input syntax for type json"
+    ):
+        fresh.create_campaign(spec, num_legal_layouts=1)
+
+
+def test_all_processes_go_by_the_server_s_clock(
+    fresh: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def server_time() -> float:
+        with fresh._db.read() as session:
+            return float(
+                session.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+            )
+
+    # A machine whose own count jumped by an hour, as one that was asleep.
+    monkeypatch.setattr("results_db.database_clock.time.monotonic", lambda: 10_000.0)
+    fresh.agree_on_time()
+    monkeypatch.setattr("results_db.database_clock.time.monotonic", lambda: 13_600.0)
+    assert fresh.now().timestamp() > server_time() + 3000
+    fresh.agree_on_time()
+    assert abs(fresh.now().timestamp() - server_time()) < 60
