@@ -11,7 +11,15 @@ from search_spaces.objectives import objective_factors
 
 
 def step_time_to_beat(store: Store, spec: CampaignSpec, lease: LeaseRecord) -> float | None:
-    """The step time above which the leased layout is no better than the best so far; None: none.
+    """The step time above which the leased layout is no better than the best so far; None: none."""
+    if not has_something_to_beat(spec, lease):
+        return None
+    best = store.value_to_beat(lease.campaign_id)
+    return None if best is None else step_time_at(best, spec, lease)
+
+
+def has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
+    """Whether a slow run of the leased layout is to be stopped early.
 
     The best is taken at the low end of its interval: a layout is then slower than it really is, not
     than what one lucky run of it showed. There is nothing to beat in a repeat, which is made to be
@@ -19,12 +27,12 @@ def step_time_to_beat(store: Store, spec: CampaignSpec, lease: LeaseRecord) -> f
     objectives are weighed: a slow layout may be on the front.
     """
     if not spec.stop.early or spec.strategy == "exhaustive" or len(spec.objectives) > 1:
-        return None
-    if lease.repeat_of is not None or spec.probe.iterations <= LEAST_TIMED:
-        return None
-    best = store.value_to_beat(lease.campaign_id)
-    if best is None:
-        return None
+        return False
+    return lease.repeat_of is None and spec.probe.iterations > LEAST_TIMED
+
+
+def step_time_at(best: float, spec: CampaignSpec, lease: LeaseRecord) -> float:
+    """The step time at which the leased layout would have the best's objective."""
     columns = LayoutColumns.of(lease.layout)
     factor = float(objective_factors(spec.objective, columns, spec.model, spec.cluster))
     return factor / best

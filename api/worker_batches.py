@@ -8,7 +8,7 @@ from typing import Final
 
 from api.batcher import Batcher
 from api.settings import Settings
-from api.step_time_to_beat import step_time_to_beat
+from api.step_time_to_beat import has_something_to_beat, step_time_at
 from api.worker_schemas import LeaseRead
 from results_db.errors import ResultsDbError
 from results_db.lease_batch import LeaseAsk
@@ -34,13 +34,7 @@ class WorkerBatches:
         """Those of a service."""
 
         def lease(asks: Sequence[LeaseAsk]) -> Sequence[list[LeaseRead] | ResultsDbError]:
-            answers = store.lease_many(asks, lease_s=settings.lease_s)
-            return [
-                answer
-                if isinstance(answer, ResultsDbError)
-                else [_lease_read(store, lease) for lease in answer]
-                for answer in answers
-            ]
+            return _readable(store, store.lease_many(asks, lease_s=settings.lease_s))
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
@@ -50,9 +44,36 @@ class WorkerBatches:
         )
 
 
-def _lease_read(store: Store, lease: LeaseRecord) -> LeaseRead:
-    spec = CampaignSpec.from_mapping(lease.spec)
-    above_s = step_time_to_beat(store, spec, lease)
+def _readable(
+    store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
+) -> list[list[LeaseRead] | ResultsDbError]:
+    """The leases as workers read them; campaigns are read, and their best found, once a batch."""
+    leases = [
+        lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
+    ]
+    specs = {lease.campaign_id: CampaignSpec.from_mapping(lease.spec) for lease in leases}
+    best = store.values_to_beat(
+        {
+            lease.campaign_id
+            for lease in leases
+            if has_something_to_beat(specs[lease.campaign_id], lease)
+        }
+    )
+
+    def read(lease: LeaseRecord) -> LeaseRead:
+        spec = specs[lease.campaign_id]
+        return _lease_read(spec, lease, best.get(lease.campaign_id))
+
+    return [
+        answer if isinstance(answer, ResultsDbError) else [read(lease) for lease in answer]
+        for answer in answers
+    ]
+
+
+def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> LeaseRead:
+    above_s = None
+    if best is not None and has_something_to_beat(spec, lease):
+        above_s = step_time_at(best, spec, lease)
     probe = spec.probe_request(lease.layout, stop_above_step_time_s=above_s)
     return LeaseRead(
         trial_id=lease.trial_id,

@@ -13,10 +13,13 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.http_connection import Connection
 from benchmarks.made_outcome import completed_outcome
+
+BEAT_S: Final = 2.0
+"""Seconds between heartbeats, as the service asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +128,11 @@ class _Worker:
         del self._held[trial_id]
 
     async def _beat(self, http: Connection) -> None:
+        # Workers come when their allocations begin, and not all at once.
+        pause_s = self._chance.uniform(0, BEAT_S)
         while True:
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(pause_s)
+            pause_s = BEAT_S
             trials = [
                 {"trial_id": trial_id, "attempt": attempt, "iterations_done": 3}
                 for trial_id, attempt in self._held.items()

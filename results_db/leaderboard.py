@@ -120,12 +120,21 @@ class Leaderboard(StorePart):
 
     def value_to_beat(self, campaign_id: int) -> float | None:
         """The low end of the interval of the winner's own objective; None while there is none."""
-        ranking = Ranking(campaign_id=campaign_id, by=StandingRow.value)
+        return self.values_to_beat([campaign_id]).get(campaign_id)
+
+    def values_to_beat(self, campaign_ids: Collection[int]) -> dict[int, float]:
+        """The same of several campaigns, of those that have a winner."""
+        found: dict[int, float] = {}
+        if not campaign_ids:
+            return found
         with self._db.read() as session:
-            first = first_place(session, ranking)
-        if first is None or first.shortened:
-            return None
-        return first.value if first.estimate is None else first.value / first.estimate.factor
+            for campaign_id in campaign_ids:
+                ranking = Ranking(campaign_id=campaign_id, by=StandingRow.value)
+                first = first_place(session, ranking)
+                if first is not None and not first.shortened:
+                    factor = 1.0 if first.estimate is None else first.estimate.factor
+                    found[campaign_id] = first.value / factor
+        return found
 
     def count_ranked(self, campaign_id: int) -> int:
         """How many layouts the campaign's leaderboard has."""
