@@ -1,4 +1,4 @@
-"""Leases and outcomes of all workers of this process, a batch at a time."""
+"""Leases, heartbeats and outcomes of all workers of this process, a batch at a time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from api.batcher import Batcher
 from api.settings import Settings
 from api.step_time_to_beat import has_something_to_beat, step_time_at
 from api.worker_schemas import LeaseRead
+from results_db.allocation_records import HeartbeatAnswer
+from results_db.beat_batch import Beat
 from results_db.errors import ResultsDbError
 from results_db.lease_batch import LeaseAsk
 from results_db.outcome_batch import OutcomeReport
@@ -20,6 +22,7 @@ from search_spaces.campaign import CampaignSpec
 MOST_OUTCOMES: Final = 32
 """In one transaction: larger ones gain little, and hold their campaigns for longer."""
 MOST_LEASES: Final = 64
+MOST_BEATS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class WorkerBatches:
     """What workers wait for."""
 
     leases: Batcher[LeaseAsk, list[LeaseRead]]
+    beats: Batcher[Beat, HeartbeatAnswer]
     outcomes: Batcher[OutcomeReport, OutcomeReceipt]
 
     @classmethod
@@ -38,6 +42,9 @@ class WorkerBatches:
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
+            beats=Batcher(
+                lambda beats: store.take_beats(beats, lease_s=settings.lease_s), most=MOST_BEATS
+            ),
             outcomes=Batcher(
                 store.post_outcomes, most=MOST_OUTCOMES, gather_s=settings.outcome_gather_s
             ),

@@ -7,21 +7,19 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, select
-from sqlalchemy.orm import Session
 
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
-from results_db.allocation_status import keep_status
+from results_db.apart import apart_if_refused
+from results_db.beat_batch import Beat, take_beats
 from results_db.errors import ResultsDbError
 from results_db.lease_batch import HEARTBEAT_INTERVAL_S, LeaseAsk, LeaseBatch
 from results_db.lifecycle import lose_attempt, running_attempt
 from results_db.locks import lock_campaign, lock_trials
-from results_db.models import Attempt, Trial
-from results_db.node_quarantine import wishes
+from results_db.models import Trial
 from results_db.part import StorePart
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.retry import retried
 from results_db.worker_tables import Worker
-from results_db.workers import live_worker
 
 LEASE_S: Final = 15.0
 """Seconds that a lease holds unless a heartbeat extends it."""
@@ -79,7 +77,6 @@ class Leases(StorePart):
             batch.hand_out(now + timedelta(seconds=lease_s))
             return batch.answers()
 
-    @retried
     def heartbeat(
         self,
         worker_id: str,
@@ -95,17 +92,31 @@ class Leases(StorePart):
 
         Raises:
             WorkerNotFoundError: no live session has this id.
+            WorkerSupersededError: it ended because its name was registered anew.
         """
+        beat = Beat(worker_id=worker_id, trials=beats, status=status)
+        (answer,) = self.take_beats([beat], lease_s=lease_s)
+        if isinstance(answer, ResultsDbError):
+            raise answer
+        return answer
+
+    def take_beats(
+        self, beats: Sequence[Beat], *, lease_s: float = LEASE_S
+    ) -> list[HeartbeatAnswer | ResultsDbError]:
+        """Takes the heartbeats of workers, all in one transaction.
+
+        Returns:
+            What each worker is to do, or why it is refused: `WorkerNotFoundError`, `WorkerSupersededError`.
+        """
+        return apart_if_refused(lambda some: self._take_beats(some, lease_s), beats)
+
+    @retried
+    def _take_beats(
+        self, beats: Sequence[Beat], lease_s: float
+    ) -> list[HeartbeatAnswer | ResultsDbError]:
         now = self._clock()
         with self._db.write() as session:
-            live_worker(session, worker_id, lock=False)
-            stop = _extend(session, worker_id, beats, now, now + timedelta(seconds=lease_s))
-            worker = live_worker(session, worker_id)
-            worker.seen_at = now
-            if status is not None:
-                keep_status(session, worker, status, now)
-            release, quarantine = wishes(session, worker, now)
-        return HeartbeatAnswer(stop=tuple(stop), release=release, quarantine=quarantine)
+            return take_beats(session, beats, now, now + timedelta(seconds=lease_s))
 
     def expire_leases(self) -> list[int]:
         """Takes back the leases that have run out; each is a lost attempt.
@@ -155,44 +166,3 @@ class Leases(StorePart):
         with self._db.write() as session:
             for trial in lock_trials(session, Trial.state == "RUNNING", which):
                 trial.lease_expires_at = until
-
-
-def _extend(
-    session: Session, worker_id: str, beats: Sequence[TrialBeat], now: datetime, until: datetime
-) -> list[int]:
-    """Extends the leases that the worker still holds; returns the trials that it is to stop."""
-    ids = [beat.trial_id for beat in beats]
-    # Its own alone: a trial that has ended is changed only by those who hold its campaign.
-    held = (Trial.id.in_(ids), Trial.state == "RUNNING", Trial.worker_id == worker_id)
-    trials = {trial.id: trial for trial in lock_trials(session, *held)} if ids else {}
-    running = select(Attempt).join(
-        Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt)
-    )
-    attempts = {
-        attempt.trial_id: attempt
-        for attempt in session.scalars(running.where(Trial.id.in_(list(trials))))
-    }
-    stop: list[int] = []
-    for beat in beats:
-        trial = trials.get(beat.trial_id)
-        if trial is None or trial.attempt != beat.attempt:
-            stop.append(beat.trial_id)
-            continue
-        trial.lease_expires_at = until
-        trial.iterations_done = beat.iterations_done
-        _note(attempts[trial.id], beat, now)
-        if trial.cancel_requested:
-            stop.append(trial.id)
-    return stop
-
-
-def _note(attempt: Attempt, beat: TrialBeat, now: datetime) -> None:
-    """Keeps what a worker says of an attempt; a beat that comes late takes nothing back."""
-    attempt.seen_at = now
-    attempt.phase = beat.phase
-    attempt.waiting_because = beat.waiting_because
-    if beat.held_s is not None:
-        attempt.held_s = max(beat.held_s, attempt.held_s or 0.0)
-    if beat.nodes_held:
-        # One that waits for a second run holds none, and is charged for those of the first.
-        attempt.nodes_held = beat.nodes_held

@@ -8,6 +8,7 @@ outlive allocations: a worker that registers is told of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -52,26 +53,32 @@ def note_quarantines(
     session.flush()
 
 
-def wishes(
-    session: Session, worker: Worker, now: datetime
-) -> tuple[tuple[str, ...], tuple[SetAside, ...]]:
-    """What the worker is to do with its nodes: those to release, and those to set aside."""
+@dataclass(slots=True)
+class Wishes:
+    """What a worker is to do with its nodes."""
+
+    release: tuple[str, ...] = ()
+    quarantine: tuple[SetAside, ...] = ()
+
+
+def wishes(session: Session, workers: Sequence[Worker], now: datetime) -> dict[str, Wishes]:
+    """What workers are to do with their nodes, by their sessions."""
+    wished = {worker.id: Wishes() for worker in workers}
     query = (
-        select(NodeQuarantine, AllocationNode.state)
+        select(AllocationNode.worker_id, NodeQuarantine, AllocationNode.state)
         .join(AllocationNode, AllocationNode.name == NodeQuarantine.node)
-        .where(NodeQuarantine.cluster == worker.cluster, AllocationNode.worker_id == worker.id)
-        .order_by(AllocationNode.position)
+        .join(Worker, Worker.id == AllocationNode.worker_id)
+        .where(NodeQuarantine.cluster == Worker.cluster, Worker.id.in_(wished))
+        .order_by(AllocationNode.worker_id, AllocationNode.position)
     )
-    release: list[str] = []
-    quarantine: list[SetAside] = []
-    for row, state in session.execute(query):
-        is_shown = state == "quarantined"
+    for worker_id, row, state in session.execute(query):
+        wish, is_shown = wished[worker_id], state == "quarantined"
         if row.released_at is None and not is_shown:
-            quarantine.append(SetAside(node=row.node, reason=row.reason))
+            wish.quarantine += (SetAside(node=row.node, reason=row.reason),)
         elif row.release_pending and is_shown:
-            release.append(row.node)
+            wish.release += (row.node,)
             row.release_told_at = row.release_told_at or now
-    return tuple(release), tuple(quarantine)
+    return wished
 
 
 def _row(cluster: str, node: str, reason: str, now: datetime) -> NodeQuarantine:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy.exc import IntegrityError
-
-from results_db.errors import (
-    DatabaseConflictError,
-    DatabaseUnavailableError,
-    ResultsDbError,
-)
+from results_db.apart import apart_if_refused
+from results_db.errors import ResultsDbError
 from results_db.outcome_batch import OutcomeBatch, OutcomeReport
 from results_db.part import StorePart
 from results_db.records import OutcomeReceipt
@@ -72,26 +67,11 @@ class Outcomes(StorePart):
             # Two of one trial go one after the other: the second answers to what the first did.
             turn = list({reports[place].trial_id: place for place in reversed(waiting)}.values())
             for place, answer in zip(
-                turn, self._post_apart([reports[i] for i in turn]), strict=True
+                turn, apart_if_refused(self._post, [reports[i] for i in turn]), strict=True
             ):
                 answers[place] = answer
             waiting = [place for place in waiting if answers[place] is None]
         return [answer for answer in answers if answer is not None]
-
-    def _post_apart(
-        self, reports: Sequence[OutcomeReport]
-    ) -> list[OutcomeReceipt | ResultsDbError]:
-        """In one transaction; each in its own where the database refuses something of one of them."""
-        try:
-            return self._post(reports)
-        except (DatabaseUnavailableError, DatabaseConflictError):
-            raise
-        except (ResultsDbError, IntegrityError) as error:
-            if len(reports) > 1:
-                return [answer for report in reports for answer in self._post_apart([report])]
-            if isinstance(error, ResultsDbError):
-                return [error]
-            raise
 
     @retried
     def _post(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReceipt | ResultsDbError]:

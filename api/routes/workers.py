@@ -33,6 +33,7 @@ from results_db.allocation_records import (
     NodeStatus,
     Room,
 )
+from results_db.beat_batch import Beat
 from results_db.lease_batch import LeaseAsk
 from results_db.outcome_batch import OutcomeReport
 from results_db.records import TrialBeat
@@ -114,8 +115,8 @@ async def lease_trials(
 
 
 @router.post("/workers/{worker_id}/heartbeats")
-def post_heartbeat(
-    worker_id: WorkerId, body: HeartbeatBody, store: StoreDep, settings: SettingsDep
+async def post_heartbeat(
+    worker_id: WorkerId, body: HeartbeatBody, batches: BatchesDep
 ) -> HeartbeatReply:
     """Extend the leases of the trials that the worker runs, and say what its nodes do.
 
@@ -124,10 +125,12 @@ def post_heartbeat(
     404 when the session is unknown or has ended: register again. 409 when another worker has
     registered under the same name: end.
     """
-    beats = [TrialBeat(**beat.model_dump()) for beat in body.trials]
-    answer = store.heartbeat(
-        worker_id, beats, status=_status(body.status), lease_s=settings.lease_s
+    beat = Beat(
+        worker_id=worker_id,
+        trials=[TrialBeat(**beat.model_dump()) for beat in body.trials],
+        status=_status(body.status),
     )
+    answer = await batches.beats.ask(beat)
     return HeartbeatReply(
         stop=list(answer.stop), release=list(answer.release), quarantine=list(answer.quarantine)
     )
