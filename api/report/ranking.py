@@ -16,7 +16,7 @@ from results_db.standing import Standing
 from search_spaces.layout import Layout
 from search_spaces.objectives import MEMORY_HEADROOM
 
-_INTERVAL_WIDTH: Final = 150.0
+_INTERVAL_WIDTH: Final = 120.0
 
 
 def leaderboard(facts: ReportFacts) -> Markup:
@@ -31,13 +31,14 @@ def leaderboard(facts: ReportFacts) -> Markup:
     rows = [
         (
             str(rank),
+            " ".join(_marks(facts, rank, standing)),
             str(standing.trial.number),
             *(_layout_columns(standing.trial.layout)[column] for column in columns),
             *_measured_columns(facts, rank, standing, over),
         )
         for rank, standing in enumerate(shown, 1)
     ]
-    figures = (f">{unit(objective)}", ">95 %", "interval", ">runs", ">MFU", ">peak memory", "")
+    figures = (f">{unit(objective)}", ">95 %", "interval", ">runs", ">MFU", ">peak memory")
     in_all = [
         f"{name.removeprefix('>').removeprefix('also')} {value}".strip()
         for name, value in same.items()
@@ -45,7 +46,7 @@ def leaderboard(facts: ReportFacts) -> Markup:
     return section(
         "Leaderboard",
         note(f"The same in all that are shown: {', '.join(in_all)}.") if in_all else None,
-        table((">rank", ">trial", *columns, *figures), rows),
+        table((">rank", "", ">trial", *columns, *figures), rows),
         note(*_leaderboard_words(facts, len(shown))),
     )
 
@@ -93,7 +94,6 @@ def _measured_columns(
         str(standing.num_runs),
         "-" if measured.mfu is None else f"{measured.mfu * speedup:.1%}",
         memory(measured.peak_memory_bytes),
-        " ".join(_marks(facts, rank, standing)),
     )
 
 
@@ -140,7 +140,10 @@ def front(facts: ReportFacts) -> Markup:
             ),
             says=_says(each.trial, (across, each.x), (up, each.y)),
         )
-        for each in placed
+        # Those that matter are drawn last, over the others.
+        for each in sorted(
+            placed, key=lambda each: (each.trial.trial_id == winner_id, each.on_front)
+        )
     ]
     line = sorted(
         (_drawn(across, each.x), _drawn(up, each.y), str(each.trial.number))

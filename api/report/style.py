@@ -36,7 +36,7 @@ p { margin: 6px 0 10px; }
 .beside > * { flex: 1 1 320px; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; overflow-wrap: normal; }
-th, td { text-align: left; padding: 4px 8px; border-bottom: 1px solid var(--line);
+th, td { text-align: left; padding: 4px 7px; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom;
   border-bottom: 1px solid var(--soft); }

@@ -151,7 +151,8 @@ def _figures(
     yield "step time", f"{best.step_time_s:.4g} s{within}"
     yield "runs", str(best.num_runs)
     speedup = measured.step_time_s / best.step_time_s
-    yield "tokens/s", figure(measured.tokens_per_s * speedup)
+    if objective != "tokens_per_s":
+        yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{_share(measured.mfu, speedup)}, {_share(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
     yield "peak memory a device", peak(best, facts.device_memory_bytes)
