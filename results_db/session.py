@@ -117,7 +117,9 @@ def _usable(engine: Engine) -> Iterator[None]:
 def _meaning(engine: Engine, error: DBAPIError) -> ResultsDbError:
     name = shown_url(engine.url)
     if engine.dialect.name == "sqlite":
-        return DatabaseUnavailableError(f"the database {name} cannot be used: {error.orig}")
+        return DatabaseUnavailableError(
+            f"the database {name} cannot be used: {sqlite.words(error)}"
+        )
     words = postgresql.words(error)
     if isinstance(error, DataError):
         return ValueUnstorableError(f"the database cannot keep this: {words}")

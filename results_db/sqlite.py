@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
 BUSY_TIMEOUT_S: Final = 15.0
 """Seconds that a writer waits for another before it gives up."""
@@ -18,6 +19,25 @@ READS: Final[Mapping[str, Any]] = {_WRITES: False}
 """Execution options of an engine that reads."""
 WRITES: Final[Mapping[str, Any]] = {_WRITES: True}
 """Execution options of an engine that writes."""
+
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "malformed": "it is damaged: look at it with `layout-tuner db check`, and restore the last good "
+    "backup with `layout-tuner db restore`",
+    "not a database": "restore a backup with `layout-tuner db restore`",
+    "disk is full": "free space on its disk",
+    "disk I/O error": "look at its disk: it is full, gone or failing",
+    "locked": f"another process has held it for {BUSY_TIMEOUT_S:.0f} s: wait for it, or end it",
+    "readonly": "let this user write to it and to its folder",
+}
+"""What to do, by words that SQLite says."""
+
+
+def words(error: DBAPIError) -> str:
+    """What SQLite said, and what to do where that is known."""
+    said = str(error.orig)
+    advice = next((advice for sign, advice in _ADVICE.items() if sign in said), None)
+    return said if advice is None else f"{said}; {advice}"
 
 
 def make_engine(url: str) -> Engine:

@@ -1,0 +1,199 @@
+"""The database damaged, full, locked or gone under a running service: clear errors, then recovery."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import event
+
+from api.app import create_app
+from api.settings import Settings
+from results_db import migrate
+from results_db.backup import back_up
+from results_db.data_dir import DataDir
+from results_db.integrity import check_database
+from results_db.restore import restore_into_data_dir
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.api.process import ServeProcess, wait_until
+from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
+from tests.postgres import running_server
+from tests.results_db.factories import completed
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> DataDir:
+    return DataDir(tmp_path / "data")
+
+
+def serving(store: Store) -> TestClient:
+    app = create_app(Settings(token=TOKEN, lease_poll_s=0.02), store)
+    return TestClient(app, headers=HEADERS, raise_server_exceptions=False)
+
+
+def outcome_body(worker: str, lease: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "worker_id": worker,
+        "attempt": lease["attempt"],
+        "outcome": completed().to_mapping(),
+    }
+
+
+def damage(data_dir: DataDir, table: str) -> None:
+    """Writes over the first page of a table, as a failing disk would."""
+    path = data_dir.path / "results.sqlite3"
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (page,) = connection.execute(query, (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)
+
+
+def test_a_damaged_page_is_one_clear_error_and_a_backup_brings_all_back(
+    data_dir: DataDir, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.sqlite3"
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        api = Api(http)
+        api.submit()
+        trial = api.complete(api.register(), "first", Layout())
+        before = api.get(f"/trials/{trial}")
+        back_up(data_dir.database_url, backup)
+    damage(data_dir, "iterations")
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        answer = http.get(f"/v1/trials/{trial}")
+        assert answer.status_code == 503
+        assert "database disk image is malformed; it is damaged: " in answer.json()["detail"]
+        assert "layout-tuner db restore" in answer.json()["detail"]
+        # What does not touch the page goes on.
+        assert http.get("/v1/campaigns/first").status_code == 200
+    findings = check_database_or_say(data_dir.database_url)
+    assert "malformed" in findings or "iterations" in findings
+    report = restore_into_data_dir(backup, data_dir, replace=True)
+    assert report.set_aside is not None
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        assert Api(http).get(f"/trials/{trial}") == before
+
+
+def check_database_or_say(url: str) -> str:
+    """What a check finds; a database may be too damaged to be looked through."""
+    try:
+        return " ".join(finding.message for finding in check_database(url).findings)
+    except Exception as error:
+        return str(error)
+
+
+def test_a_full_disk_loses_no_outcome(data_dir: DataDir) -> None:
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        api = Api(http)
+        api.submit()
+        worker = api.register()
+        trial = api.store.add_trial(1, Layout())
+        lease = api.lease(worker)
+        limits = {"pages": "PRAGMA max_page_count = 1"}
+
+        @event.listens_for(store._db.engine, "begin")
+        def limit(connection: Any) -> None:
+            # SQLite says of its own bound what it says of a disk without space.
+            connection.exec_driver_sql(limits["pages"])
+
+        http_path = f"/v1/trials/{trial.id}/outcome"
+        body = outcome_body(worker, lease)
+        body["outcome"]["log_tail"] = "more than the pages that are there can take\n" * 2000
+        answer = http.post(http_path, json=body)
+        assert answer.status_code == 503
+        assert answer.json()["detail"].endswith("database or disk is full; free space on its disk")
+        assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
+        limits["pages"] = "PRAGMA max_page_count = 1000000"
+        assert http.post(http_path, json=body).json() == {"accepted": True, "state": "COMPLETED"}
+    assert check_database(data_dir.database_url).findings == ()
+
+
+def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
+    data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results_db.sqlite.BUSY_TIMEOUT_S", 0.2)
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        api = Api(http)
+        api.submit()
+        with closing(sqlite3.connect(data_dir.path / "results.sqlite3")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            answer = http.post("/v1/campaigns/first/pause")
+            assert answer.status_code == 503
+            assert "database is locked; another process has held it" in answer.json()["detail"]
+            assert api.get("/campaigns/first")["state"] == "RUNNING"
+            assert http.get("/v1/ready").status_code == 200
+        assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
+
+
+@pytest.mark.slow
+def test_a_minute_without_the_database_costs_nothing_but_the_minute(tmp_path: Path) -> None:
+    service = ServeProcess(tmp_path)
+    try:
+        service.post("/campaigns", CAMPAIGN)
+        worker = service.post(
+            "/workers",
+            {
+                "name": "w",
+                "host": "h",
+                "cluster": "local-cpu",
+                "num_nodes": 1,
+                "devices_per_node": 4,
+                "device": "CPU core",
+            },
+        )["worker_id"]
+        with closing(Store(DataDir(tmp_path).database_url)) as store:
+            trial = store.add_trial(1, Layout())
+        ask = {"max_trials": 1, "wait_s": 0}
+        (lease,) = service.post(f"/workers/{worker}/leases", ask)["leases"]
+        path, body = f"/trials/{trial.id}/outcome", outcome_body(worker, lease)
+        with closing(sqlite3.connect(tmp_path / "results.sqlite3")) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            refusals = [service.http.post(path, json=body, timeout=60) for _ in range(4)]
+            assert {answer.status_code for answer in refusals} == {503}, "each waited for 15 s"
+            assert service.get("/campaigns/first")["state"] == "RUNNING"
+        # The lease has run out by the clock meanwhile, and what was measured still counts.
+        answer = wait_until(
+            "the outcome is taken",
+            lambda: (taken := service.http.post(path, json=body)).is_success and taken.json(),
+        )
+        assert answer["accepted"]
+        assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
+    finally:
+        assert service.end() == 0
+    assert check_database(DataDir(tmp_path).database_url).findings == ()
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    with running_server() as server:
+        yield server
+
+
+def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(server: Any) -> None:
+    server.execute("CREATE DATABASE mine")
+    url = server.url("mine")
+    migrate.upgrade(url)
+    with closing(Store(url)) as store, serving(store) as http:
+        api = Api(http)
+        api.submit()
+        server.stop()
+        for path in ("/v1/campaigns", "/v1/campaigns/first"):
+            answer = http.get(path)
+            assert answer.status_code == 503
+            assert "cannot be used" in answer.json()["detail"]
+        ready = http.get("/v1/ready")
+        assert (ready.status_code, ready.json()["reasons"]) == (
+            503,
+            ["the database does not answer"],
+        )
+        server.start()
+        wait_until("it is ready again", lambda: http.get("/v1/ready").status_code == 200)
+        assert api.get("/campaigns/first")["state"] == "RUNNING"
+        assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
