@@ -17,6 +17,7 @@ from typing import Final
 from benchmarks.arguments import count, refuse
 from benchmarks.live_service import WaitedInVainError
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.service_leaderboard import LEADERBOARD_NOTES, measure_leaderboard
 from benchmarks.service_load import LOAD_NOTES, measure_load
 from benchmarks.service_start import measure_start
 from benchmarks.trainer_table import Figure
@@ -37,6 +38,9 @@ class Part:
 
 
 PARTS: Final[dict[str, Part]] = {
+    "leaderboard": Part(
+        title="Pages of the leaderboard", measure=measure_leaderboard, notes=LEADERBOARD_NOTES
+    ),
     "load": Part(title="Outcomes and live events", measure=measure_load, notes=LOAD_NOTES),
     "start": Part(
         title="An api process",

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, func, insert, select, text
 
 from results_db.models import Base, Campaign, Trial
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 
 TOKENS_PER_STEP: Final = 64 * 2048
@@ -42,8 +42,6 @@ _COPIED: Final = (
     "breakdowns",
     "stage_memories",
     "iterations",
-    "environments",
-    "trial_logs",
 )
 
 
@@ -51,17 +49,27 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
     """Fills an empty database with so many campaigns of so many trials each, all measured."""
     _make_template(store, trials)
     with store._db.write() as session:
-        connection = session.connection()
-        if connection.dialect.name == "postgresql":
-            # Copies are sound by construction; to look every reference up takes most of the time.
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-        _copy_campaigns(connection, campaigns)
-        for table in _COPIED:
+        _copy_campaigns(session.connection(), campaigns)
+    for table in _COPIED:
+        with store._db.write() as session:
+            connection = session.connection()
+            if connection.dialect.name == "postgresql":
+                # Copies are sound by construction; to look every reference up takes most of the time.
+                connection.execute(text("SET LOCAL session_replication_role = replica"))
             for first in range(0, trials, _BLOCK):
                 _copy(connection, Base.metadata.tables[table], first, campaigns, trials)
-        _set_sequences(connection)
-    with store._db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("ANALYZE"))
+    with store._db.write() as session:
+        _set_sequences(session.connection())
+    store.rebuild_standings(range(2, campaigns + 1))
+    _tidy(store)
+
+
+def _tidy(store: Store) -> None:
+    """What a database does by itself in quiet hours: statistics, and PostgreSQL's visibility map."""
+    engine = store._db.engine
+    statement = "VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE"
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(statement))
 
 
 def _set_sequences(connection: Connection) -> None:
@@ -149,30 +157,29 @@ def _measure(store: Store, worker_id: str, number: int) -> None:
 
 
 def _layouts() -> Iterator[Layout]:
-    for zero, pp, tp, size, recompute, vpp, shared in product(
+    """Layouts of several batches and precisions: losses are compared among those of one."""
+    for tp, pp, vpp, zero, shared, recompute, precision, more in product(
+        (1, 2, 4, 8),
+        (1, 2, 4, 8),
+        (1, 2),
         (0, 1),
-        (1, 2, 4, 8),
-        (1, 2, 4, 8),
-        (1, 2, 4, 8),
-        ("none", "selective", "full"),
-        (1, 2, 4),
         (False, True),
+        RECOMPUTE_MODES,
+        PRECISIONS,
+        (1, 2),
     ):
-        if pp * tp <= 64:
-            dp = 64 // (pp * tp)
-            yield Layout(
-                num_nodes=8,
-                tp=tp,
-                pp=pp,
-                dp=dp,
-                vpp=vpp,
-                micro_batch_size=size,
-                num_microbatches=max(64 // (dp * size), 1),
-                zero_stage=zero,
-                recompute=recompute,
-                sequence_parallel=shared,
-                precision="bf16",
-            )
+        yield Layout(
+            num_nodes=8,
+            tp=tp,
+            pp=pp,
+            dp=64 // (tp * pp),
+            vpp=vpp,
+            num_microbatches=more * tp * pp,
+            zero_stage=zero,
+            recompute=recompute,
+            sequence_parallel=shared,
+            precision=precision,
+        )
 
 
 def _outcome(layout: Layout, step_time_s: float) -> Outcome:

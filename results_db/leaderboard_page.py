@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import Row, Select, select
@@ -103,7 +104,7 @@ class LeaderboardPages(StorePart):
         if listing.within_percent is not None:
             weighed = tuple(dict.fromkeys((*weighed, "tokens_per_node_hour")))
         with self._db.read() as session:
-            query, shape = _query(ranking, weighed)
+            query, shape = _query(ranking.by.key, weighed)
             rows, first = listed(session, ranking, query, limit=limit, offset=offset)
             stages = _stages(session, [row.trial_id for row in rows])
             memory = campaign.spec["cluster"].get("device_memory_bytes")
@@ -172,10 +173,14 @@ class _Shape:
         )
 
 
-def _query(ranking: Ranking, objectives: Sequence[str]) -> tuple[Select[*tuple[Any, ...]], _Shape]:
-    """The statement of a page, and where in its rows everything is."""
+@lru_cache(maxsize=1000)
+def _query(by: str, objectives: Sequence[str]) -> tuple[Select[*tuple[Any, ...]], _Shape]:
+    """The statement of a page, and where in its rows everything is.
+
+    There are only so many of them, and to build one takes as long as to run it.
+    """
     parts = {
-        "place": [ranking.by.label("by"), *PLACE, StandingRow.on_front],
+        "place": [getattr(StandingRow, by).label("by"), *PLACE, StandingRow.on_front],
         "objectives": [
             getattr(StandingRow, "value" if name == MEMORY_HEADROOM else name).label(f"of_{name}")
             for name in objectives

@@ -179,7 +179,7 @@ def count_listed(session: Session, ranking: Ranking, first: First | None) -> int
         if first is None:
             return 0
         query = query.where(*_listed(ranking, first))
-    if not ranking.listing.wanted.is_empty:
+    if not ranking.listing.is_unfiltered:
         query = query.join(Trial, Trial.id == StandingRow.trial_id).join(
             MeasurementRow, MeasurementRow.trial_id == StandingRow.trial_id
         )

@@ -79,9 +79,14 @@ class Listing:
             )
 
     @property
+    def is_unfiltered(self) -> bool:
+        """Whether the layouts may be like anything."""
+        return self.wanted == EVERY_TRIAL
+
+    @property
     def is_whole(self) -> bool:
         """Whether every ranked layout is listed, the best first."""
-        return not self.front and self.within_percent is None and self.wanted.is_empty
+        return not self.front and self.within_percent is None and self.is_unfiltered
 
 
 WHOLE: Final = Listing()

@@ -1,0 +1,142 @@
+"""What a page of the leaderboard shows, by SQL and the bare driver: sqlite3 or psycopg, no ORM, tuples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+_TRIAL: Final = (
+    "t.id, t.number, t.campaign_id, t.layout_key, t.num_devices, t.global_batch_size, t.state, t.reason, "
+    "t.message, t.node, t.attempt, t.lost_attempts, t.iterations_done, t.repeat_of, t.node_seconds, "
+    "t.created_at, t.started_at, t.ended_at, t.num_nodes, t.tp, t.pp, t.dp, t.vpp, t.micro_batch_size, "
+    "t.num_microbatches, t.zero_stage, t.zero_replicas, t.recompute, t.sequence_parallel, t.precision, "
+    "t.iterations_node_seconds, t.start_node_seconds, t.idle_node_seconds, t.lost_node_seconds"
+)
+_MEASUREMENT: Final = (
+    "m.step_time_s, m.step_time_q25_s, m.step_time_q75_s, m.tokens_per_step, m.tokens_per_s, "
+    "m.tokens_per_s_per_device, m.model_tflops_per_device, m.hardware_tflops_per_device, "
+    "m.peak_tflops_per_device, m.peak_source, m.mfu, m.hfu, m.peak_memory_bytes, m.memory_kind, "
+    "m.oversubscribed, m.warmup_settled, m.skipped_steps, m.shortened, m.iterations_asked"
+)
+_BREAKDOWN: Final = "b.compute_s, b.tp_s, b.pp_s, b.dp_s, b.optimizer_s, b.unexplained_s"
+_STANDING: Final = (
+    "s.value, s.num_runs, s.shortened, s.step_time_s, s.log_step_time_s, s.iterations_variance, "
+    "s.iterations_dof, s.on_front, s.tokens_per_s_per_device"
+)
+
+_CAMPAIGN: Final = "SELECT id, spec, objective, max_peak_memory_bytes FROM campaigns WHERE name = ?"
+_PAGE: Final = (
+    f"SELECT {_TRIAL}, {_MEASUREMENT}, {_BREAKDOWN}, {_STANDING} FROM standings s "
+    "JOIN trials t ON t.id = s.trial_id JOIN measurements m ON m.trial_id = s.trial_id "
+    "LEFT JOIN breakdowns b ON b.trial_id = s.trial_id WHERE s.campaign_id = ? "
+    "ORDER BY s.value DESC, s.trial_id LIMIT ?"
+)
+_STAGES: Final = (
+    "SELECT trial_id, peak_memory_bytes, peak_reserved_bytes FROM stage_memories WHERE trial_id IN "
+    "(SELECT trial_id FROM standings WHERE campaign_id = ? ORDER BY value DESC, trial_id LIMIT ?) "
+    "ORDER BY trial_id, stage"
+)
+_REPEATS: Final = (
+    "SELECT runs_squares, num_runs FROM standings WHERE campaign_id = ? AND num_runs > 1"
+)
+_TOTAL: Final = "SELECT count(*) FROM standings WHERE campaign_id = ?"
+_SOURCE: Final = "SELECT source FROM imports WHERE campaign_id = ?"
+
+_RANKED_ANEW: Final = """
+WITH runs AS (
+  SELECT t.id, t.layout_key, m.step_time_s, m.tokens_per_s_per_device AS rate,
+    row_number() OVER (PARTITION BY t.layout_key ORDER BY t.id) AS place,
+    row_number() OVER (PARTITION BY t.layout_key ORDER BY m.step_time_s) AS by_time,
+    count(*) OVER (PARTITION BY t.layout_key) AS num_runs
+  FROM trials t JOIN measurements m ON m.trial_id = t.id
+  WHERE t.campaign_id = ? AND t.state = 'COMPLETED' AND NOT m.oversubscribed AND NOT m.shortened
+), pooled AS (
+  SELECT layout_key, min(id) AS id, max(num_runs) AS num_runs,
+    avg(CASE WHEN by_time * 2 BETWEEN num_runs AND num_runs + 2 THEN step_time_s END) AS step_time_s,
+    max(CASE WHEN place = 1 THEN rate * step_time_s END) AS tokens
+  FROM runs GROUP BY layout_key
+), iterating AS (
+  SELECT r.layout_key, count(*) AS timed, avg(i.step_time_s) AS mean,
+    avg(i.step_time_s * i.step_time_s) AS square
+  FROM runs r JOIN iterations i ON i.trial_id = r.id AND i.kind = 'timed' GROUP BY r.layout_key
+)
+SELECT p.layout_key, p.id, p.num_runs, p.step_time_s, p.tokens / p.step_time_s AS value,
+  i.timed, i.mean, i.square
+FROM pooled p JOIN iterating i ON i.layout_key = p.layout_key
+ORDER BY value DESC, p.id LIMIT ?
+"""
+"""Layouts ranked by the median of their runs, with the moments of their iterations: what intervals are made
+of, as far as SQL goes. Only for campaigns of which nothing was stopped early."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BarePage:
+    """What was fetched, as far as it is compared with the page."""
+
+    total: int
+    rows: list[Any]
+    stages: list[Any]
+
+    @property
+    def figures(self) -> list[tuple[int, float, float]]:
+        """Trial, objective and MFU of each layout."""
+        mfu, value = _at("m.mfu"), _at("s.value")
+        return [(row[0], row[value], row[mfu]) for row in self.rows]
+
+    @property
+    def peaks(self) -> dict[int, list[int]]:
+        """Peaks of the stages of each trial."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for trial_id, peak, _ in self.stages:
+            found[trial_id].append(peak)
+        return dict(found)
+
+
+def _at(column: str) -> int:
+    return f"{_TRIAL}, {_MEASUREMENT}, {_BREAKDOWN}, {_STANDING}".split(", ").index(column)
+
+
+class BareLeaderboard:
+    """A connection that asks for a page as its author would by hand.
+
+    Args:
+        connection: of sqlite3 or psycopg, without transactions of its own.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._mark = "?" if type(connection).__module__.startswith("sqlite3") else "%s"
+
+    def page(self, campaign: str, limit: int) -> BarePage:
+        """All that a page shows, in one transaction."""
+        with self._reading():
+            ((id_, *_),) = self._all(_CAMPAIGN, campaign)
+            rows = self._all(_PAGE, id_, limit)
+            stages = self._all(_STAGES, id_, limit)
+            self._all(_REPEATS, id_)
+            ((total,),) = self._all(_TOTAL, id_)
+            self._all(_SOURCE, id_)
+        return BarePage(total=total, rows=rows, stages=stages)
+
+    def ranked_anew(self, campaign: str, limit: int) -> list[Any]:
+        """The best layouts from trials, measurements and iterations alone."""
+        with self._reading():
+            ((id_, *_),) = self._all(_CAMPAIGN, campaign)
+            return self._all(_RANKED_ANEW, id_, limit)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def _all(self, statement: str, *values: Any) -> list[Any]:
+        found: list[Any] = self._connection.execute(
+            statement.replace("?", self._mark), values
+        ).fetchall()
+        return found
