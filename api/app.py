@@ -40,6 +40,7 @@ from api.routes import (
 )
 from api.schemas import Problem
 from api.settings import Settings
+from api.stated_filter import describe_filters
 from api.sweeper import Sweeper, sweeping
 from api.token_book import TokenBook, local_holders
 from api.token_use import noting_uses
@@ -163,6 +164,11 @@ def _document_problems(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = generate()
+            describe_filters(
+                schema,
+                "/v1/campaigns/{campaign}/leaderboard",
+                like="/v1/campaigns/{campaign}/trials",
+            )
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)

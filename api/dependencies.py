@@ -75,10 +75,10 @@ def campaign_reference(named: str) -> int | str:
     return named
 
 
-def get_campaign(
-    campaign: Annotated[str, Path(description="The campaign's name or id.", max_length=64)],
-    store: StoreDep,
-) -> CampaignRecord:
+CampaignName = Annotated[str, Path(description="The campaign's name or id.", max_length=64)]
+
+
+def get_campaign(campaign: CampaignName, store: StoreDep) -> CampaignRecord:
     """The campaign that a path names."""
     reference = campaign_reference(campaign)
     if isinstance(reference, int):

@@ -52,7 +52,7 @@ def campaign_tag(
     Raises:
         PageUnchanged: the client has this page.
     """
-    tag = _tag(request, store.campaign_mark(campaign.id), if_none_match)
+    tag = tag_of(request, store.campaign_mark(campaign.id), if_none_match)
     response.headers.update(tag_headers(tag))
     return tag
 
@@ -65,7 +65,7 @@ def live_campaign_tag(
     if_none_match: IfNoneMatch = None,
 ) -> str:
     """As `campaign_tag`, of a page that shows the progress of running trials too."""
-    tag = _tag(request, store.campaign_mark(campaign.id, beats=True), if_none_match)
+    tag = tag_of(request, store.campaign_mark(campaign.id, beats=True), if_none_match)
     response.headers.update(tag_headers(tag))
     return tag
 
@@ -74,7 +74,12 @@ CampaignTag = Annotated[str, Depends(campaign_tag)]
 LiveCampaignTag = Annotated[str, Depends(live_campaign_tag)]
 
 
-def _tag(request: Request, mark: str, if_none_match: str | None) -> str:
+def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
+    """The tag of a page of a campaign at `Store.campaign_mark`.
+
+    Raises:
+        PageUnchanged: the client has this page.
+    """
     page = f"{request.url.path}?{request.url.query} {request.headers.get('accept', '')}"
     opaque = hashlib.sha256(f"{version()} {page} {mark}".encode()).hexdigest()[:32]
     tag = f'W/"{opaque}"'

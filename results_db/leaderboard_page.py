@@ -27,6 +27,7 @@ from results_db.places import (
     estimate_of,
     is_tied,
     listed,
+    rows_of,
 )
 from results_db.records import CampaignRecord
 from results_db.rows import COST_COLUMNS, PLAIN_MEASUREMENT_FIELDS
@@ -113,12 +114,19 @@ class LeaderboardPages(StorePart):
                 for row in rows
                 if first is not None
             ]
-            return PageOfLayouts(
-                total=count_listed(session, ranking, first),
-                constrained=constrained(session, campaign.id, campaign.max_peak_memory_bytes),
-                source=session.scalar(
-                    select(Import.source).where(Import.campaign_id == campaign.id)
+            total, source = rows_of(
+                session,
+                select(
+                    count_listed(ranking, first).scalar_subquery(),
+                    select(Import.source)
+                    .where(Import.campaign_id == campaign.id)
+                    .scalar_subquery(),
                 ),
+            )[0]
+            return PageOfLayouts(
+                total=total,
+                constrained=constrained(session, campaign.id, campaign.max_peak_memory_bytes),
+                source=source,
                 layouts=layouts,
             )
 
@@ -185,7 +193,7 @@ def _query(by: str, objectives: Sequence[str]) -> tuple[Select[*tuple[Any, ...]]
             getattr(StandingRow, "value" if name == MEMORY_HEADROOM else name).label(f"of_{name}")
             for name in objectives
         ],
-        "trial": [getattr(Trial, name).label(f"trial_{name}") for name in _TRIAL],
+        "trial": [getattr(Trial, name).label(f"of_trial_{name}") for name in _TRIAL],
         "layout": [getattr(Trial, name).label(f"layout_{name}") for name in LAYOUT_FIELDS],
         "cost": [getattr(Trial, COST_COLUMNS[name]).label(f"cost_{name}") for name in _COST],
         "measurement": [
@@ -215,6 +223,6 @@ def _stages(session: Session, trial_ids: Sequence[int]) -> Mapping[int, Stages]:
         .where(StageMemory.trial_id.in_(trial_ids))
         .order_by(StageMemory.trial_id, StageMemory.stage)
     )
-    for trial_id, peak, held in session.execute(query):
+    for trial_id, peak, held in rows_of(session, query):
         found[trial_id].append((peak, held))
     return found

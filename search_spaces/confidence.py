@@ -20,6 +20,13 @@ MAX_DOF: Final = 400
 """Degrees of freedom beyond which quantiles are those of this many: 0.1 % more than the normal's."""
 
 
+_NEAR: Final = 1.95
+"""Standard errors within which nothing can be told apart: the quantile of the most degrees of freedom is
+1.966."""
+_FAR: Final = 12.71
+"""Beyond them everything can: the quantile of a single degree of freedom is 12.706."""
+
+
 def student_tail(t: float, dof: int) -> float:
     """P(T > t) of Student's t.
 
@@ -92,6 +99,9 @@ def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
     distance = abs(one.log_s - other.log_s)
     if error == 0:
         return distance > 0
-    parts = sum(each.error**4 / each.dof for each in (one, other))
+    # Whatever the degrees of freedom are; most layouts of a leaderboard are far from the first.
+    if not _NEAR < distance / error < _FAR:
+        return distance / error >= _FAR
+    parts = one.error**4 / one.dof + other.error**4 / other.dof
     dof = max(int(error**4 / parts), 1)
     return 2 * student_tail(distance / error, dof) <= 1.0 - CONFIDENCE

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic_core import to_json
 
-from api.dependencies import CampaignDep, StoreDep
-from api.etags import UNCHANGED, CampaignTag, tag_headers
-from api.filters import TrialFilterDep
+from api.dependencies import CampaignName, StoreDep, get_campaign
+from api.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
 from api.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.parquet import PARQUET_TYPE, parquet
 from api.schemas import MAX_ID, LeaderboardPage
+from api.stated_filter import StatedFilterDep
 from results_db.records import CampaignRecord
 from results_db.standing import Listing
 from results_db.store import Store
@@ -37,10 +37,11 @@ _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
     responses={**_FORMATS, **UNCHANGED},
 )
 def read_leaderboard(
-    campaign: CampaignDep,
+    campaign: CampaignName,
     store: StoreDep,
-    tag: CampaignTag,
-    wanted: TrialFilterDep,
+    request: Request,
+    wanted: StatedFilterDep,
+    if_none_match: IfNoneMatch = None,
     objective: Annotated[
         Objective | None, Query(description="What to rank by; the campaign's own by default.")
     ] = None,
@@ -77,18 +78,20 @@ def read_leaderboard(
     narrows what is listed, by the layout and by the measurement of its first trial; what each is
     compared with stays the first of all.
     """
-    ranked_by = objective or campaign.objective
+    # As dependencies, each of these would be handed to a thread of its own.
+    record = get_campaign(campaign, store)
+    headers = tag_headers(tag_of(request, store.campaign_mark(record.id), if_none_match))
+    ranked_by = objective or record.objective
     listing = Listing(front=front, wanted=wanted, within_percent=within)
-    headers = tag_headers(tag)
     if format == "json":
-        page = leaderboard_page(store, campaign, ranked_by, listing, limit=limit, offset=offset)
+        page = leaderboard_page(store, record, ranked_by, listing, limit=limit, offset=offset)
         return Response(to_json(page), media_type="application/json", headers=headers)
-    found = store.standings(campaign.id, ranked_by, listing=listing, limit=limit, offset=offset)
-    source = store.import_source(campaign.id)
+    found = store.standings(record.id, ranked_by, listing=listing, limit=limit, offset=offset)
+    source = store.import_source(record.id)
     if format == "csv":
-        table = measurement_table(campaign, found, source=source, intervals=intervals)
+        table = measurement_table(record, found, source=source, intervals=intervals)
         return Response(table, media_type="text/csv", headers=headers)
-    rows = measurement_rows(campaign, found, source=source)
+    rows = measurement_rows(record, found, source=source)
     columns = columns_of(rows, INTERVAL_COLUMNS if intervals else ())
     return Response(parquet(rows, columns), media_type=PARQUET_TYPE, headers=headers)
 

@@ -9,6 +9,7 @@ from statistics import fmean, variance
 import pytest
 
 from search_spaces.confidence import (
+    CONFIDENCE,
     Estimate,
     can_be_told_apart,
     is_slower,
@@ -95,3 +96,12 @@ def test_an_interval_holds_the_truth_in_nineteen_cases_of_twenty() -> None:
         found = estimate([dice.gauss(0.0, 0.02) for _ in range(6)])
         held += abs(found.log_s) <= math.log(found.factor)
     assert 0.935 < held / 2000 < 0.965
+
+
+@pytest.mark.parametrize("dof", [1, 2, 7, 60, 400, 10_000])
+@pytest.mark.parametrize("errors", [0.5, 1.9499, 1.9501, 1.96, 2.0, 4.0, 12.70, 12.72, 40.0])
+def test_what_is_decided_without_the_tail_is_what_the_tail_says(dof: int, errors: float) -> None:
+    one = Estimate(log_s=0.0, error=1e-3, dof=dof)
+    other = Estimate(log_s=errors * 1e-3, error=1e-9, dof=10_000)
+    apart = 2 * student_tail(errors / math.hypot(1, 1e-6), dof) <= 1.0 - CONFIDENCE
+    assert can_be_told_apart(one, other) == can_be_told_apart(other, one) == apart
