@@ -9,6 +9,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from api.errors import QueryUnknownError
+from api.stated_filter import FILTER_NAMES, stated_filter
 from search_spaces.reading import nearest, shown
 
 
@@ -32,5 +33,7 @@ async def refuse_unknown_query(request: Request) -> None:
 
 def _names(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
+    if dependant.call is stated_filter:
+        yield from FILTER_NAMES
     for below in dependant.dependencies:
         yield from _names(below)
