@@ -65,7 +65,8 @@ _PROBLEM: Final[dict[str, Any]] = {
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
-    book = TokenBook(store, local_holders(settings.token, settings.worker_token))
+    local = local_holders(settings.token, settings.worker_token)
+    book = TokenBook(store, local, clock=lambda: store.now())
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from api.access_schemas import (
 from api.dependencies import BookDep, HolderDep, StoreDep, read_cursor, write_cursor
 from api.moments import Moment
 from results_db.access_records import TokenRecord
+from results_db.store import Store
 
 router = APIRouter(prefix="/v1", tags=["access"])
 
@@ -44,7 +44,7 @@ def create_token(body: TokenCreate, store: StoreDep) -> TokenCreated:
     409 when the name has a valid token already.
     """
     record, token = store.create_token(body.name, body.role, expires_at=body.expires_at)
-    return TokenCreated(**_fields(record), token=token)
+    return TokenCreated(**_fields(store, record), token=token)
 
 
 @router.get("/tokens")
@@ -54,7 +54,7 @@ def list_tokens(
 ) -> TokenPage:
     """List tokens, the youngest first; those in the data directory's files are not among them."""
     return TokenPage(
-        tokens=[TokenRead(**_fields(record)) for record in store.tokens(revoked=revoked)]
+        tokens=[TokenRead(**_fields(store, record)) for record in store.tokens(revoked=revoked)]
     )
 
 
@@ -65,7 +65,7 @@ async def revoke_token(
     """End a token for good: at once in this process, within two seconds in others. Twice is once."""
     record = await run_in_threadpool(store.revoke_token, token_id)
     book.forget(token_id)
-    return TokenRead(**_fields(record))
+    return TokenRead(**_fields(store, record))
 
 
 @router.get("/audit")
@@ -99,5 +99,5 @@ def list_audit(
     )
 
 
-def _fields(record: TokenRecord) -> dict[str, Any]:
-    return {**asdict(record), "is_valid": record.is_valid(datetime.now(UTC))}
+def _fields(store: Store, record: TokenRecord) -> dict[str, Any]:
+    return {**asdict(record), "is_valid": record.is_valid(store.now())}

@@ -63,7 +63,8 @@ class Operation:
 
 def operations() -> list[Operation]:
     """Every route of the application, as it stands."""
-    app = create_app(Settings(token=TOKEN), store=None)  # type: ignore[arg-type]
+    with closing(Store("sqlite:////never/opened")) as store:
+        app = create_app(Settings(token=TOKEN), store)
     return [
         Operation(str(route.name), method, str(route.path))
         for route in iter_route_contexts(app.routes)
