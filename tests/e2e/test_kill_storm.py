@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_CAMPAIGNS = 100
-NUM_TRIALS = 4
+NUM_TRIALS = 3
 WORKERS = ("w1", "w2")
 LEAST_KILLS = 5
 """Of each process; fewer would say little."""
