@@ -1,0 +1,83 @@
+"""PostgreSQL is killed under load and is away for a while: whoever asks is told, and all goes on after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.live_service import LiveService, wait_until
+from results_db import migrate
+from results_db.store import Store
+from tests.e2e.test_kill_storm import (
+    NUM_CAMPAIGNS,
+    PATIENCE_S,
+    Storm,
+    assert_campaigns_are_whole,
+    assert_every_outcome_is_there_once,
+)
+from tests.postgres import DURABLE, TEMPLATE, PostgresServer, running_server
+from tests.results_db.legal_history import violations
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+AWAY_S: Final = 30.0
+"""Longer than any lease, and than any wait of a pool."""
+DONE_BEFORE: Final = 5
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with running_server(settings=DURABLE) as server:
+        server.execute(f"CREATE DATABASE {TEMPLATE}")
+        migrate.upgrade(server.url(TEMPLATE))
+        yield server
+
+
+@pytest.fixture
+def storm(
+    tmp_path: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Storm]:
+    url = server.url(TEMPLATE)
+    monkeypatch.setenv("LAYOUT_TUNER_DATABASE_URL", url)
+    with LiveService(tmp_path) as service, closing(Store(url)) as store:
+        service.store.close()
+        service.store = store
+        yield Storm(service, seed=0)
+
+
+def test_a_database_that_is_away_is_said_to_be_and_nothing_is_lost(
+    storm: Storm, server: PostgresServer
+) -> None:
+    storm.start()
+    storm.submit_all()
+    service, store = storm.service, storm.service.store
+
+    def num_completed() -> int:
+        return sum(store.count_trials(c.id)["COMPLETED"] for c in store.campaigns())
+
+    wait_until("some trials are completed", lambda: num_completed() >= DONE_BEFORE, PATIENCE_S)
+    server.stop(3)  # SIGQUIT: as a power cut would
+    began = time.monotonic()
+    answer = service.http.get("/campaigns")
+    assert answer.status_code == 503, answer.text
+    assert "Retry-After" in answer.headers
+    assert answer.json()["type"].startswith("urn:layout-tuner:problem:database")
+    assert service.http.get("/ready").status_code == 503
+    wait_until("it was away for long", lambda: time.monotonic() - began > AWAY_S)
+    for name, process in storm.processes.items():
+        assert not process.has_ended(), f"{name} ended:\n{process.said()}"
+    server.start()
+    wait_until("the service is ready", lambda: service.http.get("/ready").status_code == 200)
+    wait_until("every campaign has ended", storm.has_ended, PATIENCE_S)
+    for name, process in storm.processes.items():
+        if name != "serve":
+            assert process.stop() == 0, process.said()
+    assert len(store.campaigns()) == NUM_CAMPAIGNS
+    assert_campaigns_are_whole(storm)
+    assert violations(store) == []
+    assert_every_outcome_is_there_once(storm)
