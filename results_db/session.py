@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -16,6 +16,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from results_db import postgresql, sqlite
 from results_db.database_url import shown_url
@@ -81,8 +82,13 @@ class Database:
             write_events(session)
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection; one that a thread still uses, when it is done with it."""
+        event.listen(self.engine.pool, "checkin", _close_connection)
         self.engine.dispose()
+
+
+def _close_connection(_connection: Any, record: ConnectionPoolEntry) -> None:
+    record.close()
 
 
 def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:

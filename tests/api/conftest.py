@@ -3,7 +3,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ with warnings.catch_warnings():
 
 from api.app import create_app
 from api.settings import Settings
-from results_db.data_dir import DataDir
 from results_db.store import Store
 from tests.api.service import HEADERS, TOKEN, Api
 
@@ -24,11 +22,18 @@ def settings() -> Settings:
     return Settings(token=TOKEN, max_body_bytes=100_000, lease_poll_s=0.02)
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def served_url(request: pytest.FixtureRequest) -> str:
+    """URL of the service's database: SQLite, and PostgreSQL in the slow suite."""
+    kind = "sqlite" if request.param == "sqlite" else "postgres"
+    return str(request.getfixturevalue(f"{kind}_url"))
+
+
 @pytest.fixture
-def http(settings: Settings, tmp_path: Path) -> Iterator[TestClient]:
+def http(settings: Settings, served_url: str) -> Iterator[TestClient]:
     """Speaks to a service in this process, with its token."""
     with (
-        closing(Store.open(DataDir(tmp_path / "data"))) as store,
+        closing(Store(served_url)) as store,
         TestClient(
             create_app(settings, store), headers=HEADERS, raise_server_exceptions=False
         ) as client,
