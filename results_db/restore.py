@@ -38,6 +38,9 @@ from results_db.transfer import to_postgresql
 LOCKS: Final = ("serve", "driver", "migration")
 """Locks of a data directory whose holders use its database."""
 
+_SKIPPED_IDS: Final = {"campaigns": 1_000, "trials": 100_000}
+"""More than any service makes between two backups."""
+
 _TELLING: Final = ("campaigns", "workers", "tokens", "user_models", "user_clusters", "audit")
 """Tables of which one row is something that nobody may lose unasked."""
 
@@ -129,6 +132,7 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
             f"{path} is a database of another program: name a file that `layout-tuner db backup` wrote"
         )
     migrate.upgrade(_url(part))
+    _skip_ids(part)
     findings = check_database(_url(part)).findings
     with closing(sqlite3.connect(part)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -141,6 +145,22 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
         set_aside=None,
         findings=findings,
     )
+
+
+def _skip_ids(part: Path) -> None:
+    """Leaves out the ids that may have been given since the backup was made.
+
+    Workers may still hold outcomes of those trials, which must not be taken for others'.
+    """
+    with closing(sqlite3.connect(part)) as connection, connection:
+        for table, number in _SKIPPED_IDS.items():
+            largest = f"SELECT coalesce(max(id), 0) FROM {table}"  # noqa: S608 - a name of ours
+            (last,) = connection.execute(largest).fetchone()
+            given = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+            row = connection.execute(given, (table,)).fetchone()
+            last = max(last, row[0] if row else 0)
+            connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+            connection.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last + number))
 
 
 def _copy(path: Path, part: Path) -> None:

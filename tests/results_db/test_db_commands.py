@@ -1,0 +1,104 @@
+"""`layout-tuner db`: what operators type, and what they are told."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from results_db.commands import db
+from tests.results_db.test_released_databases import write_released
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env={"LAYOUT_TUNER_DATABASE_URL": None, **environment}).invoke(db, arguments)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[str, str]:
+    """The options of a data directory whose database an earlier version wrote."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_released(folder / "results.sqlite3", "0005")
+    return "--data-dir", str(folder)
+
+
+def test_an_operator_upgrades_checks_backs_up_and_restores(
+    place: tuple[str, str], tmp_path: Path
+) -> None:
+    backup = str(tmp_path / "backup.sqlite3")
+    made = run("backup", backup, *place)
+    assert made.exit_code == 0
+    assert made.output.startswith(f"{backup}: 7 campaigns, 35 trials, 0.2 MB, schema 0005; checked")
+    outdated = run("check", *place)
+    assert outdated.exit_code == 1
+    assert "upgrade it with `layout-tuner db upgrade`" in outdated.output
+    assert "schema 0005 before, 0007 now" in run("upgrade", *place).output
+    assert "which is this version's" in run("upgrade", *place).output
+    assert "whole; schema 0007" in run("check", *place).output
+    refused = run("restore", backup, *place)
+    assert (refused.exit_code, "--force sets it aside" in refused.output) == (1, True)
+    restored = run("restore", backup, *place, "--force")
+    assert restored.exit_code == 0
+    assert "what was there is kept as" in restored.output
+
+
+def test_a_service_moves_from_sqlite_to_postgresql(
+    place: tuple[str, str], empty_postgres_url: str, tmp_path: Path
+) -> None:
+    backup = str(tmp_path / "backup.sqlite3")
+    run("backup", backup, *place)
+    target = ("--database", empty_postgres_url)
+    assert "7 campaigns and 35 trials" in run("restore", backup, *target).output
+    checked = run("check", "--json", LAYOUT_TUNER_DATABASE_URL=empty_postgres_url)
+    report = json.loads(checked.output)
+    assert (checked.exit_code, report["revision"], report["findings"]) == (0, "0007", [])
+
+
+def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str]) -> None:
+    run("upgrade", *place)
+    with closing(sqlite3.connect(Path(place[1]) / "results.sqlite3")) as connection, connection:
+        connection.execute("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1")
+        connection.execute("DELETE FROM standings WHERE campaign_id = 1")
+    found = run("check", *place)
+    assert found.exit_code == 1
+    assert "campaign-costs: 1 campaigns whose cost is not that of their trials: 1" in found.output
+    assert "2 things are wrong" in found.output
+    assert "they were made anew" in run("check", "--repair", *place).output
+    assert "1 thing is wrong" in run("check", *place).output
+
+
+def test_what_is_old_goes_when_the_options_or_the_environment_say_so(
+    place: tuple[str, str],
+) -> None:
+    run("upgrade", *place)
+    pruned = run("prune", *place, LAYOUT_TUNER_KEEP="logs=1 iterations=1")
+    assert pruned.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in pruned.output.splitlines())
+    assert lines["audit"] == "kept for ever"
+    assert lines["logs"].startswith("older than 1 days: ")
+    assert not lines["iterations"].endswith(" 0 gone")
+    assert "older than 1 days: 0 gone" in run("prune", *place, "--keep", "logs=1").output
+    assert run("prune", *place, "--keep", "logs=soon").exit_code == 1
+    assert "whole" in run("check", *place).output
+
+
+@pytest.mark.parametrize("command", ["check", "upgrade", "prune"])
+def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path, command: str) -> None:
+    refused = run(command, "--data-dir", str(tmp_path))
+    assert (refused.exit_code, refused.output) == (
+        1,
+        f"Error: there is no database in {tmp_path}: name its folder with --data-dir, or a PostgreSQL "
+        "with --database\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_password_is_shown(tmp_path: Path) -> None:
+    url = "postgresql://ada:hunter2@127.0.0.1:1/tuner"
+    for command in (("check",), ("backup", str(tmp_path / "b")), ("upgrade",)):
+        refused = run(*command, "--database", url)
+        assert refused.exit_code == 1
+        assert "hunter2" not in refused.output
