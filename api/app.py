@@ -62,6 +62,12 @@ _PROBLEM: Final[dict[str, Any]] = {
     "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    HTTPStatus.UNAUTHORIZED: _PROBLEM,
+    "4XX": _PROBLEM,
+    "5XX": _PROBLEM,
+}
+
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
@@ -103,7 +109,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.book = book
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
     app.include_router(health.router)
-    app.include_router(health.metrics_router, dependencies=[Depends(bearer_scheme)])
+    app.include_router(
+        health.metrics_router,
+        dependencies=[Depends(bearer_scheme), Depends(judged)],
+        responses=_REFUSALS,
+    )
     for routes in (
         campaigns,
         imports,
@@ -122,7 +132,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         app.include_router(
             routes.router,
             dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
-            responses={HTTPStatus.UNAUTHORIZED: _PROBLEM, "4XX": _PROBLEM, "5XX": _PROBLEM},
+            responses=_REFUSALS,
         )
     problems.install(app)
     etags.install(app)

@@ -145,6 +145,10 @@ def test_the_open_routes_are_these_and_take_no_token(service: Service) -> None:
             assert service.ask(None, operation.method, operation.url()).status_code < 400
 
 
+def test_every_line_of_the_table_has_its_route() -> None:
+    assert {operation.name for operation in OPERATIONS} | {"docs-assets"} == set(ACCESS)
+
+
 def test_every_write_is_kept_from_viewers_and_every_read_from_workers() -> None:
     for operation in GUARDED:
         rule: Rule = ACCESS[operation.name]
