@@ -114,7 +114,9 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         dependencies=[Depends(bearer_scheme), Depends(judged)],
         responses=_REFUSALS,
     )
+    # Workers ask most often, and routes are looked through in this order.
     for routes in (
+        workers,
         campaigns,
         imports,
         reports,
@@ -126,7 +128,6 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         exports,
         allocations,
         nodes,
-        workers,
         access,
     ):
         app.include_router(
