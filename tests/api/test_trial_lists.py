@@ -164,6 +164,7 @@ def test_a_failed_trial_is_queued_again_and_a_waiting_one_cancelled(measured: Ap
     )
     cancelled = measured.post(f"/trials/{again['id']}/cancel")
     assert (cancelled["state"], cancelled["reason"]) == ("CANCELLED", "cancelled")
-    measured.post(f"/trials/{again['id']}/cancel", status=409)
+    assert measured.post(f"/trials/{again['id']}/cancel") == cancelled, "twice is once"
+    assert "it is COMPLETED" in measured.post("/trials/1/cancel", status=409)["detail"]
     measured.post("/trials/1/requeue", status=409)
     measured.post("/trials/99/cancel", status=404)
