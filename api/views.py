@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ from api.schemas import (
     CampaignDetail,
     CampaignRead,
     CostRead,
+    Progress,
     TrialDetailRead,
     TrialRead,
 )
@@ -19,21 +21,25 @@ from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 
 
-def campaign_read(store: Store, campaign: CampaignRecord) -> CampaignRead:
-    """A campaign as lists show it."""
-    return CampaignRead(**_campaign_fields(store, campaign))
+def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
+    """Campaigns as lists show them."""
+    progress = progress_of(store, campaigns, datetime.now(UTC))
+    return [
+        CampaignRead(**_campaign_fields(campaign, progress[campaign.id])) for campaign in campaigns
+    ]
 
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
+    progress = progress_of(store, [campaign], datetime.now(UTC))
     return CampaignDetail(
-        **_campaign_fields(store, campaign),
+        **_campaign_fields(campaign, progress[campaign.id]),
         starts_from=store.count_known_trials(campaign),
         spec=dict(campaign.spec),
     )
 
 
-def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
+def _campaign_fields(campaign: CampaignRecord, progress: Progress) -> dict[str, Any]:
     return {
         "id": campaign.id,
         "name": campaign.name,
@@ -54,7 +60,7 @@ def _campaign_fields(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
         "wall_time_s": campaign.wall_time_s,
         "created_by": campaign.created_by,
         "notes": campaign.notes,
-        "progress": progress_of(store, campaign, datetime.now(UTC)),
+        "progress": progress,
         "warnings": list(campaign.spec.get("warnings", ())),
     }
 

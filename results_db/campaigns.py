@@ -6,9 +6,9 @@ clock; a silence of the driver, or the service being down, counts for at most `M
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -150,14 +150,20 @@ class Campaigns(StorePart):
 
     def count_trials(self, campaign_id: int) -> dict[TrialState, int]:
         """The number of the campaign's trials in each state, zeros included."""
+        return self.count_trials_of([campaign_id])[campaign_id]
+
+    def count_trials_of(self, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:
+        """The same of several campaigns, by their ids."""
         query = (
-            select(Trial.state, func.count())
-            .where(Trial.campaign_id == campaign_id)
-            .group_by(Trial.state)
+            select(Trial.campaign_id, Trial.state, func.count())
+            .where(Trial.campaign_id.in_(campaign_ids))
+            .group_by(Trial.campaign_id, Trial.state)
         )
+        counts = {id_: dict.fromkeys(TRIAL_STATES, 0) for id_ in campaign_ids}
         with self._db.read() as session:
-            counts = {row[0]: row[1] for row in session.execute(query)}
-        return {state: counts.get(state, 0) for state in TRIAL_STATES}
+            for campaign_id, state, number in session.execute(query):
+                counts[campaign_id][cast("TrialState", state)] = number
+        return counts
 
     @retried
     def pause_campaign(self, campaign_id: int) -> CampaignRecord:

@@ -19,7 +19,7 @@ from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, wr
 from api.schemas import CampaignDetail, CampaignPage
 from api.submission import Submission
 from api.texts import IdempotencyKeyText, Moment, QueryText
-from api.views import campaign_detail, campaign_read
+from api.views import campaign_detail, campaigns_read
 from results_db.campaign_filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
 from search_spaces.campaign import StrategyName
@@ -152,7 +152,7 @@ def list_campaigns(
     found = store.campaigns(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
     page = found[:limit]
     return CampaignPage(
-        campaigns=[campaign_read(store, campaign) for campaign in page],
+        campaigns=campaigns_read(store, page),
         next_cursor=write_cursor(page[-1].id) if len(found) > limit else None,
     )
 

@@ -12,7 +12,7 @@ from api.errors import DocumentTypeUnsupportedError
 from api.imports import read_import
 from api.measurement_table import trial_table
 from api.schemas import ImportRead
-from api.views import campaign_read
+from api.views import campaigns_read
 from results_db.imports import IMPORTED
 from search_spaces.tables import write_table
 
@@ -54,9 +54,7 @@ def import_campaigns(
     """
     imports, notes = read_import(body, name=name, cells=cell or ())
     campaigns = store.import_campaigns(imports)
-    return ImportRead(
-        campaigns=[campaign_read(store, campaign) for campaign in campaigns], notes=list(notes)
-    )
+    return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
 
 
 @router.get(
