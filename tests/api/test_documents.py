@@ -144,7 +144,7 @@ def test_the_service_answers_others_while_it_reads_a_document(
     def reader_of(_content_type: str) -> Callable[[bytes], Any]:
         return read_slowly
 
-    monkeypatch.setattr("api.routes.campaigns.reader_of", reader_of)
+    monkeypatch.setattr("api.campaign_documents.reader_of", reader_of)
     statuses: list[int] = []
     posting = threading.Thread(
         target=lambda: statuses.append(http.post("/v1/campaigns", json=CAMPAIGN).status_code)

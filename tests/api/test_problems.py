@@ -14,7 +14,7 @@ from search_spaces import errors as space_errors
 from tests.api.service import CAMPAIGN, TOKEN, Api
 
 
-def test_every_path_but_health_needs_the_token(http: TestClient) -> None:
+def test_every_path_but_those_of_health_needs_the_token(http: TestClient) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     assert len(paths) > 10
     for path, operations in paths.items():
@@ -22,7 +22,7 @@ def test_every_path_but_health_needs_the_token(http: TestClient) -> None:
             answer = http.request(
                 method, re.sub(r"\{\w+\}", "1", path), headers={"Authorization": ""}
             )
-            expected = 200 if path == "/v1/health" else 401
+            expected = 200 if path in ("/v1/health", "/v1/ready") else 401
             assert answer.status_code == expected, (method, path)
 
 
@@ -92,6 +92,7 @@ def test_a_fault_of_ours_shows_nothing_of_its_inside(
     assert "secret" not in answer.text
 
 
+@pytest.mark.parametrize("served_url", ["sqlite"], indirect=True)  # a server is stopped elsewhere
 def test_a_database_that_is_gone_is_a_503_and_health_says_so(api: Api, http: TestClient) -> None:
     api.submit()
     api.store._db.engine.dispose()
@@ -132,6 +133,13 @@ def test_every_error_of_ours_has_a_status() -> None:
         "SchemaOutdatedError",
         "DataDirInvalidError",
         "DataDirLockedError",
+        # Those of the db commands.
+        "BackupInvalidError",
+        "BackupPathError",
+        "DatabaseInUseError",
+        "DatabaseNotEmptyError",
+        "RetentionInvalidError",
+        "EventsMissedError",  # of clients
     }
     for module in (db_errors, api_errors, space_errors):
         for name, error in inspect.getmembers(module, inspect.isclass):
