@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.moments import Moment
 from api.schemas import Document, Request
+from api.texts import Moment
 from results_db.actor import TokenRole
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]

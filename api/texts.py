@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
 
 MAX_QUERY_TEXT: Final = 200
 MAX_NOTES: Final = 10_000
@@ -25,7 +25,16 @@ def _within_reason(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-Moment = Annotated[AwareDatetime, AfterValidator(_within_reason)]
+def _refuse_number(value: Any) -> Any:
+    """2026 would be read as half an hour after midnight of 1 January 1970."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value
+    raise ValueError("a time is written as 2026-01-31T12:00:00Z, not as a number")
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(_within_reason)]
 """A point in time with its zone."""
 
 

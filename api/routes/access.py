@@ -21,7 +21,7 @@ from api.access_schemas import (
     WhoAmI,
 )
 from api.dependencies import BookDep, HolderDep, StoreDep, read_cursor, write_cursor
-from api.moments import Moment
+from api.texts import Moment
 from results_db.access_records import TokenRecord
 from results_db.store import Store
 
