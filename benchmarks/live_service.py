@@ -6,7 +6,6 @@ start, carry a mark in their environment, so that what is left of them can be co
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import psutil
 
+from api.local_service import find_service
 from results_db.data_dir import DataDir
 from results_db.records import TrialDetail
 from results_db.store import Store
@@ -198,13 +198,10 @@ class LiveService:
     def _answers(self) -> bool:
         if self.serve.has_ended():
             raise WaitedInVainError(f"the service ended:\n{self.serve.said()}")
-        try:
-            announced = json.loads(self.data.service_file.read_bytes())
-        except (OSError, ValueError):
+        announced = find_service(self.data, pid=self.serve.pid)
+        if announced is None:
             return False
-        if announced["pid"] != self.serve.pid:
-            return False
-        self.url: str = announced["url"]
+        self.url: str = announced.url
         token = self.data.token_file.read_text().strip()
         self.http.close()
         self.http = httpx.Client(
