@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final, Self
 import httpx
 import psutil
 
+from api.local_service import find_service
 from benchmarks.live_service import ROOT, LiveProcess, WaitedInVainError
 from results_db.data_dir import DataDir
 
@@ -94,8 +94,10 @@ class ApiProcess:
 
     def _answers(self) -> bool:
         try:
-            announced = json.loads(self.data.service_file.read_bytes())
-            self._url = httpx.URL(announced["url"])
+            service = find_service(self.data, pid=self._process.pid)
+            if service is None:
+                return False
+            self._url = httpx.URL(service.url)
             self._token = self.data.token_file.read_text().strip()
             self.http = httpx.Client(
                 base_url=self._url.join("/v1"),
