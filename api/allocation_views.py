@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from api.allocation_schemas import (
@@ -28,7 +28,7 @@ NOT_LEASED_SHOWN: Final = 20
 
 def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:
     """Allocations, each with what waits for it."""
-    now = datetime.now(UTC)
+    now = store.now()
     by_cluster: dict[str, tuple[list[WaitingTrial], int]] = {}
     reads = []
     for allocation in allocations:

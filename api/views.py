@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from api.progress import progress_of
@@ -23,7 +22,7 @@ from results_db.store import Store
 
 def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
     """Campaigns as lists show them."""
-    progress = progress_of(store, campaigns, datetime.now(UTC))
+    progress = progress_of(store, campaigns, store.now())
     return [
         CampaignRead(**_campaign_fields(campaign, progress[campaign.id])) for campaign in campaigns
     ]
@@ -31,7 +30,7 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
-    progress = progress_of(store, [campaign], datetime.now(UTC))
+    progress = progress_of(store, [campaign], store.now())
     return CampaignDetail(
         **_campaign_fields(campaign, progress[campaign.id]),
         starts_from=store.count_known_trials(campaign),
