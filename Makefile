@@ -48,11 +48,19 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
 
+# Two tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time.
+TEST_JOBS ?= 2
+SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
+
 test: check
-	$(BIN)/pytest -m "not slow and not gpu and not slurm"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not gpu and not slurm"
+
+# Those that run whole systems have the machine to themselves.
+NO_RANKS := tests/api tests/results_db tests/tuner tests/search_spaces
 
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -m "slow and not gpu and not slurm"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not gpu and not slurm" $(NO_RANKS)
+	$(BIN)/pytest -m "slow and not gpu and not slurm" $(NO_RANKS:%=--ignore=%)
 
 # Slurm's daemons from Debian's packages, on loopback; where they can't be installed the tests are
 # skipped and say why. Installing must not start the system's own daemons: policy-rc.d says no meanwhile.
