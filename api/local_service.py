@@ -92,7 +92,7 @@ def find_service(data: DataDir, *, pid: int | None = None) -> LocalService | Non
         data: the data directory.
         pid: only the service that is this process; None: any.
     """
-    if not _is_locked(data, SERVE_LOCK):
+    if not data.path.is_dir() or not _is_locked(data, SERVE_LOCK):
         return None
     shared = [file for file in _shared_announcements(data) if _is_locked(data, file.stem)]
     for file in (data.service_file, *shared):

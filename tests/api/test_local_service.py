@@ -116,3 +116,7 @@ def test_who_looks_for_a_service_keeps_none_from_starting(data: DataDir) -> None
     with serving(data), pytest.raises(DataDirLockedError), data.lock("serve"):
         pass
     looker.join()
+
+
+def test_where_there_is_no_data_directory_there_is_no_service(tmp_path: Path) -> None:
+    assert find_service(DataDir(tmp_path / "nowhere")) is None
