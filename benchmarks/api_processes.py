@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -13,7 +14,6 @@ from typing import Any, Final, Self
 import httpx
 import psutil
 
-from api.local_service import find_service
 from benchmarks.live_service import ROOT, LiveProcess, WaitedInVainError
 from results_db.data_dir import DataDir
 
@@ -33,6 +33,7 @@ class ApiProcess:
     def __init__(self, folder: Path, name: str, database: str | None = None) -> None:
         self.data = DataDir(folder / f"data-{name}")
         command = ["serve", "--data-dir", str(self.data.path), "--host", "127.0.0.1", "--port", "0"]
+        self._is_shared = database is not None
         if database is not None:
             command += ["--database", database]
         self._process = LiveProcess(
@@ -42,7 +43,6 @@ class ApiProcess:
         )
 
     def __enter__(self) -> Self:
-        self.data.service_file.unlink(missing_ok=True)
         started_s = time.monotonic()
         self._process.start()
         try:
@@ -93,11 +93,15 @@ class ApiProcess:
             time.sleep(_POLL_S)
 
     def _answers(self) -> bool:
+        # Not by `find_service`: it tries the lock that the process is about to take.
+        own = self.data.path / f"service-{self._process.pid}.json"
         try:
-            service = find_service(self.data, pid=self._process.pid)
-            if service is None:
+            announced = json.loads(
+                (own if self._is_shared else self.data.service_file).read_bytes()
+            )
+            if announced["pid"] != self._process.pid:
                 return False
-            self._url = httpx.URL(service.url)
+            self._url = httpx.URL(announced["url"])
             self._token = self.data.token_file.read_text().strip()
             self.http = httpx.Client(
                 base_url=self._url.join("/v1"),
