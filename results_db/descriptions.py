@@ -15,6 +15,7 @@ from results_db.errors import (
     DatabaseConflictError,
     DescriptionLimitError,
     DescriptionNotFoundError,
+    DescriptionOwnedError,
 )
 from results_db.part import StorePart
 from results_db.retry import retried
@@ -72,6 +73,7 @@ class Descriptions(StorePart):
 
         Raises:
             DescriptionLimitError: there are as many as there may be.
+            DescriptionOwnedError: it is somebody else's, and this one is no admin.
         """
         now = self._clock()
         table = _TABLES[kind]
@@ -82,6 +84,7 @@ class Descriptions(StorePart):
                 _refuse_more(session, kind)
                 row = table(name=name, created_by=self._actor.name, created_at=now)
                 session.add(row)
+            self._refuse_others(kind, row)
             row.description, row.notes, row.updated_at = dict(description), notes, now
             _write(session, kind, name)
             self._audit(session, f"{kind}.put", kind, name, new=is_new)
@@ -93,10 +96,21 @@ class Descriptions(StorePart):
 
         Raises:
             DescriptionNotFoundError: there is none of this name.
+            DescriptionOwnedError: it is somebody else's, and this one is no admin.
         """
         with self._db.write() as session:
-            session.delete(_row(session, kind, name, lock=True))
+            row = _row(session, kind, name, lock=True)
+            self._refuse_others(kind, row)
+            session.delete(row)
             self._audit(session, f"{kind}.delete", kind, name)
+
+    def _refuse_others(self, kind: DescriptionKind, row: OwnDescription) -> None:
+        """The gate has asked whose it is, too; by now the name may be somebody else's."""
+        if self._actor.role == "submitter" and row.created_by != self._actor.name:
+            raise DescriptionOwnedError(
+                f"the {kind} {row.name!r} belongs to {row.created_by!r}, and the token "
+                f"{self._actor.name!r} changes only what was made in its own name; take another name"
+            )
 
 
 def _row(

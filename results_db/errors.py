@@ -1,4 +1,4 @@
-"""Errors of the database room; one base, so that a caller can catch them all."""
+"""Errors of the database; one base, so that a caller can catch them all."""
 
 
 class ResultsDbError(Exception):
@@ -27,6 +27,10 @@ class IdempotencyKeyInUseError(ResultsDbError):
 
 class DescriptionNotFoundError(ResultsDbError):
     """Users have no model, or no cluster, of this name."""
+
+
+class DescriptionOwnedError(ResultsDbError):
+    """The model, or cluster, of this name is somebody else's."""
 
 
 class DescriptionLimitError(ResultsDbError):

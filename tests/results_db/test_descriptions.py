@@ -9,7 +9,11 @@ import pytest
 from results_db import descriptions
 from results_db.actor import Actor
 from results_db.descriptions import DescriptionKind
-from results_db.errors import DescriptionLimitError, DescriptionNotFoundError
+from results_db.errors import (
+    DescriptionLimitError,
+    DescriptionNotFoundError,
+    DescriptionOwnedError,
+)
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
 
@@ -30,6 +34,39 @@ def test_one_is_kept_replaced_and_deleted(
     assert store.description(kind, "mine") == again
     store.delete_description(kind, "mine")
     assert store.descriptions(kind) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
+    store: Store, kind: DescriptionKind
+) -> None:
+    ada = store.by(Actor(name="ada", role="submitter"))
+    bob = store.by(Actor(name="bob", role="submitter"))
+    made, _ = ada.put_description(kind, "mine", {"size": 1})
+    with pytest.raises(DescriptionOwnedError, match="belongs to 'ada'"):
+        bob.put_description(kind, "mine", {"size": 2})
+    with pytest.raises(DescriptionOwnedError, match="belongs to 'ada'"):
+        bob.delete_description(kind, "mine")
+    assert store.description(kind, "mine") == made
+    store.by(Actor(name="bob", role="admin")).put_description(kind, "mine", {"size": 3})
+    ada.delete_description(kind, "mine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_submitters_who_put_one_name_at_once_one_has_it(
+    store: Store, kind: DescriptionKind
+) -> None:
+    def put(name: str) -> str | None:
+        try:
+            store.by(Actor(name=name, role="submitter")).put_description(kind, "mine", {"by": name})
+        except DescriptionOwnedError:
+            return None
+        return name
+
+    with ThreadPoolExecutor(6) as pool:
+        (owner,) = filter(None, pool.map(put, "abcdef"))
+    kept = store.description(kind, "mine")
+    assert (kept.created_by, kept.description) == (owner, {"by": owner})
 
 
 @pytest.mark.parametrize("kind", KINDS)
