@@ -99,7 +99,10 @@ class Gate:
                     return problem_response(HTTPStatus.FORBIDDEN, why)
         except DatabaseUnavailableError as error:
             return problem_response(
-                HTTPStatus.SERVICE_UNAVAILABLE, str(error), kind="database-unavailable"
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                str(error),
+                kind="database-unavailable",
+                headers={"Retry-After": "1"},
             )
         state = scope.setdefault("state", {})
         state["holder"] = holder

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from api.access import Owned
 from api.dependencies import campaign_reference
 from api.schemas import TrialId
+from results_db.errors import ValueUnstorableError
 from results_db.store import Store
 
 
@@ -30,7 +31,10 @@ class Owners:
         """Why this thing is not for the asker to change; None where it is, or where there is none."""
         parameter, find_owner = self._parameter_and_owner[owned]
         name = named[parameter]
-        owner = await run_in_threadpool(find_owner, name)
+        try:
+            owner = await run_in_threadpool(find_owner, name)
+        except ValueUnstorableError:
+            return None  # nothing is called that: the route says so
         if owner is None or owner == asker:
             return None
         whose = f"belongs to {owner!r}" if owner else "is from before campaigns belonged to anybody"

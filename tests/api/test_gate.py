@@ -224,3 +224,7 @@ def test_a_campaign_from_before_belongs_to_admins(service: Service) -> None:
     assert refused.status_code == 403
     assert "is from before campaigns belonged to anybody" in refused.text
     assert service.ask("admin", "POST", "/v1/campaigns/ancient/pause").status_code == 200
+
+
+def test_a_name_that_nothing_can_have_is_refused_by_the_route(service: Service) -> None:
+    assert service.ask("submitter", "POST", "/v1/campaigns/%00/pause").status_code in (404, 422)
