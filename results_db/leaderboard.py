@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from results_db.models import Campaign, MeasurementRow, Trial
@@ -17,7 +18,6 @@ from results_db.part import StorePart
 from results_db.places import (
     PLACE,
     First,
-    Place,
     Ranking,
     estimate_of,
     first_place,
@@ -176,7 +176,7 @@ def constrained(session: Session, campaign_id: int, max_peak_memory_bytes: int |
 
 
 def _standing(
-    place: Place, trial: TrialRecord, trial_ids: tuple[int, ...], first: First
+    place: Row[*tuple[Any, ...]], trial: TrialRecord, trial_ids: tuple[int, ...], first: First
 ) -> Standing:
     value, seconds = place.by, place.step_time_s
     estimate = estimate_of(place, first.spread)
@@ -202,7 +202,7 @@ def _trials(session: Session, trial_ids: Sequence[int]) -> Mapping[int, TrialRec
 
 
 def _runs(
-    session: Session, campaign_id: int, places: Sequence[Place]
+    session: Session, campaign_id: int, places: Sequence[Row[*tuple[Any, ...]]]
 ) -> Mapping[int, tuple[int, ...]]:
     """The runs that count, by the first of them."""
     repeated = {place.layout_key: place for place in places if place.num_runs > 1}

@@ -12,16 +12,19 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Integer, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from results_db.driver_statement import DriverStatement
 from results_db.import_tables import Import
 from results_db.leaderboard import constrained
 from results_db.models import BreakdownRow, MeasurementRow, StageMemory, Trial
 from results_db.part import StorePart
 from results_db.places import (
     PLACE,
+    REPEATED,
     First,
+    Place,
     Ranking,
     count_listed,
     estimate_of,
@@ -57,6 +60,7 @@ _TRIAL: Final = (
     "started_at",
     "ended_at",
 )
+_ON_FRONT: Final = 1 + len(PLACE)
 _COST: Final = tuple(COST_COLUMNS)
 _BREAKDOWN: Final = tuple(field.name for field in fields(Breakdown))
 
@@ -104,30 +108,23 @@ class LeaderboardPages(StorePart):
         weighed = tuple(dict.fromkeys((*campaign.objectives, objective)))
         if listing.within_percent is not None:
             weighed = tuple(dict.fromkeys((*weighed, "tokens_per_node_hour")))
+        statements = _statements(ranking.by.key, weighed)
         with self._db.read() as session:
-            query, shape = _query(ranking.by.key, weighed)
-            rows, first = listed(session, ranking, query, limit=limit, offset=offset)
-            stages = _stages(session, [row.trial_id for row in rows])
+            page = None
+            if listing.is_whole and not offset:
+                page = _first_page(session, statements, campaign.id, limit)
+            if page is None:
+                page = _any_page(session, statements.query, ranking, limit, offset)
             memory = campaign.spec["cluster"].get("device_memory_bytes")
-            layouts = [
-                shape.document(row, first, stages[row.trial_id], memory)
-                for row in rows
-                if first is not None
-            ]
-            total, source = rows_of(
-                session,
-                select(
-                    count_listed(ranking, first).scalar_subquery(),
-                    select(Import.source)
-                    .where(Import.campaign_id == campaign.id)
-                    .scalar_subquery(),
-                ),
-            )[0]
             return PageOfLayouts(
-                total=total,
+                total=page.total,
                 constrained=constrained(session, campaign.id, campaign.max_peak_memory_bytes),
-                source=source,
-                layouts=layouts,
+                source=page.source,
+                layouts=[
+                    statements.shape.document(row, page.first, page.stages[row[1]], memory)
+                    for row in page.rows
+                    if page.first is not None
+                ],
             )
 
 
@@ -144,12 +141,12 @@ class _Shape:
     parts: Mapping[str, slice]
 
     def document(
-        self, row: Row[*tuple[Any, ...]], first: First, stages: Stages, memory: int | None
+        self, row: Place, first: First, stages: Stages, memory: int | None
     ) -> dict[str, Any]:
         parts = self.parts
         estimate = estimate_of(row, first.spread)
         factor = None if estimate is None else estimate.factor
-        value = row.by
+        value, _, num_runs, shortened, step_time_s = row[:5]
         measurement = dict(
             zip(PLAIN_MEASUREMENT_FIELDS, row[parts["measurement"]], strict=True),
             peak_memory_bytes_by_stage=[peak for peak, _ in stages],
@@ -170,23 +167,127 @@ class _Shape:
             cost=dict(zip(_COST, cost, strict=True), total=cost[0] + cost[1] + cost[2] + cost[3]),
             measurement=measurement,
             objectives=objectives,
-            on_front=row.on_front,
+            on_front=row[_ON_FRONT],
             value=value,
             value_low=None if factor is None else value / factor,
             value_high=None if factor is None else value * factor,
-            step_time_s=row.step_time_s,
-            num_runs=row.num_runs,
-            shortened=row.shortened,
+            step_time_s=step_time_s,
+            num_runs=num_runs,
+            shortened=shortened,
             tied_with_first=is_tied(value, estimate, first),
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Page:
+    """What a page is made of."""
+
+    rows: Sequence[Place]
+    first: First | None
+    stages: Mapping[int, Stages]
+    total: int
+    source: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Statements:
+    """What is asked for a page."""
+
+    query: Select[*tuple[Any, ...]]
+    """A row a layout, of whatever campaign and in whatever order."""
+    shape: _Shape
+    rows: DriverStatement
+    """The first of a campaign's layouts, the best first."""
+    stages: DriverStatement
+    """The stages of their first trials."""
+    repeats: DriverStatement
+    """The layouts that were measured more than once, with what ranks them."""
+    about: DriverStatement
+    """How many layouts there are, and where an imported campaign comes from."""
+
+
+def _first_page(
+    session: Session, statements: _Statements, campaign_id: int, limit: int
+) -> _Page | None:
+    """The page that is asked for most: all layouts, from the first on; None: the first is no winner."""
+    rows = statements.rows.rows(session, campaign=campaign_id, most=limit)
+    if rows and rows[0][3]:
+        return None
+    found = statements.repeats.rows(session, campaign=campaign_id) if rows else ()
+    repeats = [row[:2] for row in sorted(found, key=lambda row: (-row[2], row[3]))]
+    ((total, source),) = statements.about.rows(session, campaign=campaign_id)
+    return _Page(
+        rows=rows,
+        first=First.of(rows[0], repeats) if rows else None,
+        stages=_by_trial(statements.stages.rows(session, campaign=campaign_id, most=limit)),
+        total=total,
+        source=source,
+    )
+
+
+def _any_page(
+    session: Session,
+    query: Select[*tuple[Any, ...]],
+    ranking: Ranking,
+    limit: int,
+    offset: int,
+) -> _Page:
+    rows, first = listed(session, ranking, query, limit=limit, offset=offset)
+    stages = _STAGES.where(StageMemory.trial_id.in_([row.trial_id for row in rows]))
+    source = select(Import.source).where(Import.campaign_id == ranking.campaign_id)
+    about = select(count_listed(ranking, first).scalar_subquery(), source.scalar_subquery())
+    ((total, source_told),) = rows_of(session, about)
+    return _Page(
+        rows=rows,
+        first=first,
+        stages=_by_trial(rows_of(session, stages)),
+        total=total,
+        source=source_told,
+    )
+
+
+_STAGES: Final = select(
+    StageMemory.trial_id, StageMemory.peak_memory_bytes, StageMemory.peak_reserved_bytes
+).order_by(StageMemory.trial_id, StageMemory.stage)
+
+
+def _by_trial(rows: Sequence[Place]) -> Mapping[int, Stages]:
+    found: defaultdict[int, Stages] = defaultdict(list)
+    for trial_id, peak, held in rows:
+        found[trial_id].append((peak, held))
+    return found
+
+
+@lru_cache(maxsize=1000)
+def _statements(by: str, objectives: tuple[str, ...]) -> _Statements:
+    """The statements of a page, there are only so many: to build one takes as long as to run it."""
+    query, shape = _query(by, objectives)
+    order = getattr(StandingRow, by).desc(), StandingRow.trial_id
+    in_campaign = StandingRow.campaign_id == bindparam("campaign", type_=Integer)
+    most = bindparam("most", type_=Integer)
+    listed_ids = select(StandingRow.trial_id).where(in_campaign).order_by(*order).limit(most)
+    # Sorted by us: SQLite would go through all of a campaign's layouts to have them in order.
+    repeats = select(
+        StandingRow.runs_squares,
+        StandingRow.num_runs,
+        getattr(StandingRow, by),
+        StandingRow.trial_id,
+    ).where(in_campaign, REPEATED)
+    source = select(Import.source).where(Import.campaign_id == bindparam("campaign", type_=Integer))
+    total = select(func.count()).select_from(StandingRow).where(in_campaign)
+    return _Statements(
+        query=query,
+        shape=shape,
+        rows=DriverStatement(query.where(in_campaign).order_by(*order).limit(most)),
+        stages=DriverStatement(_STAGES.where(StageMemory.trial_id.in_(listed_ids))),
+        repeats=DriverStatement(repeats),
+        about=DriverStatement(select(total.scalar_subquery(), source.scalar_subquery())),
+    )
+
+
 @lru_cache(maxsize=1000)
 def _query(by: str, objectives: Sequence[str]) -> tuple[Select[*tuple[Any, ...]], _Shape]:
-    """The statement of a page, and where in its rows everything is.
-
-    There are only so many of them, and to build one takes as long as to run it.
-    """
+    """A row a layout, and where in it everything is."""
     parts = {
         "place": [getattr(StandingRow, by).label("by"), *PLACE, StandingRow.on_front],
         "objectives": [
@@ -214,15 +315,3 @@ def _query(by: str, objectives: Sequence[str]) -> tuple[Select[*tuple[Any, ...]]
         .outerjoin(BreakdownRow, BreakdownRow.trial_id == StandingRow.trial_id)
     )
     return query, _Shape(weighed=tuple(objectives), parts=slices)
-
-
-def _stages(session: Session, trial_ids: Sequence[int]) -> Mapping[int, Stages]:
-    found: defaultdict[int, Stages] = defaultdict(list)
-    query = (
-        select(StageMemory.trial_id, StageMemory.peak_memory_bytes, StageMemory.peak_reserved_bytes)
-        .where(StageMemory.trial_id.in_(trial_ids))
-        .order_by(StageMemory.trial_id, StageMemory.stage)
-    )
-    for trial_id, peak, held in rows_of(session, query):
-        found[trial_id].append((peak, held))
-    return found

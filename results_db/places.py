@@ -20,10 +20,10 @@ from search_spaces.objectives import OBJECTIVES
 from search_spaces.pooling import PooledRuns, Spread, spread_of_squares
 
 _FULL: Final = StandingRow.shortened.is_(False)
-Place = Row[*tuple[Any, ...]]
-"""A row with the columns of `PLACE`, and the one that ranks as `by`."""
+Place = Sequence[Any]
+"""A row that begins with the column that ranks and those of `PLACE`."""
 
-_REPEATED: Final = text("num_runs > 1")  # as the partial index spells it
+REPEATED: Final = text("num_runs > 1")  # as the partial index spells it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +78,18 @@ class First:
     estimate: Estimate | None
     spread: Spread | None
 
+    @classmethod
+    def of(cls, best: Place, repeated: Sequence[Place]) -> First:
+        """The first from its own row, and from the squares and runs of the repeated layouts in order."""
+        spread = spread_of_squares((squares, num_runs) for squares, num_runs in repeated)
+        return cls(
+            trial_id=best[1],
+            value=best[0],
+            shortened=best[3],
+            estimate=estimate_of(best, spread),
+            spread=spread,
+        )
+
 
 PLACE: Final = (
     StandingRow.trial_id,
@@ -88,7 +100,7 @@ PLACE: Final = (
     StandingRow.iterations_variance,
     StandingRow.iterations_dof,
 )
-"""What a place is made of, besides the column that ranks."""
+"""What a place is made of, after the column that ranks."""
 
 
 def first_place(session: Session, ranking: Ranking) -> First | None:
@@ -104,31 +116,21 @@ def first_place(session: Session, ranking: Ranking) -> First | None:
     return None if best is None else first_of(session, ranking, best)
 
 
-def first_of(session: Session, ranking: Ranking, best: Place) -> First:
+def first_of(session: Session, ranking: Ranking, best: Row[*tuple[Any, ...]]) -> First:
     """The first place's row with what the whole campaign says of it."""
     repeated = (
         select(StandingRow.runs_squares, StandingRow.num_runs)
-        .where(ranking.in_campaign, _REPEATED)
+        .where(ranking.in_campaign, REPEATED)
         .order_by(case((StandingRow.trial_id == best.trial_id, 0), else_=1), *ranking.order)
     )
-    spread = spread_of_squares((row[0], row[1]) for row in rows_of(session, repeated))
-    return First(
-        trial_id=best.trial_id,
-        value=best.by,
-        shortened=best.shortened,
-        estimate=estimate_of(best, spread),
-        spread=spread,
-    )
+    return First.of(best, rows_of(session, repeated))
 
 
 def estimate_of(place: Place, spread: Spread | None) -> Estimate | None:
     """A layout's step time and how sure it is; None where a single iteration is all there is."""
-    return PooledRuns(
-        log_s=place.log_step_time_s,
-        num_runs=place.num_runs,
-        variance=place.iterations_variance,
-        dof=place.iterations_dof,
-    ).estimate(spread)
+    return PooledRuns(num_runs=place[2], log_s=place[5], variance=place[6], dof=place[7]).estimate(
+        spread
+    )
 
 
 def is_tied(value: float, estimate: Estimate | None, first: First) -> bool:
@@ -151,7 +153,7 @@ def listed(
     *,
     limit: int | None,
     offset: int,
-) -> tuple[Sequence[Place], First | None]:
+) -> tuple[Sequence[Row[*tuple[Any, ...]]], First | None]:
     """A page of the leaderboard, and its first place.
 
     Args:
@@ -176,7 +178,7 @@ def listed(
     return rows_of(session, page), first
 
 
-def rows_of(session: Session, query: Select[*tuple[Any, ...]]) -> Sequence[Place]:
+def rows_of(session: Session, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
     """Plain rows: what the ORM adds to a statement without entities takes half as long again."""
     return session.connection().execute(query).all()
 
