@@ -5,13 +5,13 @@ Decision 34 says why numbers are given after the commit, and what a reader may r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, delete, func, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import CursorResult, delete, exists, func, select, text, update
+from sqlalchemy.orm import Session, aliased
 
 from results_db.event_tables import EventCounter, EventRow
 from results_db.events import COUNTER_ID, EventKind
@@ -20,6 +20,9 @@ from results_db.part import StorePart
 
 MAX_NUMBERED: Final = 5000
 """Events that are given their numbers in one transaction, at most."""
+
+MAX_PRUNED: Final = 1000
+"""Events that one transaction deletes, at most: others wait for it."""
 
 _NUMBERING_LOCK: Final = 0x6C74_6576
 """PostgreSQL's advisory lock of whoever gives numbers."""
@@ -74,22 +77,22 @@ class EventLog(StorePart):
 
         The newest of each campaign stays: pages are told apart by it.
         """
-        newest = select(func.max(EventRow.seq)).group_by(EventRow.campaign_id)
-        old = (EventRow.at < before) & EventRow.seq.not_in(newest)
-        with self._db.write() as session:
-            last = session.scalar(select(func.max(EventRow.seq)).where(old))
-            if last is None:
-                return 0
-            session.execute(
-                update(EventCounter)
-                .where(EventCounter.id == COUNTER_ID, EventCounter.pruned_seq < last)
-                .values(pruned_seq=last)
-            )
-            gone = session.execute(
-                delete(EventRow).where(old & (EventRow.seq <= last)),
-                execution_options={"synchronize_session": False},
-            )
-            return cast("CursorResult[Any]", gone).rowcount
+        total = last = 0
+        # Found outside the transaction that deletes them: what is old does not become the newest again.
+        while old := self._old_events(before, after=last):
+            last = old[-1]
+            with self._db.write() as session:
+                session.execute(
+                    update(EventCounter)
+                    .where(EventCounter.id == COUNTER_ID, EventCounter.pruned_seq < last)
+                    .values(pruned_seq=last)
+                )
+                gone = session.execute(
+                    delete(EventRow).where(EventRow.seq.in_(old)),
+                    execution_options={"synchronize_session": False},
+                )
+                total += cast("CursorResult[Any]", gone).rowcount
+        return total
 
     def number_events(self) -> int:
         """Gives the events that were committed since their numbers; how many there were.
@@ -148,6 +151,21 @@ class EventLog(StorePart):
         if not self._gives_numbers_late():
             return []
         return list(session.scalars(_unnumbered().where(EventRow.campaign_id == campaign_id)))
+
+    def _old_events(self, before: datetime, *, after: int) -> Sequence[int]:
+        """The next numbers of events that go: older than that, and not the newest of their campaign."""
+        newer = aliased(EventRow)
+        is_succeeded = exists().where(
+            newer.campaign_id == EventRow.campaign_id, newer.seq > EventRow.seq
+        )
+        query = (
+            select(EventRow.seq)
+            .where(EventRow.seq > after, EventRow.at < before, is_succeeded)
+            .order_by(EventRow.seq)
+            .limit(MAX_PRUNED)
+        )
+        with self._db.read() as session:
+            return [seq for seq in session.scalars(query) if seq is not None]
 
     def _gives_numbers_late(self) -> bool:
         return self._db.engine.dialect.name != "sqlite"

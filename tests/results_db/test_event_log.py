@@ -1,5 +1,8 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
+
+import pytest
 
 from results_db.events import emit
 from results_db.records import TrialBeat
@@ -98,6 +101,34 @@ def test_old_events_go_but_for_the_newest_of_each_campaign(
     assert store.campaign_mark(second) == mark
     assert store.prune_events(clock()) == 0
     assert store.pruned_event_seq() == 3
+
+
+def test_old_events_go_a_few_at_a_time_and_the_newest_of_each_campaign_stays(
+    store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results_db.event_log.MAX_PRUNED", 3)
+    transactions: list[int] = []
+    campaigns = [make_campaign(store, name) for name in ("first", "second", "third")]
+    for campaign in campaigns:
+        store.pause_campaign(campaign)
+        store.resume_campaign(campaign)
+    store.number_events()
+    clock.forward(3600)
+    store.pause_campaign(campaigns[0])
+    store.number_events()
+    write = store._db.write
+
+    def counted() -> Any:
+        transactions.append(store.pruned_event_seq())
+        return write()
+
+    monkeypatch.setattr(store._db, "write", counted)
+    assert store.prune_events(clock()) == 7
+    assert len(transactions) == 3
+    assert transactions == sorted(set(transactions))
+    kept = store.events(after=0, limit=9)
+    assert [event.campaign_id for event in kept] == [*campaigns[1:], campaigns[0]]
+    assert store.pruned_event_seq() == 8
 
 
 def test_an_empty_log_has_no_numbers(store: Store) -> None:
