@@ -113,26 +113,33 @@ class EventHub:
         self._max_watchers = max_watchers
         self._max_waiting = max_waiting
         self._subscriptions: set[Subscription] = set()
+        self._num_admitted = 0
         self._handed_out = 0
         self._wanted = asyncio.Event()
         self._starting = asyncio.Lock()
 
     @property
     def num_watchers(self) -> int:
-        """How many watch now."""
-        return len(self._subscriptions)
+        """How many watch now, or catch up on what they missed."""
+        return self._num_admitted
 
-    def refuse_if_full(self) -> None:
-        """Refuses one more watcher.
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Holds a place from a stream's first word to its last: who catches up slowly costs as much.
 
         Raises:
             WatchersTooManyError: there are too many already.
         """
-        if self.num_watchers >= self._max_watchers:
+        if self._num_admitted >= self._max_watchers:
             raise WatchersTooManyError(
                 f"{self.num_watchers} watch live events already, which is the most that a process "
                 "serves; try again later, or poll the page"
             )
+        self._num_admitted += 1
+        try:
+            yield
+        finally:
+            self._num_admitted -= 1
 
     async def position(self) -> int:
         """The number of the last event that was handed out: what a new subscription goes on after."""

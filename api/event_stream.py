@@ -64,7 +64,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Streams until the client hangs up, or the service has had enough of it."""
-        self._hub.refuse_if_full()
+        with self._hub.admitted():
+            await self._stream(receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
         missed = await self._resume()
         await send(
             {

@@ -2,7 +2,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -188,26 +188,50 @@ def test_more_watchers_than_are_served_are_refused_until_one_leaves(store: Store
         wait_until("the place is free again", served_again)
 
 
+def test_who_catches_up_and_does_not_read_holds_a_place_too(store: Store) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, max_watchers=1)
+    campaign = make_campaign(store)
+    for _ in range(60):
+        flood(store, campaign)
+    with live_service(settings, store) as url, deaf_watcher(url):
+
+        def refused() -> bool:
+            with httpx.stream("GET", f"{url}/events", headers=HEADERS, timeout=30) as answer:
+                return answer.status_code == 503
+
+        wait_until("another is refused", refused)
+
+
+@contextmanager
+def deaf_watcher(url: str) -> Iterator[None]:
+    """One that wants everything from the first event, and reads none of it."""
+    host, port = url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port))) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.sendall(
+            f"GET /v1/events?after=0 HTTP/1.1\r\nHost: {host}\r\n"
+            f"Authorization: {HEADERS['Authorization']}\r\n\r\n".encode()
+        )
+        yield
+
+
 def test_a_watcher_that_reads_nothing_is_dropped_aloud(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(token=TOKEN, event_poll_s=0.02, event_send_s=0.2, max_waiting_events=10_000)
     campaign = make_campaign(store)
-    with live_service(settings, store) as url, caplog.at_level(logging.WARNING):
-        host, port = url.split("/")[2].split(":")
-        with socket.create_connection((host, int(port))) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.sendall(
-                f"GET /v1/events?after=0 HTTP/1.1\r\nHost: {host}\r\n"
-                f"Authorization: {HEADERS['Authorization']}\r\n\r\n".encode()
-            )
+    with (
+        live_service(settings, store) as url,
+        caplog.at_level(logging.WARNING),
+        deaf_watcher(url),
+    ):
 
-            def dropped() -> bool:
-                for _ in range(20):
-                    flood(store, campaign)
-                return "read nothing" in caplog.text
+        def dropped() -> bool:
+            for _ in range(20):
+                flood(store, campaign)
+            return "read nothing" in caplog.text
 
-            wait_until("it is dropped", dropped)
+        wait_until("it is dropped", dropped)
 
 
 def flood(store: Store, campaign: int) -> None:
