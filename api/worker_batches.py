@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,17 +13,20 @@ from api.step_time_to_beat import has_something_to_beat, step_time_at
 from api.worker_schemas import LeaseRead
 from results_db.allocation_records import HeartbeatAnswer
 from results_db.beat_batch import Beat
-from results_db.errors import ResultsDbError
+from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.lease_batch import LeaseAsk
 from results_db.outcome_batch import OutcomeReport
 from results_db.records import LeaseRecord, OutcomeReceipt
 from results_db.store import Store
 from search_spaces.campaign import CampaignSpec
+from search_spaces.errors import SearchSpaceError
 
 MOST_OUTCOMES: Final = 32
 """In one transaction: larger ones gain little, and hold their campaigns for longer."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,9 @@ class WorkerBatches:
     def of(cls, store: Store, settings: Settings) -> WorkerBatches:
         """Those of a service."""
 
-        def lease(asks: Sequence[LeaseAsk]) -> Sequence[list[LeaseRead] | ResultsDbError]:
+        def lease(
+            asks: Sequence[LeaseAsk],
+        ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
             return _readable(store, store.lease_many(asks, lease_s=settings.lease_s))
 
         return cls(
@@ -51,30 +57,66 @@ class WorkerBatches:
         )
 
 
+Specs = Mapping[int, CampaignSpec | SearchSpaceError]
+"""Campaigns by their ids, or why one cannot be read."""
+
+
 def _readable(
     store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
-) -> list[list[LeaseRead] | ResultsDbError]:
-    """The leases as workers read them; campaigns are read, and their best found, once a batch."""
+) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
+    """The leases as workers read them; campaigns are read, and their best found, once a batch.
+
+    A campaign that cannot be read is the answer of those alone who leased a trial of it.
+    """
     leases = [
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
     ]
-    specs = {lease.campaign_id: CampaignSpec.from_mapping(lease.spec) for lease in leases}
-    best = store.values_to_beat(
+    specs = {lease.campaign_id: _spec_of(lease) for lease in leases}
+    best = _best_known(
+        store,
         {
             lease.campaign_id
             for lease in leases
-            if has_something_to_beat(specs[lease.campaign_id], lease)
-        }
+            if isinstance(spec := specs[lease.campaign_id], CampaignSpec)
+            and has_something_to_beat(spec, lease)
+        },
     )
-
-    def read(lease: LeaseRecord) -> LeaseRead:
-        spec = specs[lease.campaign_id]
-        return _lease_read(spec, lease, best.get(lease.campaign_id))
-
     return [
-        answer if isinstance(answer, ResultsDbError) else [read(lease) for lease in answer]
+        answer if isinstance(answer, ResultsDbError) else _answer(answer, specs, best)
         for answer in answers
     ]
+
+
+def _spec_of(lease: LeaseRecord) -> CampaignSpec | SearchSpaceError:
+    try:
+        return CampaignSpec.from_mapping(lease.spec)
+    except SearchSpaceError as error:
+        return error
+
+
+def _answer(
+    leases: Sequence[LeaseRecord], specs: Specs, best: Mapping[int, float]
+) -> list[LeaseRead] | SearchSpaceError:
+    read = []
+    for lease in leases:
+        spec = specs[lease.campaign_id]
+        if isinstance(spec, SearchSpaceError):
+            return spec
+        read.append(_lease_read(spec, lease, best.get(lease.campaign_id)))
+    return read
+
+
+def _best_known(store: Store, campaign_ids: Collection[int]) -> Mapping[int, float]:
+    """What is to be beaten; nothing where the database does not say.
+
+    The trials are leased by now: were the answer lost, each would be a lost attempt. Without it a probe
+    is not stopped early.
+    """
+    try:
+        return store.values_to_beat(campaign_ids)
+    except DatabaseUnavailableError as error:
+        _log.warning("leases are handed out without what is to be beaten: %s", error)
+        return {}
 
 
 def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> LeaseRead:
