@@ -119,7 +119,11 @@ class Gate:
         wait_s = self._guesses.begin(address, hashed)
         if wait_s > 0:
             return _too_many("too many wrong tokens came from this address", wait_s)
-        holder = await self._book.find(hashed)
+        try:
+            holder = await self._book.find(hashed)
+        except DatabaseUnavailableError:
+            self._guesses.was_not_judged(address, hashed)
+            raise
         if holder is None:
             self._guesses.was_wrong(address, hashed)
             return _unauthorized(

@@ -54,15 +54,24 @@ class Guesses:
         if key in self._right:
             self._right.move_to_end(key)
             return
-        self._each.give_back(key[0])
-        self._all.give_back("all")
+        self._give_back(key[0])
         self._right[key] = None
         while len(self._right) > MAX_KEYS:
             self._right.popitem(last=False)
 
+    def was_not_judged(self, address: str, hashed: str) -> None:
+        """Nobody could say whether the token is valid: whoever holds one does not wait for that later."""
+        network = network_of(address)
+        if (network, hashed) not in self._right:
+            self._give_back(network)
+
     def was_wrong(self, address: str, hashed: str) -> None:
         """The token is not valid, or not any more."""
         self._right.pop((network_of(address), hashed), None)
+
+    def _give_back(self, network: str) -> None:
+        self._each.give_back(network)
+        self._all.give_back("all")
 
     def _say(self, network: str) -> None:
         now = self._clock()

@@ -35,6 +35,14 @@ def test_after_some_wrong_tokens_an_address_waits_between_them() -> None:
     assert guess(guesses, "192.0.2.1", "x") > 0
 
 
+def test_a_token_that_nobody_could_judge_was_no_guess() -> None:
+    guesses = Guesses(2, clock=Clock())
+    for _ in range(5):
+        assert guesses.begin("192.0.2.1", "right") == 0
+        guesses.was_not_judged("192.0.2.1", "right")
+    assert [guess(guesses, "192.0.2.1", wrong) > 0 for wrong in WRONG[:3]] == [0, 0, 1]
+
+
 def test_in_an_hour_an_address_guesses_some_hundred_times() -> None:
     clock = Clock()
     guesses = Guesses(10, clock=clock)
