@@ -94,6 +94,10 @@ class _Place:
             raise refusal(response)
         return pause_s
 
+    def pause_after_end(self) -> float:
+        """Seconds until it is asked for again: one that ends as soon as it begins may do so for long."""
+        return self.connection.retries.first_pause_s
+
     def pause_after_error(self, error: httpx.TransportError) -> float:
         """Seconds until it is asked for again.
 
@@ -126,6 +130,7 @@ class SyncFollower(SyncSender):
                         for said in EventSource(response).iter_sse():
                             if (event := place.read(said)) is not None:
                                 yield event
+                        pause_s = place.pause_after_end()
                     else:
                         response.read()
                         pause_s = place.pause_after_answer(response)
@@ -152,6 +157,7 @@ class AsyncFollower(AsyncSender):
                         async for said in EventSource(response).aiter_sse():
                             if (event := place.read(said)) is not None:
                                 yield event
+                        pause_s = place.pause_after_end()
                     else:
                         await response.aread()
                         pause_s = place.pause_after_answer(response)

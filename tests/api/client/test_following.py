@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
 from api.client import AsyncClient, Client
@@ -77,6 +78,24 @@ def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: S
     store.prune_events(store._clock())
     with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="read anew"):
         next(client.campaign_events("first", after=1))
+
+
+def test_a_stream_that_ends_as_soon_as_it_begins_is_not_asked_for_in_a_whirl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
+    empty = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=opened)
+    gone = httpx.Response(404)
+    answers = iter([empty, empty, gone])
+    pauses: list[float] = []
+    monkeypatch.setattr("api.client.following.time.sleep", pauses.append)
+    transport = httpx.MockTransport(lambda _request: next(answers))
+    with (
+        Client("http://service", TOKEN, retries=IMPATIENT, transport=transport) as client,
+        pytest.raises(ServiceError, match="404 Not Found"),
+    ):
+        next(client.events())
+    assert pauses == [IMPATIENT.first_pause_s] * 2
 
 
 def test_a_client_that_is_refused_or_unanswered_says_so(url: str) -> None:
