@@ -58,7 +58,7 @@ invalid: Final = schemathesis.openapi.from_dict(
     _document(), config=_config(schemathesis.GenerationMode.NEGATIVE)
 )
 asking: Final = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

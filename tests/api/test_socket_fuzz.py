@@ -18,7 +18,7 @@ from tests.api.populated_service import Populated, populated_service
 
 SEED: Final = 20
 FEW: Final = 400
-MANY: Final = 4000
+MANY: Final = 2000
 ANSWER_WITHIN_S: Final = 30.0
 REST_WITHIN_S: Final = 0.3
 """How long an answer is waited for to what may not be whole."""

@@ -26,7 +26,7 @@ FEW: Final = settings(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
-MANY: Final = settings(ANY, max_examples=30, stateful_step_count=60)
+MANY: Final = settings(ANY, max_examples=12, stateful_step_count=60)
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
 """Makes a database that is empty and upgraded; yields its URL."""
