@@ -21,8 +21,8 @@ from tests.results_db.history_machine import HistoryMachine
 ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 FEW: Final = settings(
     ANY,
-    max_examples=10,
-    stateful_step_count=40,
+    max_examples=6,
+    stateful_step_count=30,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
