@@ -74,31 +74,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     local = local_holders(settings.token, settings.worker_token)
     book = TokenBook(store, local, clock=lambda: store.now())
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
-        hub = EventHub(
-            store,
-            stopping=settings.stopping,
-            interval_s=settings.event_poll_s,
-            idle_interval_s=settings.event_idle_poll_s,
-            max_watchers=settings.max_watchers,
-            max_waiting=settings.max_waiting_events,
-        )
-        app.state.hub = hub
-        async with (
-            sweeping(sweeper),
-            noting_uses(book, store),
-            handing_out(hub),
-            pruning(store, settings.retention),
-        ):
-            yield
-
     app = FastAPI(
         title="layout-tuner",
         version=version(),
         description=_DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=lambda app: _at_work(app, settings, store, book),
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
@@ -108,6 +88,40 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.batches = WorkerBatches.of(store, settings)
     app.state.book = book
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
+    _include_routes(app)
+    problems.install(app)
+    etags.install(app)
+    docs_page.install(app)
+    _document_problems(app)
+    _guard(app, settings, store)
+    return app
+
+
+@asynccontextmanager
+async def _at_work(
+    app: FastAPI, settings: Settings, store: Store, book: TokenBook
+) -> AsyncIterator[None]:
+    """What goes on beside the requests, from before the first to after the last."""
+    sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
+    hub = EventHub(
+        store,
+        stopping=settings.stopping,
+        interval_s=settings.event_poll_s,
+        idle_interval_s=settings.event_idle_poll_s,
+        max_watchers=settings.max_watchers,
+        max_waiting=settings.max_waiting_events,
+    )
+    app.state.hub = hub
+    async with (
+        sweeping(sweeper),
+        noting_uses(book, store),
+        handing_out(hub),
+        pruning(store, settings.retention),
+    ):
+        yield
+
+
+def _include_routes(app: FastAPI) -> None:
     app.include_router(health.router)
     app.include_router(
         health.metrics_router,
@@ -135,12 +149,6 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
             dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
             responses=_REFUSALS,
         )
-    problems.install(app)
-    etags.install(app)
-    docs_page.install(app)
-    _document_problems(app)
-    _guard(app, settings, store)
-    return app
 
 
 def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
