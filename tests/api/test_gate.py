@@ -19,6 +19,7 @@ from api.app import create_app
 from api.settings import Settings
 from results_db.actor import TOKEN_ROLES, Actor
 from results_db.data_dir import DataDir
+from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.layout import Layout
 from tests.api.service import CAMPAIGN, TOKEN
@@ -228,3 +229,24 @@ def test_a_campaign_from_before_belongs_to_admins(service: Service) -> None:
 
 def test_a_name_that_nothing_can_have_is_refused_by_the_route(service: Service) -> None:
     assert service.ask("submitter", "POST", "/v1/campaigns/%00/pause").status_code in (404, 422)
+
+
+def test_who_came_while_the_database_was_away_is_let_in_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_hashed: str) -> None:
+        raise DatabaseUnavailableError("away")
+
+    settings = Settings(token=TOKEN, wrong_tokens=3)
+    with closing(Store.open(DataDir(tmp_path / "away"))) as store:
+        _, token = store.create_token("ci", "viewer")
+        with TestClient(create_app(settings, store), headers=bearer(token)) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "token_by_hash", gone)
+                answers = [client.get("/v1/whoami").status_code for _ in range(10)]
+            assert answers == [503] * 10
+            assert client.get("/v1/whoami").status_code == 200
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
