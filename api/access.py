@@ -37,8 +37,12 @@ class Rule:
             return self.least == role
         return _RANK[role] >= _RANK[self.least]
 
+    def admitted(self) -> str:
+        """The roles that may use the route, in words."""
+        return " or ".join(role for role in (*_RANK, "worker") if self.admits(role))
 
-_RANK: Final[Mapping[str, int]] = {"viewer": 0, "submitter": 1, "admin": 2}
+
+_RANK: Final[Mapping[TokenRole, int]] = {"viewer": 0, "submitter": 1, "admin": 2}
 
 OPEN: Final = Rule(None)
 VIEWER: Final = Rule("viewer")

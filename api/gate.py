@@ -136,8 +136,7 @@ class Gate:
         if not rule.admits(holder.role):
             return (
                 f"the token {holder.name!r} has the role {holder.role}, and {asked.operation} takes "
-                f"{rule.least}{'' if rule.least == 'admin' else ' or admin'}; ask an admin of the "
-                "service for another token"
+                f"{rule.admitted()}; ask an admin of the service for another token"
             )
         if rule.owned is None or holder.role == "admin":
             return None

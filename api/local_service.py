@@ -125,6 +125,8 @@ def _is_locked(data: DataDir, name: str) -> bool:
     try:
         with data.lock(name):
             return False
+    except (FileNotFoundError, NotADirectoryError):  # there is not even a data directory
+        return False
     except DataDirLockedError:
         return True
 

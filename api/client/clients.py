@@ -141,7 +141,13 @@ def _connection(
 
 
 def _service_of(data_dir: DataDir) -> tuple[LocalService, str]:
-    service = find_service(data_dir)
+    try:
+        service = find_service(data_dir)
+    except OSError as error:
+        raise ServiceError(
+            f"the data directory {data_dir.path} cannot be used ({error.strerror}): name another with "
+            "--data-dir, or say where the service is with --url and --token-file"
+        ) from error
     if service is None:
         raise ServiceError(
             f"no service runs on the data directory {data_dir.path}: start one with "

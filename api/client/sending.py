@@ -68,6 +68,10 @@ class Connection:
 
     def unanswered(self, error: httpx.TransportError) -> NoReturn:
         """Says that no answer came."""
+        if isinstance(error, httpx.UnsupportedProtocol):
+            raise ServiceError(
+                f"the service's address {self.url} is none: it begins with http:// or https://"
+            ) from error
         raise ServiceError(
             f"the service at {self.url} does not answer ({error or type(error).__name__}); "
             "is it running? `layout-tuner up` starts one"

@@ -37,3 +37,9 @@ def test_a_worker_may_do_the_worker_protocol_and_read_nothing() -> None:
 def test_a_route_that_nobody_declared_is_refused_by_name() -> None:
     with pytest.raises(AccessUndeclaredError, match="read_secret: add a line to ACCESS"):
         refuse_undeclared(["read_health", "read_secret"])
+
+
+def test_a_refusal_names_every_role_that_would_do() -> None:
+    assert Rule("viewer").admitted() == "viewer or submitter or admin"
+    assert Rule("admin").admitted() == "admin"
+    assert Rule("worker").admitted() == "admin or worker"

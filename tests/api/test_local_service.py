@@ -62,6 +62,16 @@ def test_the_token_is_not_sent_to_whoever_listens_where_a_killed_service_did(
     assert line.startswith(f"Error: no service runs on the data directory {tmp_path}")
 
 
+def test_where_no_data_directory_is_no_service_runs_and_the_command_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for missing in (tmp_path / "missing", tmp_path / "file"):
+        asked = run_command("campaign", "list", "--data-dir", str(missing))
+        assert asked.returncode == 1
+        (line,) = asked.stderr.splitlines()
+        assert line.startswith(f"Error: no service runs on the data directory {missing}")
+        assert not (missing / "serve.lock").exists()
+
+
 def test_a_living_process_that_serves_nothing_is_no_service(data: DataDir) -> None:
     data.service_file.write_text(json.dumps({"url": URL, "pid": os.getpid()}))
     assert find_service(data) is None
