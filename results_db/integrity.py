@@ -10,7 +10,7 @@ from sqlalchemy import ForeignKeyConstraint, Select, and_, exists, func, literal
 from sqlalchemy.orm import Session
 
 from results_db import migrate
-from results_db.base import Base
+from results_db.all_tables import METADATA
 from results_db.invariants import RULES
 from results_db.maintenance import lift_limits
 from results_db.models import Campaign
@@ -99,7 +99,7 @@ def _storage(session: Session) -> Iterator[Finding]:
         rows = connection.exec_driver_sql(f"PRAGMA integrity_check({MOST_PAGES})").scalars()
         yield from (Finding(check="storage", message=row) for row in rows if row != "ok")
         return
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         # Reads every row and with it every page, whose checksums PostgreSQL looks at.
         session.execute(text(f'SELECT count(whole.*) FROM "{table.name}" AS whole'))  # noqa: S608
     not_valid = "SELECT conname FROM pg_constraint WHERE NOT convalidated ORDER BY conname"
@@ -109,7 +109,7 @@ def _storage(session: Session) -> Iterator[Finding]:
 
 def _references(session: Session) -> Iterator[Finding]:
     """Rows that refer to rows that are not there; constraints prevent them while they are on."""
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         for constraint in table.foreign_key_constraints:
             orphans = _orphans(constraint)
             found = _finding(

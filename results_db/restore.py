@@ -19,8 +19,8 @@ from typing import Final
 from sqlalchemy import Connection, inspect, text
 
 from results_db import migrate
+from results_db.all_tables import METADATA
 from results_db.backup import new_file, refuse_damaged, writing
-from results_db.base import Base
 from results_db.data_dir import DataDir
 from results_db.database_url import shown
 from results_db.errors import (
@@ -266,7 +266,7 @@ def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
     """Drops our tables, those of newer and older schemas included, and the functions of their triggers."""
     inspector = inspect(connection)
     found = set(inspector.get_table_names())
-    ours = found & {"alembic_version", *Base.metadata.tables, *migrate.EARLIER_TABLES}
+    ours = found & {"alembic_version", *METADATA.tables, *migrate.EARLIER_TABLES}
     holding = [
         name
         for name in _TELLING

@@ -130,6 +130,7 @@ def test_metrics_count_requests_by_operation_and_answer(http: TestClient) -> Non
     http.get("/v1/campaigns", headers={"Authorization": "Bearer wrong"})
     http.get("/somewhere/else/5")
     found = metrics(http)
+    assert not [name for name, *_ in found if name.endswith("_created")]
     name = "layout_tuner_http_requests_total"
     assert found[name, "list_campaigns", "200"] == 1
     assert found[name, "list_campaigns", "401"] == 1

@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -102,3 +104,19 @@ def test_no_password_is_shown(tmp_path: Path) -> None:
         refused = run(*command, "--database", url)
         assert refused.exit_code == 1
         assert "hunter2" not in refused.output
+
+
+@pytest.mark.parametrize("module", ["results_db.restore", "results_db.integrity"])
+def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
+    count = "len(__import__('results_db.base').base.Base.metadata.tables)"
+    script = "import {}; print({})"
+    known, all_of_them = (
+        subprocess.run(
+            [sys.executable, "-c", script.format(imported, count)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for imported in (module, "results_db.store")
+    )
+    assert known == all_of_them
