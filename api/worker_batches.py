@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from api.batcher import Batcher
 from api.settings import Settings
@@ -25,6 +25,8 @@ MOST_OUTCOMES: Final = 32
 """In one transaction: larger ones gain little, and hold their campaigns for longer."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
+MOST_SPECS: Final = 256
+"""Campaigns that a process keeps read."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -40,11 +42,12 @@ class WorkerBatches:
     @classmethod
     def of(cls, store: Store, settings: Settings) -> WorkerBatches:
         """Those of a service."""
+        specs = SpecsRead()
 
         def lease(
             asks: Sequence[LeaseAsk],
         ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-            return _readable(store, store.lease_many(asks, lease_s=settings.lease_s))
+            return _readable(store, specs, store.lease_many(asks, lease_s=settings.lease_s))
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
@@ -61,8 +64,37 @@ Specs = Mapping[int, CampaignSpec | SearchSpaceError]
 """Campaigns by their ids, or why one cannot be read."""
 
 
+class SpecsRead:
+    """The campaigns that leases were of lately: to read one takes as long as to lease its trial."""
+
+    def __init__(self) -> None:
+        self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
+
+    def of_all(self, leases: Sequence[LeaseRecord]) -> Specs:
+        """The campaigns of leases."""
+        specs: dict[int, CampaignSpec | SearchSpaceError] = {}
+        for lease in leases:
+            if lease.campaign_id not in specs:
+                specs[lease.campaign_id] = self._of(lease)
+        return specs
+
+    def _of(self, lease: LeaseRecord) -> CampaignSpec | SearchSpaceError:
+        """Read anew where its document is another than it was."""
+        known = self._specs.get(lease.campaign_id)
+        if known is not None and known[0] == lease.spec:
+            return known[1]
+        try:
+            spec = CampaignSpec.from_mapping(lease.spec)
+        except SearchSpaceError as error:
+            return error
+        if len(self._specs) >= MOST_SPECS:
+            self._specs.clear()
+        self._specs[lease.campaign_id] = (lease.spec, spec)
+        return spec
+
+
 def _readable(
-    store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
+    store: Store, known: SpecsRead, answers: Sequence[list[LeaseRecord] | ResultsDbError]
 ) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
     """The leases as workers read them; campaigns are read, and their best found, once a batch.
 
@@ -71,7 +103,7 @@ def _readable(
     leases = [
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
     ]
-    specs = {lease.campaign_id: _spec_of(lease) for lease in leases}
+    specs = known.of_all(leases)
     best = _best_known(
         store,
         {
@@ -85,13 +117,6 @@ def _readable(
         answer if isinstance(answer, ResultsDbError) else _answer(answer, specs, best)
         for answer in answers
     ]
-
-
-def _spec_of(lease: LeaseRecord) -> CampaignSpec | SearchSpaceError:
-    try:
-        return CampaignSpec.from_mapping(lease.spec)
-    except SearchSpaceError as error:
-        return error
 
 
 def _answer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
@@ -20,16 +20,28 @@ from results_db.places import (
     First,
     Ranking,
     estimate_of,
-    first_place,
     is_tied,
     listed,
     own_objective,
+    rows_of,
+    spreads_of,
 )
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.standing import WHOLE, Listing, Standing, Winner
 from results_db.standing_tables import StandingRow
 from results_db.standing_upkeep import completed, ranked
+from search_spaces.pooling import Spread
+
+_BEST: Final = (
+    select(StandingRow.trial_id)
+    .where(StandingRow.campaign_id == Campaign.id, StandingRow.shortened.is_(False))
+    .order_by(StandingRow.value.desc(), StandingRow.trial_id)
+    .limit(1)
+    .correlate(Campaign)
+    .scalar_subquery()
+)
+"""The trial that wins a campaign by its own objective."""
 
 
 class Leaderboard(StorePart):
@@ -99,18 +111,10 @@ class Leaderboard(StorePart):
 
     def winners(self, campaign_ids: Collection[int]) -> dict[int, Winner]:
         """The winners of campaigns by their own objectives, by the ids of those that have one."""
-        best = (
-            select(StandingRow.trial_id)
-            .where(StandingRow.campaign_id == Campaign.id, StandingRow.shortened.is_(False))
-            .order_by(StandingRow.value.desc(), StandingRow.trial_id)
-            .limit(1)
-            .correlate(Campaign)
-            .scalar_subquery()
-        )
         query = (
             select(StandingRow.campaign_id, StandingRow.value, Trial.number, StandingRow.layout_key)
             .join(Trial, Trial.id == StandingRow.trial_id)
-            .where(StandingRow.trial_id.in_(select(best).where(Campaign.id.in_(campaign_ids))))
+            .where(StandingRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids))))
         )
         with self._db.read() as session:
             return {
@@ -124,17 +128,18 @@ class Leaderboard(StorePart):
 
     def values_to_beat(self, campaign_ids: Collection[int]) -> dict[int, float]:
         """The same of several campaigns, of those that have a winner."""
-        found: dict[int, float] = {}
         if not campaign_ids:
-            return found
+            return {}
+        query = select(StandingRow.value.label("by"), *PLACE, StandingRow.campaign_id).where(
+            StandingRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids)))
+        )
         with self._db.read() as session:
-            for campaign_id in campaign_ids:
-                ranking = Ranking(campaign_id=campaign_id, by=StandingRow.value)
-                first = first_place(session, ranking)
-                if first is not None and not first.shortened:
-                    factor = 1.0 if first.estimate is None else first.estimate.factor
-                    found[campaign_id] = first.value / factor
-        return found
+            winners = rows_of(session, query)
+            spreads = spreads_of(session, {row.campaign_id: row.trial_id for row in winners})
+        return {
+            winner.campaign_id: _low_end(winner, spreads.get(winner.campaign_id))
+            for winner in winners
+        }
 
     def count_ranked(self, campaign_id: int) -> int:
         """How many layouts the campaign's leaderboard has."""
@@ -160,6 +165,11 @@ class Leaderboard(StorePart):
         )
         with self._db.read() as session:
             return frozenset(session.scalars(query))
+
+
+def _low_end(winner: Row[*tuple[Any, ...]], spread: Spread | None) -> float:
+    estimate = estimate_of(winner, spread)
+    return float(winner.by if estimate is None else winner.by / estimate.factor)
 
 
 def constrained(session: Session, campaign_id: int, max_peak_memory_bytes: int | None) -> int:

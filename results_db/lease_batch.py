@@ -6,7 +6,7 @@ Those that ask for the same kind of trial share a look at the waiting ones, and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -62,6 +62,8 @@ class LeaseBatch:
         workers = {worker.id: worker for worker in found}
         self._session = session
         self._now = now
+        self._campaigns: dict[int, Campaign] = {}
+        """Those of the trials that are dealt; a session forgets rows that nobody holds."""
         self._answers: list[list[LeaseRecord] | ResultsDbError] = []
         self._asking: list[tuple[LeaseAsk, Worker, list[LeaseRecord]]] = []
         for ask in asks:
@@ -104,7 +106,7 @@ class LeaseBatch:
             dealt += self._deal(waiting, asking, until)
         self._session.flush()
         _write_attempts(self._session, dealt, self._now)
-        _note_start(self._session, dealt, self._now)
+        _note_start(self._session, self._campaigns, self._now)
 
     def _deal(
         self,
@@ -115,13 +117,14 @@ class LeaseBatch:
         """Gives each that asks a trial in turns, from the end of the list."""
         ids = {trial.campaign_id for trial in waiting}
         query = select(Campaign).where(Campaign.id.in_(ids))
-        campaigns = {row.id: row for row in self._session.scalars(query)} if ids else {}
+        if ids:
+            self._campaigns |= {row.id: row for row in self._session.scalars(query)}
         dealt = []
         while waiting:
             for ask, worker, leases in asking:
                 if waiting and len(leases) < ask.max_trials:
                     trial = waiting.pop()
-                    campaign = campaigns[trial.campaign_id]
+                    campaign = self._campaigns[trial.campaign_id]
                     leases.append(_hand_out(worker, campaign, trial, self._now, until))
                     dealt.append(trial)
         return dealt
@@ -187,17 +190,13 @@ def _write_attempts(session: Session, trials: Sequence[Trial], now: datetime) ->
     )
 
 
-def _note_start(session: Session, trials: Sequence[Trial], now: datetime) -> None:
+def _note_start(session: Session, campaigns: Mapping[int, Campaign], now: datetime) -> None:
     """Campaigns of which a trial is leased for the first time have begun.
 
     A campaign's row that somebody holds is left to the end of its first attempt: a lease holds trials,
     and whoever holds the campaign may be about to wait for one of them.
     """
-    new = {
-        trial.campaign_id
-        for trial in trials
-        if session.get_one(Campaign, trial.campaign_id).started_at is None
-    }
+    new = {id_ for id_, campaign in campaigns.items() if campaign.started_at is None}
     if new:
         free = (
             select(Campaign.id)

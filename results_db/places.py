@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -124,6 +125,29 @@ def first_of(session: Session, ranking: Ranking, best: Row[*tuple[Any, ...]]) ->
         .order_by(case((StandingRow.trial_id == best.trial_id, 0), else_=1), *ranking.order)
     )
     return First.of(best, rows_of(session, repeated))
+
+
+def spreads_of(session: Session, winners: Mapping[int, int]) -> dict[int, Spread | None]:
+    """How far runs lie apart in campaigns that repeated any; one statement for all.
+
+    Args:
+        session: a transaction.
+        winners: of each campaign, the trial that leads it: it is summed first, as in `first_of`.
+    """
+    squares: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+    if winners:
+        query = (
+            select(StandingRow.campaign_id, StandingRow.runs_squares, StandingRow.num_runs)
+            .where(StandingRow.campaign_id.in_(winners), REPEATED)
+            .order_by(
+                case((StandingRow.trial_id.in_(winners.values()), 0), else_=1),
+                StandingRow.value.desc(),
+                StandingRow.trial_id,
+            )
+        )
+        for row in rows_of(session, query):
+            squares[row.campaign_id].append((row.runs_squares, row.num_runs))
+    return {campaign_id: spread_of_squares(runs) for campaign_id, runs in squares.items()}
 
 
 def estimate_of(place: Place, spread: Spread | None) -> Estimate | None:
