@@ -1,22 +1,25 @@
-"""Migrations: Alembic without an ini file, from the scripts in the package."""
+"""Migrations: Alembic without an ini file, from the scripts in the package.
+
+Alembic is imported where something is to be migrated: a start on a database that is up to date does without it.
+"""
 
 from __future__ import annotations
 
 import functools
 import sqlite3
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, inspect, text
 
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.maintenance import take_migration_lock
 from results_db.session import Database
 from results_db.standing_repair import bring_standings_up_to_date
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
 SCRIPTS: Final = Path(__file__).with_name("migrations")
 
@@ -56,6 +59,8 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 def upgrade_within(connection: Connection, revision: str = "head") -> None:
     """The same in a transaction that somebody else commits; others that do it wait."""
+    from alembic import command
+
     take_migration_lock(connection)
     _known_revision(connection)
     command.upgrade(_config(connection), revision)
@@ -64,6 +69,8 @@ def upgrade_within(connection: Connection, revision: str = "head") -> None:
 
 def downgrade(url: str, revision: str) -> None:
     """Takes the database back to an earlier revision; "base" removes every table."""
+    from alembic import command
+
     database = Database(url)
     event.listen(database.engine, "connect", _leave_references_alone)
     try:
@@ -133,7 +140,7 @@ def _is_at_head(database: Database) -> bool:
 
 
 def _known_revision(connection: Connection) -> str | None:
-    revision = MigrationContext.configure(connection).get_current_revision()
+    revision = _written_revision(connection)
     if revision is not None and revision not in _revisions():
         raise SchemaNewerError(
             f"the database is at revision {revision}, which this version does not know: a newer "
@@ -142,24 +149,35 @@ def _known_revision(connection: Connection) -> str | None:
     return revision
 
 
-def _revisions() -> set[str]:
-    return {script.revision for script in scripts().walk_revisions()}
+def _written_revision(connection: Connection) -> str | None:
+    """What Alembic wrote down; None where it never did."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+
+
+@functools.cache
+def _revisions() -> frozenset[str]:
+    """The revisions of the scripts, whose files are named after them."""
+    return frozenset(path.name[:4] for path in (SCRIPTS / "versions").glob("[0-9]*_*.py"))
 
 
 @functools.cache
 def head() -> str:
     """The revision of this version's schema."""
-    found = scripts().get_current_head()
-    assert found is not None  # there are migrations, and one line of them
-    return found
+    return max(_revisions())
 
 
 def scripts() -> ScriptDirectory:
     """The migrations of this version."""
+    from alembic.script import ScriptDirectory
+
     return ScriptDirectory(str(SCRIPTS))
 
 
 def _config(connection: Connection) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -31,6 +31,13 @@ def write_revision(path: Path, revision: str) -> None:
     connection.close()
 
 
+def test_the_scripts_are_named_after_their_revisions_and_the_last_is_the_head() -> None:
+    scripts = migrate.scripts()
+    names = {Path(script.path).name[:4]: script.revision for script in scripts.walk_revisions()}
+    assert all(name == revision for name, revision in names.items())
+    assert migrate.head() == scripts.get_current_head()
+
+
 def test_the_migrations_build_exactly_what_the_models_describe(database_url: str) -> None:
     database = Database(database_url)
     with database.engine.connect() as connection:
