@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import signal
 
 from tests.postgres import (
     database_url,
@@ -24,6 +25,10 @@ __all__ = [
 # A database, a service or a token of the user's must not be what tests work on.
 for _word in ("DATABASE_URL", "DATA_DIR", "URL", "TOKEN_FILE", "CERTIFICATE", "KEEP"):
     os.environ.pop(f"LAYOUT_TUNER_{_word}", None)
+
+# Processes of pytest-xdist ignore SIGINT, and whatever a test started would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Ray reads its authentication from the environment while it is imported, once a process; DeepHyper
 # imports Ray, and the tests of the tuner import DeepHyper.
