@@ -52,11 +52,12 @@ layers: $(INSTALLED)
 TEST_JOBS ?= 2
 SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
 
-test: check
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not gpu and not slurm"
-
-# Those that run whole systems have the machine to themselves.
+# Those that run ranks or whole systems have the machine to themselves.
 NO_RANKS := tests/api tests/results_db tests/tuner tests/search_spaces
+
+test: check
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not gpu and not slurm" $(NO_RANKS)
+	$(BIN)/pytest -m "not slow and not gpu and not slurm" $(NO_RANKS:%=--ignore=%)
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not gpu and not slurm" $(NO_RANKS)
