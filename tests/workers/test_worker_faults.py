@@ -150,7 +150,8 @@ def test_outcomes_are_posted_from_memory_while_the_disk_is_full(
     with tiny_disk(tmp_path / "disk") as disk:
 
         def fill_the_disk(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
-            with (disk / "ballast").open("wb", buffering=0) as file:
+            # Appended to: truncating would make room for the outcome of the trial before.
+            with (disk / "ballast").open("ab", buffering=0) as file:
                 try:
                     while file.write(b"x" * 4096):
                         pass
