@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import NodeStatus, SetAside
@@ -41,10 +42,11 @@ def note_quarantines(
     names = {node.name for node in nodes}
     query = select(NodeQuarantine).where(NodeQuarantine.cluster == worker.cluster)
     known = {row.node: row for row in session.scalars(query) if row.node in names}
-    for name, reason in shown.items():
+    # In the order of their names, as every process writes them.
+    for name, reason in sorted(shown.items()):
         row = known.get(name)
         if row is None:
-            session.add(_row(worker.cluster, name, reason, now))
+            keep_quarantine(session, worker.cluster, name, reason, now)
         elif row.released_at is not None and not _is_release_on_its_way(row, worker, now):
             _quarantine_again(row, reason, now)
     for name, row in known.items():
@@ -81,10 +83,29 @@ def wishes(session: Session, workers: Sequence[Worker], now: datetime) -> dict[s
     return wished
 
 
-def _row(cluster: str, node: str, reason: str, now: datetime) -> NodeQuarantine:
-    return NodeQuarantine(
-        cluster=cluster, node=node, reason=reason, since=now, requested_by_user=False
-    )
+def keep_quarantine(
+    session: Session,
+    cluster: str,
+    node: str,
+    reason: str,
+    now: datetime,
+    *,
+    requested_by_user: bool = False,
+) -> None:
+    """Writes that a node is set aside, unless it has a row: another process may just have heard of it.
+
+    One that is being written elsewhere is waited for, and stands.
+    """
+    row: dict[str, Any] = {
+        "cluster": cluster,
+        "node": node,
+        "reason": reason,
+        "since": now,
+        "requested_by_user": requested_by_user,
+        "release_pending": False,
+    }
+    of_dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    session.execute(of_dialect.insert(NodeQuarantine).values(row).on_conflict_do_nothing())
 
 
 def _quarantine_again(row: NodeQuarantine, reason: str, now: datetime) -> None:

@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 from results_db.allocation_records import ClusterNode, QuarantineRecord
 from results_db.allocations import node_record
 from results_db.errors import NodeNotFoundError, NodeStateError
-from results_db.node_quarantine import is_shown
+from results_db.node_quarantine import is_shown, keep_quarantine
 from results_db.part import StorePart
+from results_db.retry import retried
 from results_db.worker_tables import AllocationNode, NodeQuarantine, Worker
 from results_db.workers import is_there
 
@@ -36,6 +37,7 @@ class Nodes(StorePart):
                 if key in found or set_aside[key].released_at is None
             ]
 
+    @retried
     def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNode:
         """Sets a node aside; the worker that has it is told. Twice is once.
 
@@ -45,11 +47,9 @@ class Nodes(StorePart):
         now = self._clock()
         with self._db.write() as session:
             _refuse_unknown(session, cluster, node)
-            row = session.get(NodeQuarantine, (cluster, node), with_for_update=True)
-            if row is None:
-                row = NodeQuarantine(cluster=cluster, node=node)
-                session.add(row)
-            if row.since is None or row.released_at is not None:
+            keep_quarantine(session, cluster, node, reason, now, requested_by_user=True)
+            row = session.get_one(NodeQuarantine, (cluster, node), with_for_update=True)
+            if row.released_at is not None:
                 row.since = now
             row.reason = reason
             row.requested_by_user = True
@@ -59,6 +59,7 @@ class Nodes(StorePart):
             self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
             return self._node(session, row)
 
+    @retried
     def release_node(self, cluster: str, node: str) -> ClusterNode:
         """Takes a node out of quarantine; the worker that has it is told.
 

@@ -1,0 +1,62 @@
+"""Two services that first hear of a node's quarantine at the same moment: neither of them fails over it.
+
+On PostgreSQL alone: SQLite has one writer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from results_db.allocation_records import AllocationStatus, NodeStatus
+from results_db.node_quarantine import note_quarantines
+from results_db.records import WorkerRecord
+from results_db.store import Store
+from results_db.worker_tables import Worker
+from tests.api.process import wait_until
+from tests.postgres import PostgresServer
+from tests.results_db.factories import make_worker
+
+CLUSTER = "local-cpu"
+WAITING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'
+"""
+
+
+def node(reason: str) -> NodeStatus:
+    return NodeStatus(name="n0", state="quarantined" if reason else "idle", reason=reason)
+
+
+def show(store: Store, worker: WorkerRecord, status: NodeStatus) -> None:
+    store.heartbeat(worker.id, [], status=AllocationStatus(nodes=(status,)))
+
+
+def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatus) -> None:
+    store.quarantine_node(CLUSTER, status.name, status.reason)
+
+
+@pytest.mark.parametrize(("do", "stands"), [(show, "slow"), (set_aside, "loud")])
+def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
+    postgres_server: PostgresServer,
+    postgres_url: str,
+    do: Callable[[Store, WorkerRecord, NodeStatus], None],
+    stands: str,
+) -> None:
+    with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
+        first, second = make_worker(here), make_worker(there, "w2")
+        for worker in (first, second):
+            show(here, worker, node(""))
+        database = here._db.engine.url.database or ""
+        with ThreadPoolExecutor(1) as pool:
+            with here._db.write() as session:
+                row = session.get_one(Worker, first.id)
+                note_quarantines(session, row, [node("slow")], here.now())
+                done = pool.submit(do, there, second, node("loud"))
+                waits = lambda: postgres_server.execute(WAITING, database) == [(1,)]  # noqa: E731
+                wait_until("the other one waits", waits)
+            done.result(30)
+        assert [aside.reason for aside in here.quarantined_nodes(CLUSTER)] == [stands]
