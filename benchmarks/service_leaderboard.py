@@ -22,10 +22,10 @@ import psycopg
 
 from benchmarks.api_processes import ApiProcess
 from benchmarks.bare_leaderboard import BareLeaderboard
+from benchmarks.postgres_server import FAST, running_server
 from benchmarks.service_database import fill
 from benchmarks.trainer_table import Figure
 from results_db.store import Store
-from tests.postgres import FAST, running_server
 
 TRIALS: Final = 1000
 """Of each campaign."""

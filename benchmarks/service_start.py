@@ -7,8 +7,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks.api_processes import ApiProcess
+from benchmarks.postgres_server import DURABLE, running_server
 from benchmarks.trainer_table import Figure
-from tests.postgres import DURABLE, running_server
 
 START_S: Final = 1.5
 MEMORY_BYTES: Final = 150_000_000

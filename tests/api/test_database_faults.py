@@ -12,6 +12,7 @@ from sqlalchemy import event
 
 from api.app import create_app
 from api.settings import Settings
+from benchmarks.postgres_server import running_server
 from results_db import migrate
 from results_db.backup import back_up
 from results_db.data_dir import DataDir
@@ -21,7 +22,6 @@ from results_db.store import Store
 from search_spaces.layout import Layout
 from tests.api.process import ServeProcess, wait_until
 from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
-from tests.postgres import running_server
 from tests.results_db.factories import completed
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from benchmarks.live_service import LiveService, wait_until
+from benchmarks.postgres_server import DURABLE, PostgresServer, running_server
 from results_db import migrate
 from results_db.store import Store
 from tests.e2e.test_kill_storm import (
@@ -20,7 +21,7 @@ from tests.e2e.test_kill_storm import (
     assert_campaigns_are_whole,
     assert_every_outcome_is_there_once,
 )
-from tests.postgres import DURABLE, TEMPLATE, PostgresServer, running_server
+from tests.postgres import TEMPLATE
 from tests.results_db.legal_history import violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,11 +11,11 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
+from benchmarks.postgres_server import SUPERUSER, PostgresServer, running_server
 from results_db import postgresql
 from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
 from results_db.retry import MOST_TRIES, retried
 from results_db.store import Store
-from tests.postgres import SUPERUSER, PostgresServer, running_server
 from tests.results_db.factories import make_campaign, make_spec
 
 PASSWORD = "open-sesame"
