@@ -52,6 +52,10 @@ class AccessUndeclaredError(ApiError):
     """A route stands in no line of the table of access: a fault of ours."""
 
 
+class CampaignOwnedError(ApiError):
+    """The campaign is somebody else's."""
+
+
 class PresetFixedError(ApiError):
     """A model or cluster that comes with the program was to be replaced or deleted."""
 

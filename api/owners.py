@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
+from fastapi import Depends
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.access import Owned
-from api.dependencies import campaign_reference
+from api.dependencies import ActorDep, CampaignDep, campaign_reference
+from api.errors import CampaignOwnedError
 from api.schemas import TrialId
 from results_db.errors import ValueUnstorableError
+from results_db.records import CampaignRecord
 from results_db.store import Store
 
 
@@ -35,13 +38,7 @@ class Owners:
             owner = await run_in_threadpool(find_owner, name)
         except ValueUnstorableError:
             return None  # nothing is called that: the route says so
-        if owner is None or owner == asker:
-            return None
-        whose = f"belongs to {owner!r}" if owner else "is from before campaigns belonged to anybody"
-        return (
-            f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only what was made in its "
-            f"own name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
-        )
+        return None if owner is None or owner == asker else _whose(owned, name, owner, asker)
 
     def _of_campaign(self, named: str) -> str | None:
         reference = campaign_reference(named)
@@ -62,6 +59,31 @@ class Owners:
 
     def _of_cluster(self, named: str) -> str | None:
         return self._store.owner_of_cluster(named)
+
+
+async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
+    """The campaign that a path names, for whoever may change it.
+
+    The gate has asked whose the name is, too; by now it may be another campaign's. What is changed is the
+    campaign of this record's id, which is nobody else's ever.
+
+    Raises:
+        CampaignOwnedError: it is somebody else's, and this one is no admin.
+    """
+    if actor.role != "admin" and campaign.created_by != actor.name:
+        raise CampaignOwnedError(_whose("campaign", campaign.name, campaign.created_by, actor.name))
+    return campaign
+
+
+OwnCampaignDep = Annotated[CampaignRecord, Depends(get_own_campaign)]
+
+
+def _whose(owned: Owned, name: str, owner: str, asker: str) -> str:
+    whose = f"belongs to {owner!r}" if owner else "is from before campaigns belonged to anybody"
+    return (
+        f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only what was made in its "
+        f"own name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
+    )
 
 
 _TRIAL_ID: Final = TypeAdapter[int](TrialId)

@@ -28,6 +28,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.WatchersTooManyError: HTTPStatus.SERVICE_UNAVAILABLE,
     api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
+    api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,

@@ -20,7 +20,7 @@ from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, Cam
 from results_db.events import emit
 from results_db.idempotency import RequestKey, keep_key
 from results_db.lifecycle import cancel_trial
-from results_db.locks import lock_campaign, lock_trials
+from results_db.locks import lock_campaign, lock_campaigns, lock_trials
 from results_db.models import Campaign, Trial
 from results_db.part import StorePart
 from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
@@ -34,6 +34,7 @@ from results_db.rows import (
 )
 from results_db.session import breaks_unique
 from results_db.standing_tables import STANDINGS_VERSION
+from search_spaces.errors import CampaignInvalidError
 
 
 def add_campaign(session: Session, row: Campaign) -> None:
@@ -75,6 +76,7 @@ class Campaigns(StorePart):
 
         Raises:
             CampaignDuplicateError: the name is taken.
+            CampaignInvalidError: a campaign that it starts from is not there.
             IdempotencyKeyInUseError: the same request has just made one.
         """
         now = self._clock()
@@ -96,6 +98,7 @@ class Campaigns(StorePart):
             standings_version=STANDINGS_VERSION,
         )
         with self._db.write() as session:
+            _hold_sources(session, spec.get("start_from", ()))
             add_campaign(session, row)
             if request is not None:
                 keep_key(session, self._actor.name, request, row.id, now)
@@ -273,6 +276,20 @@ class Campaigns(StorePart):
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
             return len(waiting)
+
+
+def _hold_sources(session: Session, names: Sequence[str]) -> None:
+    """Locks the campaigns that a new one starts from: whoever deletes one waits, and sees the new one then.
+
+    Raises:
+        CampaignInvalidError: one is not there, or no more.
+    """
+    if not names:
+        return
+    there = {campaign.name for campaign in lock_campaigns(session, Campaign.name.in_(names))}
+    for name in names:
+        if name not in there:
+            raise CampaignInvalidError(f"there is no campaign named {name!r}", field="start_from")
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:

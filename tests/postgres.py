@@ -18,6 +18,16 @@ TEMPLATE: Final = "upgraded"
 """A database with this version's schema, of which those of tests are copies."""
 
 
+def is_anybody_waiting(server: PostgresServer, url: str) -> bool:
+    """Whether somebody waits for a lock in the database at a URL."""
+    database = url.split("@/")[1].split("?")[0]
+    waiting = "wait_event_type = 'Lock' AND state = 'active'"
+    ((count,),) = server.execute(
+        f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND {waiting}"
+    )
+    return bool(count)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's server; it starts with the first test that wants it."""

@@ -16,6 +16,7 @@ from api.campaign_documents import (
 )
 from api.campaign_schemas import CampaignChange
 from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, write_cursor
+from api.owners import OwnCampaignDep
 from api.schemas import CampaignDetail, CampaignPage
 from api.submission import Submission
 from api.texts import IdempotencyKeyText, Moment, QueryText
@@ -165,7 +166,7 @@ def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
 
 @router.patch("/{campaign}")
 def update_campaign(
-    campaign: CampaignDep, changes: CampaignChange, store: StoreDep
+    campaign: OwnCampaignDep, changes: CampaignChange, store: StoreDep
 ) -> CampaignDetail:
     """Change a campaign's budget, while it has not ended, and its notes. All of it, or nothing.
 
@@ -180,7 +181,7 @@ def update_campaign(
 
 
 @router.delete("/{campaign}", status_code=HTTPStatus.NO_CONTENT)
-def delete_campaign(campaign: CampaignDep, store: StoreDep) -> None:
+def delete_campaign(campaign: OwnCampaignDep, store: StoreDep) -> None:
     """Delete a campaign that has ended, with all that was measured for it.
 
     409 while it has not ended, while a worker still stops one of its trials, and while an open campaign
@@ -190,18 +191,18 @@ def delete_campaign(campaign: CampaignDep, store: StoreDep) -> None:
 
 
 @router.post("/{campaign}/pause")
-def pause_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
+def pause_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """Hand out no more trials; those that run finish. 409 when it has ended."""
     return campaign_detail(store, store.pause_campaign(campaign.id))
 
 
 @router.post("/{campaign}/resume")
-def resume_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
+def resume_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """Take a paused campaign up again. 409 when it has ended."""
     return campaign_detail(store, store.resume_campaign(campaign.id))
 
 
 @router.post("/{campaign}/cancel")
-def cancel_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
+def cancel_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """End a campaign now. Waiting trials are cancelled, running ones are stopped by their workers."""
     return campaign_detail(store, store.cancel_campaign(campaign.id))

@@ -216,6 +216,41 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
         assert answer.status_code not in (401, 403, 429, 500), answer.text
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [operation for operation in OWNED if ACCESS[operation.name].owned == "campaign"],
+    ids=lambda operation: operation.name,
+)
+def test_a_name_that_becomes_anothers_behind_the_gate_is_still_not_to_be_changed(
+    service: Service, operation: Operation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, name = service.store, f"passed-on-{operation.name.replace('_', '-')}"
+    made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name}).json()
+    owner_of = store.owner_of_campaign_named
+
+    def answered_too_early(asked: str) -> str | None:
+        owner = owner_of(asked)
+        store.cancel_campaign(made["id"])
+        store.delete_campaign(made["id"])
+        other = store.by(Actor(name="other", role="submitter"))
+        theirs = other.create_campaign(made["spec"], num_legal_layouts=1)
+        if operation.name == "delete_campaign":
+            store.cancel_campaign(theirs.id)
+        return owner
+
+    monkeypatch.setattr(store, "owner_of_campaign_named", answered_too_early)
+    refused = service.ask(
+        "submitter", operation.method, operation.url(name), json={"notes": "mine"}
+    )
+    assert refused.status_code == 403, refused.text
+    assert (
+        "belongs to 'other', and the token 'a-submitter' changes only" in refused.json()["detail"]
+    )
+    theirs = store.campaign_by_name(name)
+    expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"
+    assert (theirs.state, theirs.notes) == (expected, "")
+
+
 def test_a_campaign_from_before_belongs_to_admins(service: Service) -> None:
     nobody = service.store.by(Actor(name="", role="system"))
     service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": "to-copy"})

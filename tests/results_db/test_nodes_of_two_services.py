@@ -11,20 +11,17 @@ from contextlib import closing
 
 import pytest
 
+from benchmarks.postgres_server import PostgresServer
 from results_db.allocation_records import AllocationStatus, NodeStatus
 from results_db.node_quarantine import note_quarantines
 from results_db.records import WorkerRecord
 from results_db.store import Store
 from results_db.worker_tables import Worker
 from tests.api.process import wait_until
-from tests.postgres import PostgresServer
+from tests.postgres import is_anybody_waiting
 from tests.results_db.factories import make_worker
 
 CLUSTER = "local-cpu"
-WAITING = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'
-"""
 
 
 def node(reason: str) -> NodeStatus:
@@ -50,13 +47,13 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
         first, second = make_worker(here), make_worker(there, "w2")
         for worker in (first, second):
             show(here, worker, node(""))
-        database = here._db.engine.url.database or ""
         with ThreadPoolExecutor(1) as pool:
             with here._db.write() as session:
                 row = session.get_one(Worker, first.id)
                 note_quarantines(session, row, [node("slow")], here.now())
                 done = pool.submit(do, there, second, node("loud"))
-                waits = lambda: postgres_server.execute(WAITING, database) == [(1,)]  # noqa: E731
-                wait_until("the other one waits", waits)
+                wait_until(
+                    "the other one waits", lambda: is_anybody_waiting(postgres_server, postgres_url)
+                )
             done.result(30)
         assert [aside.reason for aside in here.quarantined_nodes(CLUSTER)] == [stands]
