@@ -7,7 +7,12 @@ from typing import TypeVar
 
 from sqlalchemy.exc import IntegrityError
 
-from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
+from results_db.errors import (
+    DatabaseConflictError,
+    DatabaseUnavailableError,
+    ResultsDbError,
+    RowRefusedError,
+)
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
@@ -21,6 +26,12 @@ def apart_if_refused(
     Args:
         work: answers a batch in one transaction, and may refuse members without raising.
         asks: the batch.
+
+    Returns:
+        The answer of each, or why it is refused: what `work` refuses, `RowRefusedError`.
+
+    Raises:
+        DatabaseUnavailableError: nobody can be answered; what was done apart until then is done.
     """
     try:
         return work(asks)
@@ -29,6 +40,11 @@ def apart_if_refused(
     except (ResultsDbError, IntegrityError) as error:
         if len(asks) > 1:
             return [answer for ask in asks for answer in apart_if_refused(work, [ask])]
-        if isinstance(error, ResultsDbError):
-            return [error]
-        raise
+        return [error if isinstance(error, ResultsDbError) else _refused(error)]
+
+
+def _refused(error: IntegrityError) -> RowRefusedError:
+    """The database's refusal as an answer: raised, it would be that of the others too."""
+    refused = RowRefusedError(f"the schema refuses what this would have written: {error.orig}")
+    refused.__cause__ = error
+    return refused

@@ -121,6 +121,10 @@ class ValueUnstorableError(ResultsDbError):
     """A text is too long or has a NUL in it, or a number is too large, to be kept."""
 
 
+class RowRefusedError(ResultsDbError):
+    """A constraint of the schema stood against it: what must never be was about to be, a fault of ours."""
+
+
 class DriverLeaseLostError(ResultsDbError):
     """Another driver has taken over: this one may write nothing any more."""
 

@@ -1,0 +1,138 @@
+"""What is asked at the same time is answered together: each its own, in order, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from api.batcher import Batcher
+
+
+class Work:
+    """Doubles numbers; a negative one is refused. Waits for a word in each batch where it is told to."""
+
+    def __init__(self, *, goes_on: threading.Event | None = None) -> None:
+        self.batches: list[list[int]] = []
+        self._goes_on = goes_on
+
+    def __call__(self, asks: Sequence[int]) -> Sequence[int | Exception]:
+        self.batches.append(list(asks))
+        if self._goes_on is not None:
+            assert self._goes_on.wait(30), "nobody said to go on"
+        if 0 in asks:
+            raise ZeroDivisionError("the batch broke")
+        return [ValueError(f"no {ask}") if ask < 0 else 2 * ask for ask in asks]
+
+
+class Busy:
+    """A batcher that is at work on a first batch, until it is told to go on."""
+
+    def __init__(self, *, most: int) -> None:
+        self._goes_on = threading.Event()
+        self.work = Work(goes_on=self._goes_on)
+        self.batcher: Batcher[int, int] = Batcher(self.work, most=most)
+
+    async def begin(self) -> asyncio.Task[int]:
+        first = asyncio.create_task(self.batcher.ask(1))
+        while not self.work.batches:
+            await asyncio.sleep(0)
+        return first
+
+    async def ask(self, *asks: int) -> list[asyncio.Task[int]]:
+        tasks = [asyncio.create_task(self.batcher.ask(ask)) for ask in asks]
+        await asyncio.sleep(0)  # all have asked by then
+        return tasks
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+
+async def settled(tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseException]:
+    async with asyncio.timeout(30):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_one_alone_does_not_wait_for_others() -> None:
+    work = Work()
+    assert asyncio.run(Batcher(work, most=8).ask(3)) == 6
+    assert work.batches == [[3]]
+
+
+def test_what_comes_meanwhile_makes_the_next_batches_in_order_and_none_too_large() -> None:
+    async def run() -> Work:
+        busy = Busy(most=3)
+        tasks = [await busy.begin(), *await busy.ask(2, 3, 4, 5, 6)]
+        busy.go_on()
+        assert await settled(tasks) == [2, 4, 6, 8, 10, 12]
+        return busy.work
+
+    assert asyncio.run(run()).batches == [[1], [2, 3, 4], [5, 6]]
+
+
+def test_who_is_refused_is_refused_alone() -> None:
+    async def run() -> list[int | BaseException]:
+        busy = Busy(most=8)
+        tasks = [await busy.begin(), *await busy.ask(2, -3, 4)]
+        busy.go_on()
+        return await settled(tasks)
+
+    first, second, refused, last = asyncio.run(run())
+    assert (first, second, last) == (2, 4, 8)
+    assert str(refused) == "no -3"
+
+
+def test_a_batch_that_breaks_is_everybodys_error_and_the_next_is_done() -> None:
+    async def run() -> list[int | BaseException]:
+        busy = Busy(most=2)
+        tasks = [await busy.begin(), *await busy.ask(2, 0, 4)]
+        busy.go_on()
+        return await settled(tasks)
+
+    first, second, third, last = asyncio.run(run())
+    assert (first, last) == (2, 8)
+    assert [type(each) for each in (second, third)] == [ZeroDivisionError] * 2
+
+
+@pytest.mark.parametrize("at_work", [True, False], ids=["at work", "waiting"])
+def test_who_goes_away_is_no_matter_to_the_others(at_work: bool) -> None:
+    async def run() -> list[int | BaseException]:
+        busy = Busy(most=8)
+        first = await busy.begin()
+        tasks = [first, *await busy.ask(2, 3)]
+        tasks[0 if at_work else 1].cancel()
+        await asyncio.sleep(0)
+        busy.go_on()
+        return await settled(tasks)
+
+    answers = asyncio.run(run())
+    gone = 0 if at_work else 1
+    assert isinstance(answers[gone], asyncio.CancelledError)
+    assert [answer for place, answer in enumerate(answers) if place != gone] == (
+        [4, 6] if at_work else [2, 6]
+    )
+
+
+def test_a_batch_that_gathers_takes_what_comes_meanwhile() -> None:
+    async def run() -> Work:
+        work = Work()
+        batcher = Batcher(work, most=8, gather_s=0.2)
+        tasks = [asyncio.create_task(batcher.ask(1))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(batcher.ask(2)))
+        assert await settled(tasks) == [2, 4]
+        return work
+
+    assert asyncio.run(run()).batches == [[1, 2]]
+
+
+def test_one_that_rested_works_again() -> None:
+    async def run() -> Work:
+        work = Work()
+        batcher = Batcher(work, most=8)
+        assert [await batcher.ask(1), await batcher.ask(2)] == [2, 4]
+        return work
+
+    assert asyncio.run(run()).batches == [[1], [2]]

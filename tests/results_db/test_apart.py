@@ -1,0 +1,121 @@
+"""Batches of which the database refuses a member: the others are answered as if it had not been there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from results_db.apart import apart_if_refused
+from results_db.errors import (
+    DatabaseConflictError,
+    DatabaseUnavailableError,
+    ResultsDbError,
+    RowRefusedError,
+    TrialNotFoundError,
+    ValueUnstorableError,
+)
+from results_db.outcome_batch import OutcomeReport
+from results_db.records import OutcomeReceipt
+from results_db.store import Store
+from search_spaces.layout import Layout
+from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+
+NUM_REPORTS = 12
+POISONED = 4
+
+
+class Work:
+    """Doubles numbers; a batch with one of the broken ones in it fails."""
+
+    def __init__(self, **broken: Exception) -> None:
+        self.broken = {int(name[1:]): error for name, error in broken.items()}
+        self.batches: list[list[int]] = []
+
+    def __call__(self, asks: Sequence[int]) -> list[int | ResultsDbError]:
+        self.batches.append(list(asks))
+        for ask in asks:
+            if ask in self.broken:
+                raise self.broken[ask]
+        return [2 * ask for ask in asks]
+
+
+def test_a_batch_of_which_nothing_is_refused_is_done_once() -> None:
+    work = Work()
+    assert apart_if_refused(work, [1, 2, 3]) == [2, 4, 6]
+    assert work.batches == [[1, 2, 3]]
+
+
+def test_who_is_refused_is_told_so_and_the_others_are_done_each_by_itself() -> None:
+    refusal = ValueUnstorableError("too long")
+    work = Work(n2=refusal)
+    assert apart_if_refused(work, [1, 2, 3]) == [2, refusal, 6]
+    assert work.batches == [[1, 2, 3], [1], [2], [3]]
+
+
+def test_what_a_constraint_refuses_is_an_answer_too_with_its_cause() -> None:
+    broken = IntegrityError("INSERT", {}, Exception("CHECK constraint failed: counters"))
+    first, refused, last = apart_if_refused(Work(n2=broken), [1, 2, 3])
+    assert (first, last) == (2, 6)
+    assert isinstance(refused, RowRefusedError)
+    assert "CHECK constraint failed: counters" in str(refused)
+    assert refused.__cause__ is broken
+    (alone,) = apart_if_refused(Work(n2=broken), [2])
+    assert isinstance(alone, RowRefusedError)
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailableError("away"), DatabaseConflictError("both")])
+def test_a_database_that_is_away_is_nobodys_fault_and_nothing_is_tried_apart(
+    error: DatabaseUnavailableError,
+) -> None:
+    work = Work(n2=error)
+    with pytest.raises(type(error)):
+        apart_if_refused(work, [1, 2, 3])
+    assert work.batches == [[1, 2, 3]]
+
+
+def make_reports(store: Store) -> list[OutcomeReport]:
+    """Outcomes of trials that run."""
+    campaign, worker = make_campaign(store), make_worker(store)
+    reports = []
+    for number in range(1, NUM_REPORTS + 1):
+        layout = Layout(micro_batch_size=number)
+        store.add_trial(campaign, layout)
+        lease = lease_one(store, worker.id)
+        reports.append(
+            OutcomeReport(trial_id=lease.trial_id, attempt=lease.attempt, outcome=completed(layout))
+        )
+    return reports
+
+
+def less_than_nothing(report: OutcomeReport) -> OutcomeReport:
+    return replace(report, nodes_held=-1.0)
+
+
+def named_without_end(report: OutcomeReport) -> OutcomeReport:
+    return replace(report, outcome=replace(report.outcome, node="n" * 300))
+
+
+@pytest.mark.parametrize(
+    ("poison", "refusal"),
+    [(less_than_nothing, RowRefusedError), (named_without_end, ValueUnstorableError)],
+)
+def test_an_outcome_that_the_database_refuses_takes_no_other_of_its_batch_with_it(
+    store: Store, poison: object, refusal: type[ResultsDbError]
+) -> None:
+    reports = make_reports(store)
+    reports[POISONED] = poison(reports[POISONED])  # type: ignore[operator]
+    reports.append(replace(reports[0], trial_id=9999))
+    answers = store.post_outcomes(reports)
+    assert isinstance(answers[POISONED], refusal)
+    assert isinstance(answers[-1], TrialNotFoundError)
+    for place, report in enumerate(reports[:-1]):
+        state = store.trial(report.trial_id).state
+        if place == POISONED:
+            assert state == "RUNNING", "nothing of it was kept"
+        else:
+            assert answers[place] == OutcomeReceipt(accepted=True, state="COMPLETED"), place
+            assert state == "COMPLETED"
+    assert store.wrong_standings() == []
