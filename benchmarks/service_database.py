@@ -1,18 +1,21 @@
 """A database of many campaigns: one is made through the store, and SQL multiplies it.
 
-Every copy has figures of its own, so that no two campaigns rank alike, and trials of all campaigns lie
-between each other as they do where campaigns run side by side.
+Copies have figures of their own (those of one in fifty are the same), so that neighbours do not rank alike,
+and trials of all campaigns lie between each other as they do where campaigns run side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice, product
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
 from results_db.models import Base, Campaign, Trial
+from results_db.outcomes import OutcomeReport
+from results_db.standing_tables import StandingRow
 from results_db.store import Store
 from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
@@ -23,10 +26,16 @@ REPEATED: Final = 10
 TIMED: Final = 3
 WARMUP: Final = 1
 
+_AT_ONCE: Final = 100
+"""Trials of the first campaign that are measured at once."""
 _BLOCK: Final = 20
 """Trials of each campaign that are copied with one statement."""
-_FACTOR: Final = "(1 + ((t.id * 7919 + c.id * 104729) % 1000) / 10000.0)"
+KINDS: Final = 50
+"""Campaigns whose figures differ: the standings of so many are ranked, and those of the others are copies."""
+_FACTOR: Final = f"(1 + ((t.id * 7919 + c.id % {KINDS} * 104729) % 1000) / 10000.0)"
 """How much slower the copy's trial is; SQL over the template's trial t and the campaign c."""
+_CACHE_KB: Final = 1 << 20
+"""What SQLite may hold of its file while it is filled: rows go to as many places as there are campaigns."""
 _SLOWER: Final = frozenset(
     {"step_time_s", "step_time_q25_s", "step_time_q75_s", "compute_s", "tp_s", "pp_s", "dp_s"}
     | {"optimizer_s", "unexplained_s"}
@@ -51,17 +60,28 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
     with store._db.write() as session:
         _copy_campaigns(session.connection(), campaigns)
     for table in _COPIED:
-        with store._db.write() as session:
-            connection = session.connection()
-            if connection.dialect.name == "postgresql":
-                # Copies are sound by construction; to look every reference up takes most of the time.
-                connection.execute(text("SET LOCAL session_replication_role = replica"))
+        with _filling(store) as connection:
             for first in range(0, trials, _BLOCK):
                 _copy(connection, Base.metadata.tables[table], first, campaigns, trials)
     with store._db.write() as session:
         _set_sequences(session.connection())
-    store.rebuild_standings(range(2, campaigns + 1))
+    store.rebuild_standings(range(2, min(campaigns, KINDS + 1) + 1))
+    with _filling(store) as connection:
+        _copy_standings(connection)
     _tidy(store)
+
+
+@contextmanager
+def _filling(store: Store) -> Iterator[Connection]:
+    """A transaction for many rows."""
+    with store._db.write() as session:
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":
+            # Copies are sound by construction; to look every reference up takes most of the time.
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+        else:
+            connection.execute(text(f"PRAGMA cache_size = -{_CACHE_KB}"))
+        yield connection
 
 
 def _tidy(store: Store) -> None:
@@ -121,6 +141,26 @@ def _copy(connection: Connection, table: Table, first: int, campaigns: int, tria
     )
 
 
+def _copy_standings(connection: Connection) -> None:
+    """Copies the standings of campaigns that were ranked to those of the same figures."""
+    told = {
+        "campaign_id": "c.id",
+        # A trial's copies follow each other in the order of their campaigns.
+        "trial_id": "s.trial_id + c.id - s.campaign_id",
+    }
+    names = [column.name for column in StandingRow.__table__.columns]
+    quoted = ", ".join(f'"{name}"' for name in names)
+    values = ", ".join(told.get(name, f's."{name}"') for name in names)
+    connection.execute(
+        text(
+            f"INSERT INTO standings ({quoted}) SELECT {values} "
+            f"FROM standings s JOIN campaigns c ON (c.id - s.campaign_id) % {KINDS} = 0 "
+            f"WHERE s.campaign_id BETWEEN 2 AND {KINDS + 1} AND c.id > {KINDS + 1} "
+            "ORDER BY s.trial_id + c.id - s.campaign_id"
+        )
+    )
+
+
 def _value(name: str) -> str:
     own = f'{{own}}."{name}"'
     if name in _SLOWER:
@@ -134,7 +174,7 @@ def _make_template(store: Store, trials: int) -> None:
         name="w1",
         host="node-1",
         cluster="benchmark",
-        num_nodes=8,
+        num_nodes=8 * _AT_ONCE,
         devices_per_node=8,
         device="a device",
         versions={"torch": "2.13"},
@@ -143,17 +183,26 @@ def _make_template(store: Store, trials: int) -> None:
     layouts = list(islice(_layouts(), trials - repeats))
     for layout in layouts:
         store.add_trial(campaign.id, layout)
-    for number in range(1, len(layouts) + 1):
-        _measure(store, worker.id, number)
+    _measure_all(store, worker.id)
     for number in range(repeats):
-        again = store.repeat_trial(1 + number % REPEATED)
-        _measure(store, worker.id, again.number)
+        store.repeat_trial(1 + number % REPEATED)
+    _measure_all(store, worker.id)
 
 
-def _measure(store: Store, worker_id: str, number: int) -> None:
-    (lease,) = store.lease(worker_id, 1)
-    step_time_s = 1.0 + (number * 7919 % 4001) / 2000
-    store.post_outcome(lease.trial_id, lease.attempt, _outcome(lease.layout, step_time_s))
+def _measure_all(store: Store, worker_id: str) -> None:
+    while leases := store.lease(worker_id, _AT_ONCE):
+        reports = [
+            OutcomeReport(
+                trial_id=lease.trial_id,
+                attempt=lease.attempt,
+                outcome=_outcome(lease.layout, 1.0 + (lease.trial_id * 7919 % 4001) / 2000),
+            )
+            for lease in leases
+        ]
+        refused = [
+            answer for answer in store.post_outcomes(reports) if isinstance(answer, Exception)
+        ]
+        assert not refused, refused
 
 
 def _layouts() -> Iterator[Layout]:
