@@ -15,6 +15,38 @@ CERTIFICATE_VARIABLE: Final = "LAYOUT_TUNER_CERTIFICATE"
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
+def why_distrusted(error: BaseException) -> str | None:
+    """Why a connection was not made, where it is the service's certificate; None: it is something else.
+
+    Libraries between TLS and us raise errors of their own, each from the one before.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return str(found.verify_message)
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def distrust(url: str, why: str, *, is_pinned: bool) -> str:
+    """What to do about a certificate that is not trusted.
+
+    Args:
+        url: of the service.
+        why: as `why_distrusted` says.
+        is_pinned: whether a certificate was named, which is another one then.
+    """
+    if is_pinned:
+        return (
+            f"the certificate of the service at {url} is not the one that --certificate names ({why}): "
+            "copy the service's own, that of its --tls-certificate"
+        )
+    return (
+        f"nobody that this machine trusts vouches for the certificate of the service at {url} ({why}): copy "
+        f"the service's own, and name it with --certificate FILE or ${CERTIFICATE_VARIABLE}"
+    )
+
+
 def trusting(certificate: Path) -> ssl.SSLContext:
     """A client's side of TLS that trusts the service which has this certificate, and no other.
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from search_spaces.pinned_certificate import trusting
+from search_spaces.pinned_certificate import distrust, trusting, why_distrusted
 from workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
@@ -60,6 +60,7 @@ class ServiceHttp:
         """
         refuse_unless_http(url)
         self.url = url.rstrip("/")
+        self._is_pinned = certificate is not None
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
@@ -91,8 +92,11 @@ class ServiceHttp:
                 method, path, content=content, headers=headers, timeout=timeout
             )
         except (httpx.RequestError, RuntimeError) as error:  # the latter: closed meanwhile
+            why = why_distrusted(error)
             raise ServiceUnreachableError(
                 f"the service at {self.url} does not answer ({error or type(error).__name__})"
+                if why is None
+                else distrust(self.url, why, is_pinned=self._is_pinned)
             ) from error
         if answer.is_success:
             return self.read(answer, lambda: answer.json() if answer.content else None)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import httpx
 
 from api.client.call import Call
+from search_spaces.pinned_certificate import why_distrusted
 
 _UNHEARD: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors before the service can have heard anything: whatever was asked may be asked again."""
@@ -42,7 +43,7 @@ class Retries:
         self, call: Call[Any], attempt: int, error: httpx.TransportError
     ) -> float | None:
         """Seconds until a call that got no answer is sent again; None: it is not."""
-        if isinstance(error, _HOPELESS):
+        if isinstance(error, _HOPELESS) or why_distrusted(error) is not None:
             return None
         return self._pause_s(attempt) if call.is_repeatable or isinstance(error, _UNHEARD) else None
 

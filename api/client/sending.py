@@ -19,6 +19,7 @@ from api.errors import ServiceError
 from api.local_service import LOOPBACK
 from api.schemas import Problem
 from api.version import version
+from search_spaces.pinned_certificate import distrust, why_distrusted
 
 TIMEOUT_S: Final = 30.0
 """Longest silence of the service within an answer: its longest wait for work to lease is 20 s."""
@@ -72,6 +73,9 @@ class Connection:
             raise ServiceError(
                 f"the service's address {self.url} is none: it begins with http:// or https://"
             ) from error
+        why = why_distrusted(error)
+        if why is not None:
+            raise ServiceError(distrust(self.url, why, is_pinned=self.tls is not None)) from error
         raise ServiceError(
             f"the service at {self.url} does not answer ({error or type(error).__name__}); "
             "is it running? `layout-tuner up` starts one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from api.client import Client
 from api.commands.connection import json_option, print_json, service_options
 from api.commands.display import layout_extras, memory, objective_figure, print_table, unit, zero
+from api.commands.trial_conditions import read_conditions, where_option
 from api.schemas import LeaderboardPage, RankedTrial
 from search_spaces.objectives import OBJECTIVES
 
@@ -24,6 +26,7 @@ from search_spaces.objectives import OBJECTIVES
     metavar="PERCENT",
     help="Only layouts so close to the best, the cheapest first: by node-hours a token.",
 )
+@where_option
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Rows to show."
 )
@@ -43,6 +46,7 @@ def leaderboard(
     objective: str | None,
     front: bool,
     within: float | None,
+    conditions: Sequence[str],
     limit: int,
     as_csv: bool,
     parquet: Path | None,
@@ -54,6 +58,9 @@ def leaderboard(
 
     Repeats of a layout count together; what follows the figure is half of its 95 % interval.
 
+    With --where only layouts that meet the conditions are listed, by the measurement of their first trial;
+    what they are compared with stays the first of all.
+
     A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials that
     break its constraints are counted, and not ranked.
     """
@@ -63,6 +70,7 @@ def leaderboard(
         "objective": objective,
         "front": front,
         "within": within,
+        "wanted": read_conditions(conditions),
         "limit": limit,
     }
     if as_csv:
@@ -78,7 +86,8 @@ def leaderboard(
     if page.trials:
         _print_ranking(campaign, page, front=front, within=within)
     else:
-        click.echo(f"campaign {campaign} has no ranked trial yet")
+        met = " that meets every --where" if conditions else ""
+        click.echo(f"campaign {campaign} has no ranked trial{met} yet")
     if page.source is not None:
         click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
     for line in _notes(page):

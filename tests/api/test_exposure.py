@@ -14,11 +14,13 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from api.client import Client
+from api.client import Client, Retries
 from api.commands.token import token as token_command
+from api.errors import ServiceError
 from api.listening import Endpoint, listening
 from results_db.data_dir import DataDir
 from tests.api.process import run_command, wait_until
+from workers.errors import ServiceUnreachableError
 from workers.lease_client import LeaseClient
 from workers.protocol import WorkerIdentity
 
@@ -115,10 +117,8 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
         options = ["--url", served.url, "--token-file", str(served.data.token_file)]
         done = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(file)])
         assert done.exit_code == 0, done.output
-        refused = CliRunner().invoke(token_command, ["list", *options])
-        assert refused.exit_code == 1
-        assert "CERTIFICATE_VERIFY_FAILED" in refused.output
         worker_token = served.data.worker_token_file.read_text().strip()
+        _refuse_what_is_not_trusted(tmp_path, served, options, worker_token)
         with LeaseClient(served.url, worker_token, certificate=file) as worker:
             identity = WorkerIdentity(
                 name="w",
@@ -134,6 +134,34 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
             _without_forward_secrecy().wrap_socket(plain)
     finally:
         served.end()
+
+
+def _refuse_what_is_not_trusted(
+    tmp_path: Path, served: Served, options: list[str], worker_token: str
+) -> None:
+    untold = CliRunner().invoke(token_command, ["list", *options])
+    assert untold.exit_code == 1
+    (line,) = untold.output.splitlines()
+    assert "nobody that this machine trusts vouches for" in line
+    assert "name it with --certificate FILE or $LAYOUT_TUNER_CERTIFICATE" in line
+    assert "is it running" not in line
+    other = tmp_path / "other.pem"
+    trustme.CA().issue_cert("tuner.example").cert_chain_pems[0].write_to_path(other)
+    wrong = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(other)])
+    assert wrong.exit_code == 1
+    assert "is not the one that --certificate names" in wrong.output
+    with (
+        LeaseClient(served.url, worker_token, certificate=other) as worker,
+        pytest.raises(ServiceUnreachableError, match="is not the one that --certificate names"),
+    ):
+        worker.unregister("anybody")
+    # The next time would be the same: it is not waited for.
+    patient = Retries(first_pause_s=3600.0, longest_pause_s=3600.0)
+    with (
+        Client(served.url, served.token, retries=patient) as client,
+        pytest.raises(ServiceError, match="name it with --certificate"),
+    ):
+        client.whoami()
 
 
 def _without_forward_secrecy() -> ssl.SSLContext:
