@@ -102,11 +102,27 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _fault)
 
 
-def _known_error(_request: Request, error: Exception) -> Response:
+async def names_fields_of_body(request: Request) -> None:
+    """A dependency of routes that read a campaign's document: the fields that a refusal names are the body's."""
+    request.state.names_fields_of_body = True
+
+
+def _known_error(request: Request, error: Exception) -> Response:
     status = next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
     # Whoever asks again at once would find the database as it is.
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
-    return problem_response(status, str(error), kind=_kind(error), headers=headers)
+    return problem_response(
+        status, str(error), kind=_kind(error), errors=_fields_of(request, error), headers=headers
+    )
+
+
+def _fields_of(request: Request, error: Exception) -> list[FieldError] | None:
+    """The field that an error is about, where it is one of the request."""
+    is_of_body = getattr(request.state, "names_fields_of_body", False)
+    if not (is_of_body and isinstance(error, space_errors.SearchSpaceError) and error.field):
+        return None
+    field, problem = _printable(f"body.{error.field}"), _printable(error.problem)
+    return [FieldError(field=field, message=problem)]
 
 
 def _kind(error: Exception) -> str:

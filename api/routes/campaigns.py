@@ -17,6 +17,7 @@ from api.campaign_documents import (
 from api.campaign_schemas import CampaignChange
 from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, write_cursor
 from api.owners import OwnCampaignDep
+from api.problems import names_fields_of_body
 from api.schemas import CampaignDetail, CampaignPage
 from api.submission import Submission
 from api.texts import IdempotencyKeyText, Moment, QueryText
@@ -36,6 +37,8 @@ IdempotencyKey = Annotated[
 ]
 REPLAY: Final = "Idempotent-Replay"
 """Header of an answer to a request that had made its campaign before."""
+
+_OF_DOCUMENTS: Final = [Depends(names_fields_of_body)]
 
 _MADE: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.CREATED: {
@@ -61,6 +64,7 @@ SubmissionDep = Annotated[Submission, Depends(get_submission)]
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
+    dependencies=_OF_DOCUMENTS,
     openapi_extra=body_of(CAMPAIGN_SCHEMA),
     responses=_MADE,
 )
@@ -87,6 +91,7 @@ def create_campaign(
 @router.post(
     "/{campaign}/clone",
     status_code=HTTPStatus.CREATED,
+    dependencies=_OF_DOCUMENTS,
     openapi_extra=body_of(CHANGES_SCHEMA, required=False),
     responses=_MADE,
 )
@@ -164,7 +169,7 @@ def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
     return campaign_detail(store, campaign)
 
 
-@router.patch("/{campaign}")
+@router.patch("/{campaign}", dependencies=_OF_DOCUMENTS)
 def update_campaign(
     campaign: OwnCampaignDep, changes: CampaignChange, store: StoreDep
 ) -> CampaignDetail:
