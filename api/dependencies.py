@@ -80,7 +80,11 @@ CampaignName = Annotated[str, Path(description="The campaign's name or id.", max
 
 def get_campaign(campaign: CampaignName, store: StoreDep) -> CampaignRecord:
     """The campaign that a path names."""
-    reference = campaign_reference(campaign)
+    return campaign_named(campaign_reference(campaign), store)
+
+
+def campaign_named(reference: int | str, store: Store) -> CampaignRecord:
+    """The campaign with an id or a name, as `campaign_reference` tells them apart."""
     if isinstance(reference, int):
         return store.campaign(reference)
     return store.campaign_by_name(reference)

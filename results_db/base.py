@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -33,7 +34,19 @@ class UtcDateTime(TypeDecorator[datetime]):
     ) -> datetime | None:
         if value is None:
             return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value.astimezone(UTC)
+
+    def result_processor(
+        self, dialect: Dialect, coltype: object
+    ) -> Callable[[Any], datetime | None] | None:
+        # The way over a naive point in time takes five times as long, and pages have hundreds.
+        return (
+            _from_text if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
+        )
+
+
+def _from_text(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(f"{value}+00:00")
 
 
 def one_of(column: str, values: tuple[str, ...]) -> str:

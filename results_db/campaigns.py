@@ -124,7 +124,7 @@ class Campaigns(StorePart):
         with self._db.read() as session:
             row = session.scalar(select(Campaign).where(Campaign.name == name))
             if row is None:
-                raise CampaignNotFoundError(f"there is no campaign named {name!r}")
+                raise campaign_not_found(name)
             return campaign_record(row, self._clock())
 
     def campaigns(
@@ -300,8 +300,14 @@ def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign
     """
     campaign = (lock_campaign if lock else _get)(session, campaign_id)
     if campaign is None:
-        raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
+        raise campaign_not_found(campaign_id)
     return campaign
+
+
+def campaign_not_found(reference: int | str) -> CampaignNotFoundError:
+    """What is raised where no campaign has this id, or this name."""
+    named = f"named {reference!r}" if isinstance(reference, str) else str(reference)
+    return CampaignNotFoundError(f"there is no campaign {named}")
 
 
 def _get(session: Session, campaign_id: int) -> Campaign | None:

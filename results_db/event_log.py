@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session, aliased
 
 from results_db.event_tables import EventCounter, EventRow
 from results_db.events import COUNTER_ID, EventKind
-from results_db.models import Trial
 from results_db.part import StorePart
 
 MAX_NUMBERED: Final = 5000
@@ -116,42 +115,6 @@ class EventLog(StorePart):
             query = select(func.count()).where(EventRow.seq.is_(None))
             return session.scalar(query) or 0
 
-    def campaign_mark(self, campaign_id: int, *, beats: bool = False) -> str:
-        """A text that changes whenever something that a page shows of the campaign does.
-
-        Args:
-            campaign_id: the campaign.
-            beats: whether the page also shows what every heartbeat changes: iterations done, cost.
-        """
-        with self._db.read() as session:
-            # In this order: an event that is numbered in between is then seen with its number at least.
-            unnumbered = self._unnumbered_of(session, campaign_id)
-            newest = session.execute(
-                select(EventRow.seq, EventRow.at)
-                .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
-                .order_by(EventRow.seq.desc())
-                .limit(1)
-            ).one_or_none()
-            # Its time too: after a database was restored, a number may come again.
-            parts = (
-                [str(campaign_id)]
-                if newest is None
-                else [
-                    str(campaign_id),
-                    str(newest.seq),
-                    _microseconds(newest.at),
-                ]
-            )
-            parts += [f"+{event_id}" for event_id in unnumbered]
-            if beats:
-                parts.append(_last_beat(session, campaign_id))
-        return " ".join(parts)
-
-    def _unnumbered_of(self, session: Session, campaign_id: int) -> list[int]:
-        if not self._gives_numbers_late():
-            return []
-        return list(session.scalars(_unnumbered().where(EventRow.campaign_id == campaign_id)))
-
     def _old_events(self, before: datetime, *, after: int) -> Sequence[int]:
         """The next numbers of events that go: older than that, and not the newest of their campaign."""
         newer = aliased(EventRow)
@@ -194,20 +157,6 @@ def _number(session: Session) -> int:
         {"before": last - len(ids), "ids": ids},
     )
     return len(ids)
-
-
-def _last_beat(session: Session, campaign_id: int) -> str:
-    """When the lease of a running trial was last extended, by its new end."""
-    leased_until = session.scalar(
-        select(func.max(Trial.lease_expires_at)).where(
-            Trial.campaign_id == campaign_id, Trial.state == "RUNNING"
-        )
-    )
-    return "" if leased_until is None else _microseconds(leased_until)
-
-
-def _microseconds(at: datetime) -> str:
-    return f"{at.timestamp():.6f}"
 
 
 def _record(row: EventRow) -> EventRecord:

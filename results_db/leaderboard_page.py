@@ -7,18 +7,20 @@ end in; neither rows of the ORM nor records are made of them on the way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import Integer, Select, bindparam, func, select
+from sqlalchemy import Integer, Select, String, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from results_db.campaign_mark import mark_of
+from results_db.campaigns import campaign_not_found
 from results_db.driver_statement import DriverStatement
 from results_db.import_tables import Import
 from results_db.leaderboard import constrained
-from results_db.models import BreakdownRow, MeasurementRow, StageMemory, Trial
+from results_db.models import BreakdownRow, Campaign, MeasurementRow, StageMemory, Trial
 from results_db.part import StorePart
 from results_db.places import (
     PLACE,
@@ -32,8 +34,7 @@ from results_db.places import (
     listed,
     rows_of,
 )
-from results_db.records import CampaignRecord
-from results_db.rows import COST_COLUMNS, PLAIN_MEASUREMENT_FIELDS
+from results_db.rows import COST_COLUMNS, PLAIN_MEASUREMENT_FIELDS, objectives_of
 from results_db.standing import WHOLE, Listing
 from results_db.standing_tables import StandingRow
 from search_spaces.layout import LAYOUT_FIELDS
@@ -60,15 +61,39 @@ _TRIAL: Final = (
     "started_at",
     "ended_at",
 )
-_ON_FRONT: Final = 1 + len(PLACE)
 _COST: Final = tuple(COST_COLUMNS)
 _BREAKDOWN: Final = tuple(field.name for field in fields(Breakdown))
+_MEASUREMENT: Final = (
+    *PLAIN_MEASUREMENT_FIELDS,
+    "peak_memory_bytes_by_stage",
+    "peak_reserved_bytes_by_stage",
+    "breakdown",
+)
+_DOCUMENT: Final = (
+    *_TRIAL,
+    "layout",
+    "cost",
+    "measurement",
+    "objectives",
+    "on_front",
+    "value",
+    "value_low",
+    "value_high",
+    "step_time_s",
+    "num_runs",
+    "shortened",
+    "tied_with_first",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOfLayouts:
     """A page of the leaderboard."""
 
+    objective: str
+    """What ranks."""
+    objectives: Sequence[str]
+    """The campaign's, which its front is over."""
     total: int
     """How many layouts are listed in all."""
     constrained: int
@@ -84,52 +109,92 @@ class LeaderboardPages(StorePart):
 
     def page_of_layouts(
         self,
-        campaign: CampaignRecord,
-        objective: str,
+        campaign: int | str,
+        objective: str | None = None,
         *,
+        look_at_mark: Callable[[str], object] = len,
         listing: Listing = WHOLE,
         limit: int,
         offset: int = 0,
     ) -> PageOfLayouts:
-        """The same as `Leaderboard.standings`, as plain values.
+        """The same as `Leaderboard.standings`, as plain values, with what is said above them.
 
         Args:
-            campaign: whose leaderboard it is.
-            objective: what to rank by.
+            campaign: id or name of the campaign.
+            objective: what to rank by; None: the campaign's own.
+            look_at_mark: is given the campaign's mark before anything else is read; what it raises ends
+                the reading.
             listing: which layouts are listed.
             limit: most layouts to return.
             offset: how many of those listed to pass over.
 
         Raises:
+            CampaignNotFoundError: there is no such campaign.
             ObjectiveUnknownError: nothing is ranked by this name.
         """
-        own = campaign.objective
-        ranking = Ranking.of(campaign.id, objective, own=own, listing=listing)
-        weighed = tuple(dict.fromkeys((*campaign.objectives, objective)))
-        if listing.within_percent is not None:
-            weighed = tuple(dict.fromkeys((*weighed, "tokens_per_node_hour")))
-        statements = _statements(ranking.by.key, weighed)
         with self._db.read() as session:
+            head = _head(session, campaign)
+            look_at_mark(mark_of(session, head.campaign_id))
+            by = objective or head.objective
+            ranking = Ranking.of(head.campaign_id, by, own=head.objective, listing=listing)
+            statements = _statements(ranking.by.key, head.weighed(by, listing))
             page = None
             if listing.is_whole and not offset:
-                page = _first_page(session, statements, campaign.id, limit)
+                page = _first_page(session, statements, head.campaign_id, limit)
             if page is None:
                 page = _any_page(session, statements.query, ranking, limit, offset)
-            memory = campaign.spec["cluster"].get("device_memory_bytes")
             return PageOfLayouts(
+                objective=by,
+                objectives=head.objectives,
                 total=page.total,
-                constrained=constrained(session, campaign.id, campaign.max_peak_memory_bytes),
+                constrained=constrained(session, head.campaign_id, head.max_peak_memory_bytes),
                 source=page.source,
-                layouts=[
-                    statements.shape.document(row, page.first, page.stages[row[1]], memory)
-                    for row in page.rows
-                    if page.first is not None
-                ],
+                layouts=statements.shape.documents(page, head.device_memory_bytes),
             )
 
 
-Stages = list[tuple[int, int | None]]
-"""Peaks of a trial's stages, and what their allocators held."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Head:
+    """What a page needs to know of its campaign."""
+
+    campaign_id: int
+    objective: str
+    max_peak_memory_bytes: int | None
+    objectives: tuple[str, ...]
+    device_memory_bytes: int | None
+
+    def weighed(self, by: str, listing: Listing) -> tuple[str, ...]:
+        """The objectives that each layout shows: the campaign's, and what it is listed by."""
+        cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)
+        return tuple(dict.fromkeys((*self.objectives, by, *cheapest)))
+
+
+_HEAD: Final = select(
+    Campaign.id, Campaign.objective, Campaign.max_peak_memory_bytes, Campaign.spec
+)
+_HEAD_BY_ID: Final = DriverStatement(
+    _HEAD.where(Campaign.id == bindparam("campaign", type_=Integer))
+)
+_HEAD_BY_NAME: Final = DriverStatement(
+    _HEAD.where(Campaign.name == bindparam("campaign", type_=String))
+)
+
+
+def _head(session: Session, campaign: int | str) -> _Head:
+    statement = _HEAD_BY_ID if isinstance(campaign, int) else _HEAD_BY_NAME
+    for id_, objective, max_peak_memory_bytes, spec in statement.rows(session, campaign=campaign):
+        return _Head(
+            campaign_id=id_,
+            objective=objective,
+            max_peak_memory_bytes=max_peak_memory_bytes,
+            objectives=objectives_of(spec),
+            device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
+        )
+    raise campaign_not_found(campaign)
+
+
+Stages = Mapping[int, list[int]]
+"""Of each trial, a figure of each of its stages that has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,42 +205,81 @@ class _Shape:
     """Objectives that are rates."""
     parts: Mapping[str, slice]
 
-    def document(
-        self, row: Place, first: First, stages: Stages, memory: int | None
-    ) -> dict[str, Any]:
-        parts = self.parts
-        estimate = estimate_of(row, first.spread)
+    def documents(self, page: _Page, device_memory_bytes: int | None) -> list[dict[str, Any]]:
+        """The layouts of a page, put together by columns: it has some 7,000 figures."""
+        if page.first is None or not page.rows:
+            return []
+        columns = list(zip(*page.rows, strict=True))
+        parts = {name: columns[where] for name, where in self.parts.items()}
+        values, _, num_runs, shortened, step_times_s, *_, on_front = parts["place"]
+        lows, highs, ties = _sureness(page.rows, page.first)
+        made = zip(
+            *parts["trial"],
+            _dicts(LAYOUT_FIELDS, parts["layout"]),
+            _dicts((*_COST, "total"), [*parts["cost"], map(_sum_of_four, *parts["cost"])]),
+            _measurements(page, parts),
+            self._objectives(parts, device_memory_bytes),
+            on_front,
+            values,
+            lows,
+            highs,
+            step_times_s,
+            num_runs,
+            shortened,
+            ties,
+            strict=True,
+        )
+        return [dict(zip(_DOCUMENT, each, strict=True)) for each in made]
+
+    def _objectives(
+        self, parts: Mapping[str, Sequence[Column]], device_memory_bytes: int | None
+    ) -> Iterator[dict[str, Any]]:
+        columns: list[Iterable[Any]] = list(parts["objectives"])
+        if MEMORY_HEADROOM in self.weighed:
+            peaks = parts["measurement"][_PEAK]
+            columns[self.weighed.index(MEMORY_HEADROOM)] = [
+                memory_headroom(peak, device_memory_bytes) for peak in peaks
+            ]
+        return _dicts(self.weighed, columns)
+
+
+Column = Sequence[Any]
+_PEAK: Final = PLAIN_MEASUREMENT_FIELDS.index("peak_memory_bytes")
+
+
+def _dicts(names: Sequence[str], columns: Iterable[Iterable[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _sum_of_four(one: float, two: float, three: float, four: float) -> float:
+    return one + two + three + four
+
+
+def _measurements(page: _Page, parts: Mapping[str, Sequence[Column]]) -> Iterator[dict[str, Any]]:
+    trial_ids = parts["trial"][0]
+    breakdowns = (
+        None if each["compute_s"] is None else each
+        for each in _dicts(_BREAKDOWN, parts["breakdown"])
+    )
+    peaks = (page.peaks[id_] for id_ in trial_ids)
+    held = (page.held[id_] for id_ in trial_ids)
+    return _dicts(_MEASUREMENT, [*parts["measurement"], peaks, held, breakdowns])
+
+
+def _sureness(
+    rows: Sequence[Place], first: First
+) -> tuple[list[float | None], list[float | None], list[bool]]:
+    """Both ends of the interval of each layout, and whether it may be as good as the first."""
+    lows: list[float | None] = []
+    highs: list[float | None] = []
+    ties = []
+    for row in rows:
+        value, estimate = row[0], estimate_of(row, first.spread)
         factor = None if estimate is None else estimate.factor
-        value, _, num_runs, shortened, step_time_s = row[:5]
-        measurement = dict(
-            zip(PLAIN_MEASUREMENT_FIELDS, row[parts["measurement"]], strict=True),
-            peak_memory_bytes_by_stage=[peak for peak, _ in stages],
-            peak_reserved_bytes_by_stage=[held for _, held in stages if held is not None],
-            breakdown=None,
-        )
-        breakdown = row[parts["breakdown"]]
-        if breakdown[0] is not None:
-            measurement["breakdown"] = dict(zip(_BREAKDOWN, breakdown, strict=True))
-        cost = row[parts["cost"]]
-        objectives = dict(zip(self.weighed, row[parts["objectives"]], strict=True))
-        if MEMORY_HEADROOM in objectives:
-            peak = measurement["peak_memory_bytes"]
-            objectives[MEMORY_HEADROOM] = memory_headroom(peak, memory)
-        return dict(
-            zip(_TRIAL, row[parts["trial"]], strict=True),
-            layout=dict(zip(LAYOUT_FIELDS, row[parts["layout"]], strict=True)),
-            cost=dict(zip(_COST, cost, strict=True), total=cost[0] + cost[1] + cost[2] + cost[3]),
-            measurement=measurement,
-            objectives=objectives,
-            on_front=row[_ON_FRONT],
-            value=value,
-            value_low=None if factor is None else value / factor,
-            value_high=None if factor is None else value * factor,
-            step_time_s=step_time_s,
-            num_runs=num_runs,
-            shortened=shortened,
-            tied_with_first=is_tied(value, estimate, first),
-        )
+        lows.append(None if factor is None else value / factor)
+        highs.append(None if factor is None else value * factor)
+        ties.append(is_tied(value, estimate, first))
+    return lows, highs, ties
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +288,11 @@ class _Page:
 
     rows: Sequence[Place]
     first: First | None
-    stages: Mapping[int, Stages]
+    """None: there are none."""
+    peaks: Stages
+    """Largest peaks of their ranks."""
+    held: Stages
+    """What their allocators held, of those that have any."""
     total: int
     source: str | None
 
@@ -215,11 +323,13 @@ def _first_page(
         return None
     found = statements.repeats.rows(session, campaign=campaign_id) if rows else ()
     repeats = [row[:2] for row in sorted(found, key=lambda row: (-row[2], row[3]))]
+    peaks, held = _by_trial(statements.stages.rows(session, campaign=campaign_id, most=limit))
     ((total, source),) = statements.about.rows(session, campaign=campaign_id)
     return _Page(
         rows=rows,
         first=First.of(rows[0], repeats) if rows else None,
-        stages=_by_trial(statements.stages.rows(session, campaign=campaign_id, most=limit)),
+        peaks=peaks,
+        held=held,
         total=total,
         source=source,
     )
@@ -236,11 +346,13 @@ def _any_page(
     stages = _STAGES.where(StageMemory.trial_id.in_([row.trial_id for row in rows]))
     source = select(Import.source).where(Import.campaign_id == ranking.campaign_id)
     about = select(count_listed(ranking, first).scalar_subquery(), source.scalar_subquery())
+    peaks, held = _by_trial(rows_of(session, stages))
     ((total, source_told),) = rows_of(session, about)
     return _Page(
         rows=rows,
         first=first,
-        stages=_by_trial(rows_of(session, stages)),
+        peaks=peaks,
+        held=held,
         total=total,
         source=source_told,
     )
@@ -251,11 +363,15 @@ _STAGES: Final = select(
 ).order_by(StageMemory.trial_id, StageMemory.stage)
 
 
-def _by_trial(rows: Sequence[Place]) -> Mapping[int, Stages]:
-    found: defaultdict[int, Stages] = defaultdict(list)
-    for trial_id, peak, held in rows:
-        found[trial_id].append((peak, held))
-    return found
+def _by_trial(rows: Iterable[Place]) -> tuple[Stages, Stages]:
+    """Peaks of stages, and what was held in them."""
+    peaks: defaultdict[int, list[int]] = defaultdict(list)
+    held: defaultdict[int, list[int]] = defaultdict(list)
+    for trial_id, peak, held_there in rows:
+        peaks[trial_id].append(peak)
+        if held_there is not None:
+            held[trial_id].append(held_there)
+    return peaks, held
 
 
 @lru_cache(maxsize=1000)

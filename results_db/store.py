@@ -12,6 +12,7 @@ from results_db.allocations import Allocations
 from results_db.analyses import Analyses
 from results_db.audit import Audit
 from results_db.campaign_changes import CampaignChanges
+from results_db.campaign_mark import CampaignMarks
 from results_db.campaigns import Campaigns
 from results_db.data_dir import DataDir
 from results_db.database_clock import DatabaseClock
@@ -65,6 +66,7 @@ class Store(
     Knowledge,
     Imports,
     EventLog,
+    CampaignMarks,
     Pruning,
     Vitals,
     Tokens,
