@@ -11,6 +11,7 @@ from api.waiting import why_nowhere
 from results_db.records import CampaignRecord, TrialRecord, TrialState, WorkerRecord
 from results_db.standing import Winner
 from results_db.store import Store
+from search_spaces.counting import counted
 
 DRIVER_ALIVE_S: Final = 15.0
 """A driver that was at work within this many seconds counts as there."""
@@ -131,7 +132,7 @@ def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:
     smallest = min((t.layout for t in waiting), key=lambda layout: layout.num_devices)
     largest = max(workers, key=lambda worker: worker.num_nodes * worker.devices_per_node)
     return (
-        f"no worker is large enough: the smallest waiting layout needs {smallest.num_devices} "
-        f"devices on {smallest.num_nodes} nodes, the largest worker ({largest.name}) has "
-        f"{largest.num_nodes} nodes of {largest.devices_per_node} devices"
+        f"no worker is large enough: the smallest waiting layout needs "
+        f"{counted(smallest.num_devices, 'device')} on {counted(smallest.num_nodes, 'node')}, the largest worker ({largest.name}) has "
+        f"{counted(largest.num_nodes, 'node')} of {counted(largest.devices_per_node, 'device')}"
     )

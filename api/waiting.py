@@ -8,6 +8,7 @@ from typing import Final
 
 from results_db.allocation_records import WaitingTrial
 from results_db.allocations import AllocationRecord
+from search_spaces.counting import counted
 
 ITS_TURN: Final = "it fits, and waits until devices are free and the older ones have theirs"
 _UNUSABLE: Final = ("lost", "quarantined")
@@ -49,12 +50,12 @@ def _too_large(trial: WaitingTrial, allocation: AllocationRecord) -> str | None:
     worker, nodes = allocation.worker, _usable_nodes(allocation)
     if trial.num_devices > trial.num_nodes * worker.devices_per_node:
         return (
-            f"it needs {trial.num_devices} devices on {_count(trial.num_nodes, 'node')}, and a node "
+            f"it needs {counted(trial.num_devices, 'device')} on {counted(trial.num_nodes, 'node')}, and a node "
             f"here has {worker.devices_per_node}"
         )
     if trial.num_nodes <= nodes:
         return None
-    needs = f"it needs {_count(trial.num_nodes, 'node')}"
+    needs = f"it needs {counted(trial.num_nodes, 'node')}"
     if trial.num_nodes > worker.num_nodes:
         return f"{needs}, and there are {worker.num_nodes} here"
     missing = f"{worker.num_nodes - nodes} of the {worker.num_nodes} here are lost or in quarantine"
@@ -84,7 +85,3 @@ def _too_late(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) 
 def _usable_nodes(allocation: AllocationRecord) -> int:
     unusable = sum(node.state in _UNUSABLE for node in allocation.nodes)
     return allocation.worker.num_nodes - unusable
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

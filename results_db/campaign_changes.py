@@ -19,6 +19,7 @@ from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
 from results_db.retry import retried
 from results_db.rows import campaign_record
 from search_spaces.campaign import changed_budget
+from search_spaces.counting import counted
 
 _OPEN: Final = ("RUNNING", "PAUSED")
 
@@ -122,8 +123,8 @@ def _refuse_deletion(session: Session, campaign: Campaign) -> None:
     )
     if num_running:
         raise CampaignStateError(
-            f"workers are still stopping {num_running} trials of campaign {campaign.name!r}; delete "
-            "it when they have (a moment, or until their leases run out)"
+            f"workers are still stopping {counted(num_running, 'trial')} of campaign {campaign.name!r}; delete "
+            "the campaign when they have (a moment, or until their leases run out)"
         )
     others = session.execute(select(Campaign.name, Campaign.spec).where(Campaign.state.in_(_OPEN)))
     for name, spec in others:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from results_db.database_option import database_option
+from search_spaces.counting import counted
 
 if TYPE_CHECKING:
     from results_db.integrity import Finding
@@ -85,7 +86,8 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
     with _refusals_as_messages():
         report = back_up(_url(data_dir, database), file, replace=force)
     click.echo(
-        f"{report.path}: {report.num_campaigns} campaigns, {report.num_trials} trials, "
+        f"{report.path}: {counted(report.num_campaigns, 'campaign')}, "
+        f"{counted(report.num_trials, 'trial')}, "
         f"{report.num_bytes / 1e6:.1f} MB, schema {report.revision}; checked"
     )
 
@@ -112,7 +114,8 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
             report = restore_into_data_dir(file, found, replace=force)
             place = str(found.path)
     click.echo(
-        f"{place}: {report.num_campaigns} campaigns and {report.num_trials} trials of {file}, "
+        f"{place}: {counted(report.num_campaigns, 'campaign')} and "
+        f"{counted(report.num_trials, 'trial')} of {file}, "
         f"whose schema was {report.revision}"
     )
     if report.set_aside is not None:
@@ -201,7 +204,7 @@ def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None
         kept = (
             "kept for ever"
             if days is None
-            else f"older than {days:g} days: {getattr(pruned, kind)} gone"
+            else f"older than {days:g} {'day' if days == 1 else 'days'}: {getattr(pruned, kind)} gone"
         )
         click.echo(f"{kind:<12}{kept}")
 

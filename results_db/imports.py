@@ -21,6 +21,7 @@ from results_db.records import CampaignRecord, TrialState
 from results_db.rows import campaign_record, layout_columns, trial_layout
 from results_db.standing_upkeep import rebuild_standings
 from search_spaces.cluster import Cluster
+from search_spaces.counting import counted
 from search_spaces.layout import Layout
 from search_spaces.model_shape import ModelShape
 from search_spaces.objectives import model_and_hardware_tflops
@@ -114,7 +115,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         name=spec["name"],
         state="COMPLETED",
         reason=IMPORTED,
-        message=f"{len(cell.rows)} rows of a measurement table{where}",
+        message=f"{counted(len(cell.rows), 'row')} of a measurement table{where}",
         spec=spec,
         model_name=cell.model.name,
         cluster_name=cell.cluster.name,

@@ -145,4 +145,6 @@ def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Fi
     first = session.execute(keys.order_by(*keys.selected_columns).limit(MOST_KEYS)).all()
     shown = ", ".join("/".join(str(part) for part in key) for key in first)
     more = ", ..." if number > len(first) else ""
-    return Finding(check=check, message=f"{number} {broken}: {shown}{more}", num_rows=number)
+    return Finding(
+        check=check, message=f"{broken}, {number} of them: {shown}{more}", num_rows=number
+    )

@@ -28,7 +28,7 @@ class Rule:
     """One thing that always holds."""
 
     broken: str
-    """What a row is that breaks it, in words that go after "3 ...": "completed trials without ...". """
+    """What rows are that break it, as "completed trials without ...". """
     keys: Callable[[], Select[*tuple[Any, ...]]]
     """Finds the keys of the rows that break it."""
 

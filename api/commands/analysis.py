@@ -6,6 +6,7 @@ import click
 
 from api.commands.display import print_table
 from api.schemas import AnalysisRead, KnobStepRead
+from search_spaces.counting import counted
 
 _STATES = {"out_of_memory": "out of memory", "failed": "fails"}
 
@@ -17,12 +18,12 @@ def print_analysis(analysis: AnalysisRead) -> None:
         # A title would be cut to the width of a narrow table.
         click.echo(
             f"{analysis.campaign}: share of the variation of {analysis.objective} over "
-            f"{analysis.num_layouts} layouts"
+            f"{counted(analysis.num_layouts, 'layout')}"
         )
         print_table(("knob", ">importance"), rows)
     else:
         click.echo(
-            f"{analysis.num_layouts} layouts were measured: too few to tell which knob matters"
+            f"measured: {counted(analysis.num_layouts, 'layout')}, too few to tell which knob matters"
         )
     click.echo(f"one step from the winner, trial {analysis.winner} ({analysis.winner_layout})")
     columns = ("knob", ">from", ">to", ">effect", "source", "also changed")

@@ -18,6 +18,7 @@ from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
 from api.figures import duration, figure, unit
 from api.schemas import CampaignDetail, CostRead
+from search_spaces.counting import counted
 
 
 @click.group()
@@ -44,7 +45,7 @@ def submit(file: Path, as_json: bool, client: Client) -> None:
         print_json(created)
         return
     click.echo(
-        f"campaign {created.name} submitted: {created.num_legal_layouts} legal layouts, "
+        f"campaign {created.name} submitted: {counted(created.num_legal_layouts, 'legal layout')}, "
         f"{budget_words(created)}"
     )
     for warning in created.warnings:
@@ -202,7 +203,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("strategy", _strategy(campaign)),
         ("submitted", _submitted(campaign)),
         ("budget", budget_words(campaign)),
-        ("starts from", f"{campaign.starts_from} trials of other campaigns"),
+        ("starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"),
         ("trials", states or "none yet"),
         ("used", _used(campaign)),
         ("cost", _cost(campaign.cost)),
@@ -225,8 +226,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
 
 def _strategy(campaign: CampaignDetail) -> str:
     if campaign.reason == "imported":
-        return f"imported: {campaign.num_legal_layouts} layouts"
-    return f"{campaign.strategy} over {campaign.num_legal_layouts} legal layouts"
+        return f"imported: {counted(campaign.num_legal_layouts, 'layout')}"
+    return f"{campaign.strategy} over {counted(campaign.num_legal_layouts, 'legal layout')}"
 
 
 def _submitted(campaign: CampaignDetail) -> str:

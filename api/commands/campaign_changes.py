@@ -17,6 +17,7 @@ from api.errors import DocumentMalformedError, ServiceError
 from api.figures import duration
 from api.schemas import CampaignDetail
 from results_db.records import ENDED_CAMPAIGN_STATES
+from search_spaces.counting import counted
 
 DELETE_PATIENCE_S: Final = 180.0
 """Longest wait for workers to stop a cancelled campaign's trials: their leases run out before."""
@@ -107,7 +108,7 @@ def budget_words(campaign: CampaignDetail) -> str:
     budget = campaign.spec["budget"]
     bounds = []
     if budget["trials"] is not None:
-        bounds.append(f"{budget['trials']} trials")
+        bounds.append(counted(budget["trials"], "trial"))
     if budget["node_hours"] is not None:
         bounds.append(f"{budget['node_hours']:g} node-hours")
     if budget["wall_time_s"] is not None:
@@ -153,7 +154,7 @@ def clone(
         print_json(made)
         return
     click.echo(
-        f"campaign {made.name} submitted: {made.num_legal_layouts} legal layouts, "
+        f"campaign {made.name} submitted: {counted(made.num_legal_layouts, 'legal layout')}, "
         f"{budget_words(made)}"
     )
     for warning in made.warnings:
@@ -215,13 +216,14 @@ def delete(name: str, cancel: bool, yes: bool, client: Client) -> None:
     trials = sum(found.progress.trials.values())
     if not yes:
         click.confirm(
-            f"delete campaign {found.name} ({found.state}) and its {trials} trials?", abort=True
+            f"delete campaign {found.name} ({found.state}) and its {counted(trials, 'trial')}?",
+            abort=True,
         )
     if cancel and found.state not in ENDED_CAMPAIGN_STATES:
         client.cancel_campaign(name)
         _wait_for_workers(client, name)
     client.delete_campaign(name)
-    click.echo(f"campaign {found.name} deleted, with {trials} trials")
+    click.echo(f"campaign {found.name} deleted, with {counted(trials, 'trial')}")
 
 
 def _wait_for_workers(client: Client, name: str) -> None:

@@ -13,6 +13,7 @@ from api.commands.connection import json_option, print_json, service_options
 from api.commands.display import layout_extras, memory, objective_figure, print_table, unit, zero
 from api.commands.trial_conditions import read_conditions, where_option
 from api.schemas import LeaderboardPage, RankedTrial
+from search_spaces.counting import counted
 from search_spaces.objectives import OBJECTIVES
 
 
@@ -94,7 +95,8 @@ def leaderboard(
         click.echo(line)
     if page.constrained:
         click.echo(
-            f"{page.constrained} completed trials break the campaign's constraints and are not ranked"
+            f"not ranked, for they break the campaign's constraints: "
+            f"{counted(page.constrained, 'completed trial')}"
         )
 
 

@@ -179,7 +179,7 @@ def _state(token: TokenRead) -> str:
 
 
 def _when(at: datetime) -> str:
-    return at.astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _end(expires_in: str | None, option: str) -> datetime | None:

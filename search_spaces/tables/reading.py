@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from search_spaces.cluster import Cluster
+from search_spaces.counting import counted
 from search_spaces.errors import SearchSpaceError
 from search_spaces.model_shape import ModelShape
 from search_spaces.reading import shown
@@ -86,7 +87,7 @@ def _parsed(text: str) -> MeasurementTable:
             raise TableInvalidError(f"row {number} (line {line}): {error}") from error
     return MeasurementTable(
         cells=cells.built(),
-        notes=tuple(f"{note} ({rows} rows)" for note, rows in reader.notes.items()),
+        notes=tuple(f"{note} ({counted(rows, 'row')})" for note, rows in reader.notes.items()),
         aside_columns=tuple(name for name in header if name not in KNOWN_COLUMNS),
     )
 

@@ -308,7 +308,7 @@ def test_a_campaign_is_not_deleted_while_a_worker_stops_its_trial(api: Api) -> N
     api.store.add_trial(api.store.campaign_by_name("first").id, LAYOUT)
     lease = api.lease(worker)
     api.post("/campaigns/first/cancel")
-    assert "still stopping 1 trials" in delete(api, 409)["detail"]
+    assert "still stopping 1 trial of" in delete(api, 409)["detail"]
     api.report(worker, lease, failed("cancelled"))
     delete(api)
 

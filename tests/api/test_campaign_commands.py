@@ -166,7 +166,7 @@ def test_a_campaign_is_deleted_once_somebody_agrees(run: Run, name: str, store: 
     assert refused.exit_code == 1
     assert "cancel it before" in refused.output
     told = done(run("campaign", "delete", name, "--cancel", answer="y\n"))
-    assert f"campaign {name} deleted, with 1 trials" in told
+    assert f"campaign {name} deleted, with 1 trial" in told
     assert run("campaign", "show", name).exit_code == 1
 
 
@@ -192,7 +192,7 @@ def test_deletion_waits_for_the_worker_that_stops_a_trial(
     assert results == []
     store.post_outcome(trial.id, lease.attempt, failed("cancelled"))
     waiting.join(60)
-    assert "deleted, with 1 trials" in done(results[0])
+    assert "deleted, with 1 trial" in done(results[0])
 
 
 def test_a_report_is_written_to_a_file_or_printed(

@@ -217,8 +217,8 @@ def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
     api.register("small", devices_per_node=1)
     api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
     reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
-    assert "needs 2 devices on 1 nodes" in reason
-    assert "(small) has 1 nodes of 1 devices" in reason
+    assert "needs 2 devices on 1 node," in reason
+    assert "(small) has 1 node of 1 device" in reason
 
 
 def test_a_campaign_that_moves_waits_for_nothing(api: Api) -> None:

@@ -112,7 +112,7 @@ def test_the_command_shows_every_objective_and_how_many_were_left_out(
     assert "37.5%" in shown[4]
     assert " * " in shown[4]
     assert " * " not in shown[5]
-    assert shown[-1] == "1 completed trials break the campaign's constraints and are not ranked"
+    assert shown[-1] == "not ranked, for they break the campaign's constraints: 1 completed trial"
 
 
 def test_the_command_lists_the_front_as_table_csv_and_json(

@@ -55,7 +55,7 @@ def test_a_table_becomes_a_campaign_that_has_ended(api: Api) -> None:
         "imported",
     )
     assert campaign["progress"]["best_trial"] == 2
-    assert "sequence_parallel is not stated: 0 stands in (1 rows)" in answer["notes"]
+    assert "sequence_parallel is not stated: 0 stands in (1 row)" in answer["notes"]
     assert answer["notes"] == api.get("/campaigns/theirs")["warnings"]
     page = api.get("/campaigns/theirs/leaderboard")
     assert [trial["number"] for trial in page["trials"]][:2] == [2, 1]

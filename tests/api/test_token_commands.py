@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 @pytest.fixture
 def run(service: ServeProcess) -> Any:
     def run_it(command: click.Command, *arguments: str) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "TZ": "UTC"}
+        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
         return CliRunner().invoke(command, arguments, env=environment)
 
     return run_it
@@ -101,6 +103,31 @@ def test_what_cannot_be_is_one_clear_error(run: Any, words: list[str], code: int
     done = run(token, *words)
     assert done.exit_code == code, done.output
     assert why in done.stderr
+
+
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever asks lives five hours and three quarters ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "THERE-5:45")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
+def test_times_are_printed_in_utc_and_say_so(run: Any) -> None:
+    made = json.loads(
+        run(token, "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json").stdout
+    )
+    until, since = (
+        f"{datetime.fromisoformat(made[name]):%Y-%m-%d %H:%M} UTC"
+        for name in ("expires_at", "created_at")
+    )
+    (row,) = [line for line in run(token, "list").stdout.splitlines() if " dated " in line]
+    assert f"until {until}" in row
+    assert since in row
+    assert since in run(audit, "--of", "dated").stdout
 
 
 def test_the_audit_says_who_changed_what(run: Any) -> None:

@@ -181,7 +181,7 @@ def test_a_campaign_is_not_deleted_under_a_worker_that_stops_its_trial(store: St
     trial = store.add_trial(campaign, Layout())
     lease = lease_one(store, worker.id)
     store.cancel_campaign(campaign)
-    with pytest.raises(CampaignStateError, match="still stopping 1 trials"):
+    with pytest.raises(CampaignStateError, match="still stopping 1 trial of"):
         store.delete_campaign(campaign)
     store.post_outcome(trial.id, lease.attempt, failed("cancelled"))
     store.delete_campaign(campaign)

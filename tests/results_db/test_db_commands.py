@@ -66,7 +66,10 @@ def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str
         connection.execute("DELETE FROM standings WHERE campaign_id = 1")
     found = run("check", *place)
     assert found.exit_code == 1
-    assert "campaign-costs: 1 campaigns whose cost is not that of their trials: 1" in found.output
+    assert (
+        "campaign-costs: campaigns whose cost is not that of their trials, 1 of them: 1"
+        in found.output
+    )
     assert "2 things are wrong" in found.output
     assert "they were made anew" in run("check", "--repair", *place).output
     assert "1 thing is wrong" in run("check", *place).output
@@ -80,9 +83,9 @@ def test_what_is_old_goes_when_the_options_or_the_environment_say_so(
     assert pruned.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in pruned.output.splitlines())
     assert lines["audit"] == "kept for ever"
-    assert lines["logs"].startswith("older than 1 days: ")
+    assert lines["logs"].startswith("older than 1 day: ")
     assert not lines["iterations"].endswith(" 0 gone")
-    assert "older than 1 days: 0 gone" in run("prune", *place, "--keep", "logs=1").output
+    assert "older than 1 day: 0 gone" in run("prune", *place, "--keep", "logs=1").output
     assert run("prune", *place, "--keep", "logs=soon").exit_code == 1
     assert "whole" in run("check", *place).output
 

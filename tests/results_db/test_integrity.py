@@ -100,7 +100,7 @@ def test_a_broken_rule_is_found_with_the_rows_that_break_it(
     findings = {finding.check: finding for finding in check_database(database_url).findings}
     assert set(findings) == {rule} | ALSO.get(rule, set())
     assert findings[rule].num_rows == 1
-    assert findings[rule].message.startswith(f"1 {RULES[rule].broken}: ")
+    assert findings[rule].message.startswith(f"{RULES[rule].broken}, 1 of them: ")
 
 
 def test_rows_that_refer_to_nothing_are_found(database: Database, database_url: str) -> None:
@@ -110,7 +110,7 @@ def test_rows_that_refer_to_nothing_are_found(database: Database, database_url: 
         for finding in check_database(database_url).findings
         if finding.check == "references"
     ]
-    assert "1 rows of attempts that refer to no row of trials: 2/1" in messages
+    assert "rows of attempts that refer to no row of trials, 1 of them: 2/1" in messages
 
 
 def test_standings_that_are_wrong_are_found_and_made_anew_when_that_is_asked(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from search_spaces.counting import counted
 from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.errors import SearchSpaceError
 from workers.command_input import described, fail, refuse
@@ -129,7 +130,7 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration) -> N
         out.write_text(written)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}")
-    click.echo(f"wrote {len(read.rows)} rows to {out}", err=True)
+    click.echo(f"wrote {counted(len(read.rows), 'row')} to {out}", err=True)
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:

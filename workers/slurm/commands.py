@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from search_spaces.counting import counted
 from workers.command_input import described, refuse
 from workers.slurm.command_options import (
     certificate_option,
@@ -90,7 +91,9 @@ def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps({"job_id": job_id, "cluster": request.cluster.name}))
     else:
-        click.echo(f"job {job_id} submitted: {request.num_nodes} nodes of {request.cluster.name}")
+        click.echo(
+            f"job {job_id} submitted: {counted(request.num_nodes, 'node')} of {request.cluster.name}"
+        )
 
 
 @allocation.command("list")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from search_spaces.counting import counted
 from workers.command_input import read_token
 from workers.slurm.command_options import (
     certificate_option,
@@ -116,8 +117,8 @@ def _print_allocation(allocation: Mapping[str, Any]) -> None:
     ends = "" if left is None else f", {_span(left)} left"
     launcher = f", launcher {allocation['launcher']}" if allocation["launcher"] else ""
     click.echo(
-        f"{allocation['name']} ({job}{allocation['num_nodes']} nodes of {allocation['devices_per_node']} "
-        f"devices of {allocation['cluster']}{launcher}): {allocation['state']}{ends}"
+        f"{allocation['name']} ({job}{counted(allocation['num_nodes'], 'node')} of "
+        f"{counted(allocation['devices_per_node'], 'device')} of {allocation['cluster']}{launcher}): {allocation['state']}{ends}"
     )
     if allocation["nodes"]:
         print_table(
@@ -142,14 +143,14 @@ def _node(node: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def _progress(trial: Mapping[str, Any]) -> str:
     held = "" if trial["held_s"] is None else f" for {_span(trial['held_s'])}"
-    return f"{trial['phase'] or 'leased'}{held}, {trial['iterations_done']} iterations"
+    return f"{trial['phase'] or 'leased'}{held}, {counted(trial['iterations_done'], 'iteration')}"
 
 
 def _print_trials(
     heading: str, trials: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], str]
 ) -> None:
     for trial in trials[:_MOST_WAITING]:
-        size = f"{trial['num_devices']} devices on {trial['num_nodes']} nodes"
+        size = f"{counted(trial['num_devices'], 'device')} on {counted(trial['num_nodes'], 'node')}"
         click.echo(
             f"  {heading}: trial {trial['number']} of {trial['campaign']} ({size}): {_line(words(trial))}"
         )

@@ -69,7 +69,7 @@ def test_what_had_to_be_assumed_is_noted() -> None:
     row = make_row(sequence_parallel="", zero_stage="")
     table = read_table(make_text(row))
     notes = "\n".join(table.notes)
-    assert "zero_stage is not stated: 0 stands in (1 rows)" in notes
+    assert "zero_stage is not stated: 0 stands in (1 row)" in notes
     assert "sequence_parallel is not stated" in notes
     assert "family is not stated: gpt" in notes
     assert "cluster 'testbox' is not a preset" in notes

@@ -1,0 +1,8 @@
+import pytest
+
+from search_spaces.counting import counted
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 trials"), (1, "1 trial"), (21, "21 trials")])
+def test_one_thing_is_no_plural(number: int, words: str) -> None:
+    assert counted(number, "trial") == words
