@@ -42,6 +42,12 @@ class _Place:
     """The number of the last event; empty: none was heard yet."""
     attempt: int = 0
     """How often in a row it was asked for in vain."""
+    asked_at: float = 0.0
+    """When it was asked for last, by the monotonic clock."""
+    was_heard: bool = False
+    """Whether an event has come since then, or the service's word that it ends the stream."""
+    ended_at_once: int = 0
+    """How often in a row it ended as soon as it began, without such a word."""
     call: Call[EventRead] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +60,7 @@ class _Place:
     def request(self) -> Mapping[str, Any]:
         """The request that goes on from here."""
         self.attempt += 1
+        self.asked_at, self.was_heard = time.monotonic(), False
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         after = {} if self.stream.after is None else {"after": self.stream.after}
         return {
@@ -65,6 +72,7 @@ class _Place:
 
     def read(self, said: ServerSentEvent) -> EventRead | None:
         """The event, where it is one; what the stream says of itself is kept here."""
+        self.was_heard |= said.event != _OPENED
         if said.event == _CLOSED or not said.data:
             return None
         self.attempt = 0
@@ -95,8 +103,24 @@ class _Place:
         return pause_s
 
     def pause_after_end(self) -> float:
-        """Seconds until it is asked for again: one that ends as soon as it begins may do so for long."""
-        return self.connection.retries.first_pause_s
+        """Seconds until it is asked for again.
+
+        Raises:
+            ServiceError: it ended as soon as it began, often enough.
+        """
+        retries = self.connection.retries
+        if self.was_heard or time.monotonic() - self.asked_at > retries.longest_pause_s:
+            self.ended_at_once = 0
+            return retries.first_pause_s
+        self.ended_at_once += 1
+        pause_s = retries.pause_after_end(self.ended_at_once)
+        if pause_s is None:
+            raise ServiceError(
+                f"the live events of {self.connection.url} end as soon as they begin, "
+                f"{self.ended_at_once} times now; is that a service, and does a proxy before it let streams "
+                "through?"
+            )
+        return pause_s
 
     def pause_after_error(self, error: httpx.TransportError) -> float:
         """Seconds until it is asked for again.

@@ -60,6 +60,13 @@ class Retries:
             return None
         return max(pause_s, asked_s)
 
+    def pause_after_end(self, times: int) -> float | None:
+        """Seconds until a stream that ended as soon as it began, so often in a row, is asked for again.
+
+        None: it is not.
+        """
+        return self._pause_s(times)
+
     def _pause_s(self, attempt: int) -> float | None:
         if attempt >= self.attempts:
             return None

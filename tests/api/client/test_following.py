@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -80,22 +80,62 @@ def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: S
         next(client.campaign_events("first", after=1))
 
 
-def test_a_stream_that_ends_as_soon_as_it_begins_is_not_asked_for_in_a_whirl(
+OPENED = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
+CLOSED = 'event: stream.closed\ndata: {"reason":"come again"}\n\n'
+
+
+class Streams:
+    """Answers each request with the next stream, and keeps how long was waited between them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+        self._left = list(texts)
+        self.pauses: list[float] = []
+        monkeypatch.setattr("api.client.following.time.sleep", self.pauses.append)
+        monkeypatch.setattr("api.client.following.asyncio.sleep", self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def __call__(self, _request: httpx.Request) -> httpx.Response:
+        if not self._left:
+            return httpx.Response(404)
+        headers = {"Content-Type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, text=self._left.pop(0))
+
+    def follow(self, retries: Retries) -> None:
+        transport = httpx.MockTransport(self)
+        with Client("http://service", TOKEN, retries=retries, transport=transport) as client:
+            next(client.events())
+
+    def follow_beside_others(self, retries: Retries) -> None:
+        async def follow() -> None:
+            transport = httpx.MockTransport(self)
+            async with AsyncClient("http://x", TOKEN, retries=retries, transport=transport) as one:
+                await anext(one.events())
+
+        asyncio.run(follow())
+
+
+@pytest.mark.parametrize("follow", [Streams.follow, Streams.follow_beside_others])
+@pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
+def test_a_stream_that_ends_as_soon_as_it_begins_is_asked_for_as_often_as_anything(
+    monkeypatch: pytest.MonkeyPatch, text: str, follow: Callable[[Streams, Retries], None]
+) -> None:
+    streams = Streams(monkeypatch, *[text] * 10)
+    with pytest.raises(ServiceError, match="end as soon as they begin, 3 times now"):
+        follow(streams, Retries(attempts=3, first_pause_s=1.0))
+    first, second = streams.pauses
+    assert 0.5 <= first <= 1.0 <= second <= 2.0
+
+
+def test_one_that_the_service_ends_with_a_word_is_come_back_to_for_ever_and_in_no_whirl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opened = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
-    empty = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=opened)
-    gone = httpx.Response(404)
-    answers = iter([empty, empty, gone])
-    pauses: list[float] = []
-    monkeypatch.setattr("api.client.following.time.sleep", pauses.append)
-    transport = httpx.MockTransport(lambda _request: next(answers))
-    with (
-        Client("http://service", TOKEN, retries=IMPATIENT, transport=transport) as client,
-        pytest.raises(ServiceError, match="404 Not Found"),
-    ):
-        next(client.events())
-    assert pauses == [IMPATIENT.first_pause_s] * 2
+    streams = Streams(monkeypatch, *[OPENED, OPENED + CLOSED] * 5)
+    with pytest.raises(ServiceError, match="404 Not Found"):
+        streams.follow(IMPATIENT)
+    assert len(streams.pauses) == 10
+    assert min(streams.pauses) >= IMPATIENT.first_pause_s / 2
 
 
 def test_a_client_that_is_refused_or_unanswered_says_so(url: str) -> None:
