@@ -13,10 +13,11 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, Final, Literal
 
-from sqlalchemy import insert, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session, object_session
 
 from results_db.event_tables import EventCounter, EventRow
+from results_db.many_rows import insert_many
 from results_db.models import Trial
 
 EventKind = Literal[
@@ -91,4 +92,4 @@ def write_events(session: Session) -> None:
         ).scalar_one()
         seqs = range(last - len(events) + 1, last + 1)
     rows = [{"seq": seq, **event} for seq, event in zip(seqs, events, strict=False)]
-    session.connection().execute(insert(EventRow.__table__), rows)  # type: ignore[arg-type]
+    insert_many(session, EventRow, rows)

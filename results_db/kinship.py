@@ -8,11 +8,12 @@ first trial is enough. Anything else is `results_db.divergence`'s to judge.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import cache
+from typing import Any, Final, cast
 
-from sqlalchemy import exists, func, literal_column, select
+from sqlalchemy import bindparam, exists, func, literal_column, select
 from sqlalchemy.orm import Session, aliased
 
 from results_db.models import Campaign, IterationRow, MeasurementRow, Trial
@@ -23,6 +24,33 @@ from search_spaces.outcome import Iteration, Measurement
 
 Group = tuple[int, str, int]
 """Campaign, precision and global batch size: what trains the same."""
+
+
+MAX_KNOWN: Final = 1024
+"""Trials whose losses a process remembers."""
+
+
+class KnownLosses:
+    """The losses of trials that others are compared with: what a trial has measured never changes.
+
+    For any number of threads.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Sequence[Iteration]] = {}
+
+    def of(self, session: Session, trial_ids: Collection[int]) -> dict[int, Sequence[Iteration]]:
+        """The iterations of trials, in order; a trial without any is left out."""
+        known = self._known
+        missing = [id_ for id_ in trial_ids if id_ not in known]
+        found = {id_: known[id_] for id_ in trial_ids if id_ in known}
+        if missing:
+            read = _losses(session, missing)
+            found |= read
+            if len(known) + len(read) > MAX_KNOWN:
+                self._known = known = {}
+            known |= read
+        return found
 
 
 @dataclass(slots=True)
@@ -38,17 +66,18 @@ class Kinship:
     """Campaigns with measurements that were never compared."""
 
     @classmethod
-    def of(cls, session: Session, campaign_ids: Collection[int]) -> Kinship:
+    def of(cls, session: Session, campaign_ids: Collection[int], known: KnownLosses) -> Kinship:
         """What is known of these campaigns, which are locked."""
         found = cls()
-        for campaign_id, kin, precision, batch, is_untold in session.execute(_kins(campaign_ids)):
+        rows = session.execute(_kins(), {_CAMPAIGN_IDS: list(campaign_ids)})
+        for campaign_id, kin, precision, batch, is_untold in rows:
             if is_untold:
                 found._untold.add(campaign_id)
             if kin is not None:
                 group = (campaign_id, precision, batch)
                 if found._first.setdefault(group, kin) != kin:
                     found._doubtful.add(group)
-        found._losses = _losses(session, found._first.values())
+        found._losses = known.of(session, found._first.values())
         return found
 
     def kin_of(self, trial: Trial, measurement: Measurement) -> int | None:
@@ -65,13 +94,17 @@ class Kinship:
         return None
 
 
-def _kins(campaign_ids: Collection[int]) -> Any:
+_CAMPAIGN_IDS: Final = "campaign_ids"
+
+
+@cache
+def _kins() -> Any:
     """The kins of campaigns, each found from the one before by an index: there are few of them."""
     own = aliased(MeasurementRow)
     smallest = select(func.min(own.kin)).where(own.campaign_id == Campaign.id)
     kins = (
         select(Campaign.id.label("campaign_id"), smallest.scalar_subquery().label("kin"))
-        .where(Campaign.id.in_(campaign_ids))
+        .where(Campaign.id.in_(bindparam(_CAMPAIGN_IDS, expanding=True)))
         .cte("kins", recursive=True)
     )
     later = aliased(MeasurementRow)
@@ -91,15 +124,21 @@ def _kins(campaign_ids: Collection[int]) -> Any:
     )
 
 
-def _losses(session: Session, trial_ids: Collection[int]) -> dict[int, Sequence[Iteration]]:
-    if not trial_ids:
-        return {}
+def _losses(session: Session, trial_ids: Collection[int]) -> Mapping[int, Sequence[Iteration]]:
     found: defaultdict[int, list[Iteration]] = defaultdict(list)
+    columns = (
+        IterationRow.trial_id,
+        IterationRow.index,
+        IterationRow.kind,
+        IterationRow.step_time_s,
+        IterationRow.loss,
+        IterationRow.grad_norm,
+    )
     query = (
-        select(IterationRow)
+        select(*columns)
         .where(IterationRow.trial_id.in_(trial_ids))
         .order_by(IterationRow.trial_id, IterationRow.index)
     )
-    for row in session.scalars(query):
+    for row in session.execute(query):
         found[row.trial_id].append(iteration_value(row))
-    return dict(found)
+    return found

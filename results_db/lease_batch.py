@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, Table, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from results_db.allocation_records import Room
 from results_db.errors import ResultsDbError
 from results_db.events import tell
 from results_db.locks import lock_workers
+from results_db.many_rows import insert_many
 from results_db.models import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord
 from results_db.rows import trial_layout
@@ -170,12 +171,9 @@ def _fits_in(room: Room, devices_per_node: int) -> ColumnElement[bool]:
 
 
 def _write_attempts(session: Session, trials: Sequence[Trial], now: datetime) -> None:
-    if not trials:
-        return
-    table = Attempt.__table__
-    assert isinstance(table, Table)
-    session.connection().execute(
-        insert(table),
+    insert_many(
+        session,
+        Attempt,
         [
             {
                 "trial_id": trial.id,

@@ -24,7 +24,7 @@ from results_db.errors import (
     ResultsDbError,
     TrialNotFoundError,
 )
-from results_db.kinship import Kinship
+from results_db.kinship import Kinship, KnownLosses
 from results_db.lifecycle import (
     charge,
     close_attempt,
@@ -75,7 +75,9 @@ class OutcomeReport:
 class OutcomeBatch:
     """Trials that outcomes have come for, locked, in a transaction that somebody else holds."""
 
-    def __init__(self, session: Session, trial_ids: Sequence[int], now: datetime) -> None:
+    def __init__(
+        self, session: Session, trial_ids: Sequence[int], now: datetime, known: KnownLosses
+    ) -> None:
         """Locks the trials and their campaigns, and loads what the outcomes need."""
         of_trials = select(Trial.campaign_id).where(Trial.id.in_(trial_ids))
         self._session = session
@@ -94,6 +96,7 @@ class OutcomeBatch:
         ):
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
+        self._known_losses = known
         self._kinship: Kinship | None = None
         self._rows = OutcomeRows()
         self._first_runs = FirstRuns()
@@ -226,7 +229,7 @@ class OutcomeBatch:
 
     def _known_kin(self, trial: Trial, measurement: Measurement) -> int | None:
         if self._kinship is None:
-            self._kinship = Kinship.of(self._session, self._campaigns)
+            self._kinship = Kinship.of(self._session, self._campaigns, self._known_losses)
         return self._kinship.kin_of(trial, measurement)
 
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Table, insert
 from sqlalchemy.orm import Session
 
 from results_db.base import Base
+from results_db.many_rows import insert_many
 from results_db.models import (
     BreakdownRow,
     EnvironmentRow,
@@ -87,10 +87,5 @@ class OutcomeRows:
     def write(self, session: Session) -> None:
         """Writes them; the trials' own rows come first, which says what they are of."""
         session.flush()
-        connection = session.connection()
         for kind in _ORDER:
-            rows = self._rows.pop(kind, None)
-            if rows:
-                table = kind.__table__
-                assert isinstance(table, Table)
-                connection.execute(insert(table), rows)
+            insert_many(session, kind, self._rows.pop(kind, []))

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from results_db.actor import SYSTEM, Actor
 from results_db.apart import apart_if_refused
 from results_db.errors import ResultsDbError
+from results_db.kinship import KnownLosses
 from results_db.outcome_batch import OutcomeBatch, OutcomeReport
-from results_db.part import StorePart
+from results_db.part import Clock, StorePart
 from results_db.records import OutcomeReceipt
 from results_db.retry import retried
+from results_db.session import Database
 from search_spaces.outcome import Outcome
 
 
 class Outcomes(StorePart):
     """The outcomes' part of the store."""
+
+    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+        super().__init__(database, clock, actor)
+        self._known_losses = KnownLosses()
 
     def post_outcome(
         self,
@@ -77,4 +84,5 @@ class Outcomes(StorePart):
     def _post(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReceipt | ResultsDbError]:
         now = self._clock()
         with self._db.write() as session:
-            return OutcomeBatch(session, [report.trial_id for report in reports], now).take(reports)
+            trial_ids = [report.trial_id for report in reports]
+            return OutcomeBatch(session, trial_ids, now, self._known_losses).take(reports)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sqlalchemy import Row, Table, insert, select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
+from results_db.many_rows import insert_many
 from results_db.models import Campaign, Trial
 from results_db.standing_tables import StandingRow
 from results_db.standing_upkeep import front_of, mark_front, standing_row, weighed
@@ -59,9 +60,7 @@ class FirstRuns:
             fallen |= _place(fronts[campaign_id], made)
         mark_front(session, fallen)
         rows = [row for made in self._made.values() for row in made]
-        table = StandingRow.__table__
-        assert isinstance(table, Table)
-        session.connection().execute(insert(table), rows)
+        insert_many(session, StandingRow, rows)
         self._made.clear()
 
 

@@ -95,12 +95,19 @@ def _refuse_long_texts(
     }
     for row in context.compiled_parameters:
         for name, most in longest.items():
-            value = row.get(name)
-            if isinstance(value, str) and len(value) > most:
-                raise ValueUnstorableError(
-                    f"a text has {len(value)} characters, and at most {most} are kept: "
-                    f"{value[:40]!r}..."
-                )
+            refuse_long_text(row.get(name), most)
+
+
+def refuse_long_text(value: Any, most: int) -> None:
+    """Refuses a text of more than so many characters.
+
+    Raises:
+        ValueUnstorableError: it is one.
+    """
+    if isinstance(value, str) and len(value) > most:
+        raise ValueUnstorableError(
+            f"a text has {len(value)} characters, and at most {most} are kept: {value[:40]!r}..."
+        )
 
 
 def _integer_check(bits: int, _column: types.Integer) -> Check:

@@ -1,0 +1,78 @@
+"""Many rows of one table at once: a statement a row costs more than the rows themselves.
+
+PostgreSQL is given them by COPY, which has no statement to plan and no answer to read a row. SQLite lives in
+this process, where rows one by one cost the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, String, Table, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from results_db.base import Base
+from results_db.storable import refuse_long_text
+
+_FEW: Final = 2
+"""So many rows are written as fast one by one."""
+
+
+def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts rows in their order; what is pending in the session is not flushed before.
+
+    Args:
+        session: whose transaction it is.
+        kind: of row.
+        rows: by column; all of the same columns. Others get what the database puts there.
+    """
+    if not rows:
+        return
+    table = kind.__table__
+    assert isinstance(table, Table)
+    connection = session.connection()
+    if len(rows) <= _FEW or connection.dialect.name == "sqlite":
+        connection.execute(insert(table), [dict(row) for row in rows])
+    else:
+        _copy(connection, table, rows)
+
+
+def _copy(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    missing = {
+        column.name: column.default.arg
+        for column in table.c
+        if column.name not in rows[0] and column.default is not None and column.default.is_scalar
+    }
+    names = [*rows[0], *missing]
+    quote = connection.dialect.identifier_preparer.quote
+    statement = f"COPY {quote(table.name)} ({', '.join(map(quote, names))}) FROM STDIN"
+    columns = [_written(connection, table, rows, name) for name in rows[0]]
+    columns += [[value] * len(rows) for value in missing.values()]
+    cursor = connection.connection.cursor()
+    driver = connection.dialect.loaded_dbapi
+    try:
+        with cursor.copy(statement) as copy:
+            for row in zip(*columns, strict=True):
+                copy.write_row(row)
+    except driver.Error as error:
+        # As `Connection.execute` says it: what that means is told elsewhere.
+        raise DBAPIError.instance(
+            statement, None, error, driver.Error, hide_parameters=True, dialect=connection.dialect
+        ) from error
+    finally:
+        cursor.close()
+
+
+def _written(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], name: str
+) -> list[Any]:
+    """A column's values as the driver takes them."""
+    kind = table.c[name].type
+    values = [row[name] for row in rows]
+    if isinstance(kind, String) and kind.length is not None:
+        for value in values:
+            refuse_long_text(value, kind.length)
+    process = kind.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+    return values if process is None else [process(value) for value in values]
