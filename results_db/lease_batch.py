@@ -93,8 +93,8 @@ class LeaseBatch:
             for kind in self._by_kind()
         )
 
-    def hand_out(self, until: datetime) -> None:
-        """Hands out what suits, the oldest first."""
+    def hand_out(self, until: datetime) -> bool:
+        """Hands out what suits, the oldest first; whether anything did."""
         for _, worker, _ in self._asking:
             if self._is_news(worker):
                 worker.seen_at = self._now
@@ -108,6 +108,7 @@ class LeaseBatch:
         self._session.flush()
         _write_attempts(self._session, dealt, self._now)
         _note_start(self._session, self._campaigns, self._now)
+        return bool(dealt)
 
     def _deal(
         self,

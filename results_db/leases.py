@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, select
 
+from results_db.actor import SYSTEM, Actor
 from results_db.allocation_records import AllocationStatus, HeartbeatAnswer, Room
 from results_db.apart import apart_if_refused
 from results_db.beat_batch import Beat, take_beats
@@ -16,9 +18,10 @@ from results_db.lease_batch import HEARTBEAT_INTERVAL_S, LeaseAsk, LeaseBatch
 from results_db.lifecycle import lose_attempt, running_attempt
 from results_db.locks import lock_campaign, lock_trials
 from results_db.models import Trial
-from results_db.part import StorePart
+from results_db.part import Clock, StorePart
 from results_db.records import LeaseRecord, TrialBeat
 from results_db.retry import retried
+from results_db.session import Database
 from results_db.worker_tables import Worker
 
 LEASE_S: Final = 15.0
@@ -27,8 +30,19 @@ LEASE_S: Final = 15.0
 __all__ = ["HEARTBEAT_INTERVAL_S", "LEASE_S", "Leases"]
 
 
+@dataclass(slots=True)
+class _LastLook:
+    """What the last look at the waiting trials came to, for all threads of a process."""
+
+    found: bool = False
+
+
 class Leases(StorePart):
     """The leases' part of the store."""
+
+    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+        super().__init__(database, clock, actor)
+        self._last_look = _LastLook()
 
     def lease(
         self,
@@ -57,8 +71,8 @@ class Leases(StorePart):
     ) -> list[list[LeaseRecord] | ResultsDbError]:
         """Hands waiting trials to workers, the oldest first: PENDING -> RUNNING, attempt + 1.
 
-        Only trials of RUNNING campaigns on a worker's cluster whose layout fits its allocation. A look
-        that finds nothing does not queue for the write lock, unless a worker was not heard of lately.
+        Only trials of RUNNING campaigns on a worker's cluster whose layout fits its allocation. While
+        looks find nothing they do not queue for the write lock, unless a worker was not heard of lately.
 
         Args:
             asks: who asks, and for what.
@@ -68,13 +82,14 @@ class Leases(StorePart):
             The leases of each, or why it is refused: `WorkerNotFoundError`, `WorkerSupersededError`.
         """
         now = self._clock()
-        with self._db.read() as session:
-            batch = LeaseBatch(session, asks, now, lock=False)
-            if not batch.is_news() and not batch.finds_any():
-                return batch.answers()
+        if not self._last_look.found:
+            with self._db.read() as session:
+                batch = LeaseBatch(session, asks, now, lock=False)
+                if not batch.is_news() and not batch.finds_any():
+                    return batch.answers()
         with self._db.write() as session:
             batch = LeaseBatch(session, asks, now, lock=True)
-            batch.hand_out(now + timedelta(seconds=lease_s))
+            self._last_look.found = batch.hand_out(now + timedelta(seconds=lease_s))
             return batch.answers()
 
     def heartbeat(
