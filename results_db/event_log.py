@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, delete, exists, func, select, text, update
+from sqlalchemy import CursorResult, Row, delete, exists, func, select, text, update
 from sqlalchemy.orm import Session, aliased
 
 from results_db.event_tables import EventCounter, EventRow
@@ -53,11 +53,11 @@ class EventLog(StorePart):
             campaign_id: only those of one campaign; None: of all.
             limit: at most so many.
         """
-        query = select(EventRow).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
+        query = select(*_COLUMNS).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         if campaign_id is not None:
             query = query.where(EventRow.campaign_id == campaign_id)
         with self._db.read() as session:
-            return [_record(row) for row in session.scalars(query)]
+            return [_record(row) for row in session.execute(query)]
 
     def last_event_seq(self) -> int:
         """The last number that was given; 0 before the first."""
@@ -134,33 +134,44 @@ class EventLog(StorePart):
         return self._db.engine.dialect.name != "sqlite"
 
 
+_COLUMNS: Final = (
+    EventRow.seq,
+    EventRow.campaign_id,
+    EventRow.trial_id,
+    EventRow.kind,
+    EventRow.at,
+    EventRow.data,
+)
+
+
 def _unnumbered() -> Any:
     return select(EventRow.id).where(EventRow.seq.is_(None)).order_by(EventRow.id)
 
 
-def _number(session: Session) -> int:
-    ids = list(session.scalars(_unnumbered().limit(MAX_NUMBERED)))
-    if not ids:
-        return 0
-    last = session.execute(
-        update(EventCounter)
-        .where(EventCounter.id == COUNTER_ID)
-        .values(last_seq=EventCounter.last_seq + len(ids))
-        .returning(EventCounter.last_seq)
-    ).scalar_one()
-    session.execute(
-        text(
-            "UPDATE events SET seq = CAST(:before AS bigint) + fresh.place "
-            "FROM unnest(CAST(:ids AS bigint[])) WITH ORDINALITY AS fresh(id, place) "
-            "WHERE events.id = fresh.id"
-        ),
-        {"before": last - len(ids), "ids": ids},
+_NUMBER: Final = text(
+    """
+    WITH fresh AS (
+        SELECT id, row_number() OVER (ORDER BY id) AS place
+        FROM (SELECT id FROM events WHERE seq IS NULL ORDER BY id LIMIT :most) AS oldest
+    ), counter AS (
+        UPDATE event_counter SET last_seq = last_seq + (SELECT count(*) FROM fresh)
+        WHERE id = :counter
+        RETURNING last_seq - (SELECT count(*) FROM fresh) AS before
     )
-    return len(ids)
+    UPDATE events SET seq = counter.before + fresh.place
+    FROM fresh, counter
+    WHERE events.id = fresh.id
+    """
+)
+"""Gives the oldest events without a number theirs, in one statement: it runs ten times a second."""
 
 
-def _record(row: EventRow) -> EventRecord:
-    assert row.seq is not None  # it was asked for by its number
+def _number(session: Session) -> int:
+    numbered = session.execute(_NUMBER, {"most": MAX_NUMBERED, "counter": COUNTER_ID})
+    return cast("CursorResult[Any]", numbered).rowcount
+
+
+def _record(row: Row[Any]) -> EventRecord:
     return EventRecord(
         seq=row.seq,
         campaign_id=row.campaign_id,
