@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
+from functools import cache
 from types import NoneType
 from typing import Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 def read_fields(cls: type, mapping: object, what: str) -> dict[str, Any]:
     """The fields of a document, once none is missing and none unknown."""
     values = read_mapping(mapping, OutcomeInvalidError, what)
-    known = fields(cls)
+    known = _fields(cls)
     refuse_unknown(values, [f.name for f in known], OutcomeInvalidError, "field")
     for f in known:
         if f.name not in values and f.default is MISSING:
@@ -36,7 +37,7 @@ def read_fields(cls: type, mapping: object, what: str) -> dict[str, Any]:
 
 def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     """Refuses numbers, strings and switches of the wrong type; whole numbers become floats."""
-    for f in fields(cls):
+    for f in _fields(cls):
         if f.name not in values or f.type not in _PLAIN:
             continue
         value = values[f.name]
@@ -47,6 +48,12 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
         if f.type in _FLOATS and value is not None:
             values[f.name] = _as_float(value, f.name)
     return values
+
+
+@cache
+def _fields(cls: type) -> tuple[Field[Any], ...]:
+    """Those of a dataclass: a probe's document has a dozen of iterations, and each asks for them."""
+    return fields(cls)
 
 
 def _as_float(value: float, name: str) -> float:
@@ -72,7 +79,7 @@ _FLOATS: Final = ("float", "float | None")
 
 def refuse_lone_surrogates(document: Any) -> None:
     """Refuses text that JSON can spell and nothing can store: half a surrogate pair."""
-    for f in fields(document):
+    for f in _fields(type(document)):
         value = getattr(document, f.name)
         if isinstance(value, str) and not is_encodable(value):
             raise OutcomeInvalidError(
