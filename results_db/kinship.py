@@ -17,10 +17,9 @@ from sqlalchemy import bindparam, exists, func, literal_column, select
 from sqlalchemy.orm import Session, aliased
 
 from results_db.models import Campaign, IterationRow, MeasurementRow, Trial
-from results_db.rows import iteration_value
 from search_spaces.layout import Precision
 from search_spaces.losses import first_difference
-from search_spaces.outcome import Iteration, Measurement
+from search_spaces.outcome import Iteration, IterationKind, Measurement
 
 Group = tuple[int, str, int]
 """Campaign, precision and global batch size: what trains the same."""
@@ -139,6 +138,14 @@ def _losses(session: Session, trial_ids: Collection[int]) -> Mapping[int, Sequen
         .where(IterationRow.trial_id.in_(trial_ids))
         .order_by(IterationRow.trial_id, IterationRow.index)
     )
-    for row in session.execute(query):
-        found[row.trial_id].append(iteration_value(row))
+    for trial_id, index, kind, step_time_s, loss, grad_norm in session.execute(query):
+        found[trial_id].append(
+            Iteration(
+                index=index,
+                kind=cast("IterationKind", kind),
+                step_time_s=step_time_s,
+                loss=loss,
+                grad_norm=grad_norm,
+            )
+        )
     return found

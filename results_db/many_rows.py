@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, String, Table, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from results_db.base import Base
 from results_db.storable import refuse_long_text
@@ -40,16 +41,16 @@ def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, 
 
 
 def _copy(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    missing = {
+    defaults = {
         column.name: column.default.arg
         for column in table.c
-        if column.name not in rows[0] and column.default is not None and column.default.is_scalar
+        if column.name not in rows[0] and isinstance(column.default, ScalarElementColumnDefault)
     }
-    names = [*rows[0], *missing]
+    names = [*rows[0], *defaults]
     quote = connection.dialect.identifier_preparer.quote
     statement = f"COPY {quote(table.name)} ({', '.join(map(quote, names))}) FROM STDIN"
     columns = [_written(connection, table, rows, name) for name in rows[0]]
-    columns += [[value] * len(rows) for value in missing.values()]
+    columns += [[value] * len(rows) for value in defaults.values()]
     cursor = connection.connection.cursor()
     driver = connection.dialect.loaded_dbapi
     try:

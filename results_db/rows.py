@@ -7,7 +7,6 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import Row
 from sqlalchemy.orm import joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
@@ -200,8 +199,8 @@ def measurement_columns(measurement: Measurement) -> dict[str, Any]:
     return {name: getattr(measurement, name) for name in PLAIN_MEASUREMENT_FIELDS}
 
 
-def iteration_value(row: IterationRow | Row[Any]) -> Iteration:
-    """The iteration as the vocabulary knows it, from its row or the row's columns by name."""
+def iteration_value(row: IterationRow) -> Iteration:
+    """The iteration as the vocabulary knows it."""
     return Iteration(
         index=row.index,
         kind="warmup" if row.kind == "warmup" else "timed",

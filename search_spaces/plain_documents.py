@@ -51,7 +51,7 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _fields(cls: type) -> tuple[Field[Any], ...]:
+def _fields(cls: Any) -> tuple[Field[Any], ...]:
     """Those of a dataclass: a probe's document has a dozen of iterations, and each asks for them."""
     return fields(cls)
 
@@ -79,7 +79,8 @@ _FLOATS: Final = ("float", "float | None")
 
 def refuse_lone_surrogates(document: Any) -> None:
     """Refuses text that JSON can spell and nothing can store: half a surrogate pair."""
-    for f in _fields(type(document)):
+    cls: Any = type(document)
+    for f in _fields(cls):
         value = getattr(document, f.name)
         if isinstance(value, str) and not is_encodable(value):
             raise OutcomeInvalidError(
