@@ -149,7 +149,7 @@ def service(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def paths(service: Populated) -> list[str]:
-    document = httpx.get(f"{service.url}/openapi.json").json()
+    document = httpx.get(f"{service.url}/openapi.json", timeout=60).json()
     return [*document["paths"], "/docs", "/openapi.json", "/v1", "/", "*"]
 
 

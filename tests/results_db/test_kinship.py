@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
-from results_db.kinship import Kinship
-from results_db.models import MeasurementRow, Trial
+from results_db.kinship import Kinship, KnownLosses
+from results_db.models import IterationRow, MeasurementRow, Trial
 from results_db.store import Store
 from search_spaces.layout import Layout
 from search_spaces.outcome import Measurement
@@ -45,10 +45,10 @@ class Lab:
         assert self.store.post_outcome(trial_id, lease.attempt, outcome).accepted
         return trial_id
 
-    def kins(self, *asked: tuple[int, float]) -> list[int | None]:
+    def kins(self, *asked: tuple[int, float], known: KnownLosses | None = None) -> list[int | None]:
         """The kin of new measurements of one batch, by trials and by how far their losses are off."""
         with self.store._db.read() as session:
-            kinship = Kinship.of(session, [self.campaign])
+            kinship = Kinship.of(session, [self.campaign], known or KnownLosses())
             return [kinship.kin_of(session.get_one(Trial, id_), trained(off)) for id_, off in asked]
 
 
@@ -117,3 +117,26 @@ def test_other_campaigns_are_of_no_kin(lab: Lab) -> None:
     elsewhere = Lab(lab.store, "second")
     mine = elsewhere.add(LAYOUTS[0])
     assert elsewhere.kins((mine, 0.5)) == [mine]
+
+
+def test_losses_are_read_once_and_outlive_their_rows(lab: Lab) -> None:
+    first, known = lab.measure(LAYOUTS[0]), KnownLosses()
+    second, third = lab.add(LAYOUTS[1]), lab.add(LAYOUTS[2])
+    assert lab.kins((second, 0.0), known=known) == [first]
+    with lab.store._db.write() as session:
+        session.execute(delete(IterationRow))  # as retention does
+    assert lab.kins((second, 0.5), (third, 0.0), known=known) == [None, None]
+    assert lab.kins((second, 0.5)) == [first], "with nothing to compare with nothing is off"
+
+
+def test_no_more_losses_are_remembered_than_there_is_room_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results_db.kinship.MAX_KNOWN", 1)
+    known = KnownLosses()
+    trials = [lab.measure(LAYOUTS[0]), lab.measure(OTHER_BATCH)]
+    with lab.store._db.read() as session:
+        for _ in range(2):
+            for trial in trials:
+                assert list(known.of(session, [trial])) == [trial]
+        assert sorted(known.of(session, trials)) == trials

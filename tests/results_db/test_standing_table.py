@@ -204,6 +204,7 @@ def test_whatever_happens_the_table_ranks_as_all_measurements_do(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @given_histories(50)
 def test_whatever_happens_more_often_the_table_ranks_as_all_measurements_do(
     store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
