@@ -14,6 +14,7 @@ from api import docs_page, etags, problems
 from api.access import refuse_undeclared
 from api.body_limit import BodyLimit
 from api.browser_guard import BrowserGuard
+from api.described import describe_fields
 from api.event_hub import EventHub, handing_out
 from api.gate import Gate, bearer_scheme, judged, make_limits
 from api.guesses import Guesses
@@ -195,6 +196,7 @@ def _document_problems(app: FastAPI) -> None:
             problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= problem.pop("$defs", {})
             schemas["Problem"] = problem
+            describe_fields(schemas)
             for path in schema["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)

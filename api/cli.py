@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from api.collection import nothing_collected
 from api.version import version
 
 COMMANDS_GROUP: Final = "layout_tuner.commands"
@@ -28,7 +29,8 @@ class LazyGroup(click.Group):
         if entry is None:
             return super().get_command(ctx, cmd_name)
         try:
-            command = entry.load()
+            with nothing_collected():
+                command = entry.load()
         except Exception as error:
             raise click.ClickException(
                 f"the command {cmd_name!r} cannot be loaded: {type(error).__name__}: {error}"

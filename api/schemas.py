@@ -29,15 +29,13 @@ TrialId = Annotated[int, Field(ge=1, le=MAX_ID)]
 class Document(BaseModel):
     """Base of the service's documents: immutable, described by the strings under its fields."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class Request(Document):
     """Base of what clients send: unknown fields are refused, and so are values of another type."""
 
-    model_config = ConfigDict(
-        use_attribute_docstrings=True, frozen=True, extra="forbid", strict=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):

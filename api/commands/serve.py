@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.collection import keep_for_good, nothing_collected
 from api.errors import ApiError
 from api.listening import Endpoint, endpoint_options, is_loopback, listening
 from api.local_service import announced, serving
@@ -105,7 +106,9 @@ def _serve(
         announced(data, url, endpoint.tls_certificate, shared=store.is_shared),
         _ended_in_order(),
     ):
-        config = _config(create_app(settings, store), endpoint, tls)
+        with nothing_collected():
+            config = _config(create_app(settings, store), endpoint, tls)
+        keep_for_good()
         _Server(config, stopping).run(sockets=[listener])
 
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import gc
+
+from api.collection import keep_for_good, nothing_collected
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_collection_goes_on_after_the_block_where_it_did_before() -> None:
+    with nothing_collected():
+        assert not gc.isenabled()
+        with nothing_collected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_was_there_is_not_looked_through_and_what_comes_later_is() -> None:
+    kept = Node()
+    try:
+        keep_for_good()
+        assert not any(each is kept for each in gc.get_objects())
+        later = Node()
+        assert any(each is later for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
