@@ -25,8 +25,8 @@ TABLE_HEADER = {"Content-Type": "text/csv"}
 
 
 @dataclass
-class Alice:
-    """Asks in a name of her own; another has made ready what she needs."""
+class Group:
+    """Asks in a name of its own; another has made ready what it needs."""
 
     api: Api
     headers: dict[str, str]
@@ -95,17 +95,17 @@ class Alice:
 MODEL = {"preset": "tiny", "num_layers": 2}
 CLUSTER = {"preset": "frontier", "num_nodes": 2}
 
-EXAMPLES: dict[str, tuple[str, Callable[[Alice], Response]]] = {
+EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
     "create_campaign": ("campaign.create", lambda a: a.ask("POST", "/campaigns", json=CAMPAIGN)),
     "clone_campaign": ("campaign.create", lambda a: a.on_campaign("POST", "/clone")),
-    "import_campaigns": ("campaign.import", Alice.imported),
+    "import_campaigns": ("campaign.import", Group.imported),
     "update_campaign": (
         "campaign.update",
         lambda a: a.on_campaign("PATCH", json={"notes": "look"}),
     ),
-    "delete_campaign": ("campaign.delete", Alice.deleted),
+    "delete_campaign": ("campaign.delete", Group.deleted),
     "pause_campaign": ("campaign.pause", lambda a: a.on_campaign("POST", "/pause")),
-    "resume_campaign": ("campaign.resume", Alice.resumed),
+    "resume_campaign": ("campaign.resume", Group.resumed),
     "cancel_campaign": ("campaign.cancel", lambda a: a.on_campaign("POST", "/cancel")),
     "repeat_trial": ("trial.repeat", lambda a: a.on_trial("repeat", "COMPLETED")),
     "requeue_trial": ("trial.requeue", lambda a: a.on_trial("requeue", "FAILED")),
@@ -116,7 +116,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[Alice], Response]]] = {
     "delete_cluster": ("cluster.delete", lambda a: a.on_described("DELETE", "cluster", CLUSTER)),
     "quarantine_node": ("node.quarantine", lambda a: a.on_node("quarantine")),
     "release_node": ("node.release", lambda a: a.on_node("release")),
-    "register_worker": ("worker.register", Alice.registered),
+    "register_worker": ("worker.register", Group.registered),
     "drain_worker": (
         "worker.drain",
         lambda a: a.ask("DELETE", f"/workers/{a.api.register()}"),
@@ -125,15 +125,15 @@ EXAMPLES: dict[str, tuple[str, Callable[[Alice], Response]]] = {
         "token.create",
         lambda a: a.ask("POST", "/tokens", json={"name": "ci", "role": "viewer"}),
     ),
-    "revoke_token": ("token.revoke", Alice.revoked),
+    "revoke_token": ("token.revoke", Group.revoked),
 }
 """A change by each route, and what the audit calls it."""
 
 
 @pytest.fixture
-def alice(api: Api) -> Alice:
-    made = api.post("/tokens", {"name": "alice", "role": "admin"}, 201)
-    return Alice(api, {"Authorization": f"Bearer {made['token']}"})
+def group(api: Api) -> Group:
+    made = api.post("/tokens", {"name": "physics", "role": "admin"}, 201)
+    return Group(api, {"Authorization": f"Bearer {made['token']}"})
 
 
 def test_every_route_that_changes_something_is_tried_here() -> None:
@@ -142,19 +142,19 @@ def test_every_route_that_changes_something_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("operation", EXAMPLES)
-def test_a_change_is_audited_with_who_and_what(alice: Alice, operation: str) -> None:
+def test_a_change_is_audited_with_who_and_what(group: Group, operation: str) -> None:
     action, change = EXAMPLES[operation]
-    answer = change(alice)
+    answer = change(group)
     assert answer.is_success, answer.text
-    (entry, *_) = alice.api.store.audit(actor="alice")
+    (entry, *_) = group.api.store.audit(actor="physics")
     assert (entry.action, entry.role, entry.address) == (action, "admin", "testclient")
     assert entry.target
-    assert len(alice.api.store.audit(actor="alice")) == 1
+    assert len(group.api.store.audit(actor="physics")) == 1
 
 
-def test_what_is_refused_and_what_is_read_is_not_audited(alice: Alice) -> None:
-    alice.api.submit()
-    before = alice.api.store.audit()
+def test_what_is_refused_and_what_is_read_is_not_audited(group: Group) -> None:
+    group.api.submit()
+    before = group.api.store.audit()
     for method, path in (
         ("GET", "/campaigns/first"),
         ("GET", "/audit"),
@@ -162,6 +162,6 @@ def test_what_is_refused_and_what_is_read_is_not_audited(alice: Alice) -> None:
         ("POST", "/trials/4711/cancel"),
         ("DELETE", "/tokens/4711"),
     ):
-        alice.ask(method, path)
-    assert alice.ask("POST", "/campaigns", json=CAMPAIGN).status_code == 409
-    assert alice.api.store.audit() == before
+        group.ask(method, path)
+    assert group.ask("POST", "/campaigns", json=CAMPAIGN).status_code == 409
+    assert group.api.store.audit() == before

@@ -332,15 +332,17 @@ def as_token(api: Api, name: str, role: str = "submitter") -> dict[str, str]:
 
 
 def test_every_change_is_audited_with_who_made_it(http: TestClient, api: Api) -> None:
-    ada = as_token(api, "ada")
-    assert http.post("/v1/campaigns", json=CAMPAIGN, headers=ada).json()["created_by"] == "ada"
-    http.patch("/v1/campaigns/first", json={"budget": {"trials": 9}}, headers=ada)
-    http.post("/v1/campaigns/first/clone", headers=ada)
-    http.post("/v1/campaigns/first/cancel", headers=ada)
-    assert http.delete("/v1/campaigns/first", headers=ada).status_code == 204
-    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=ada)
-    assert http.delete("/v1/models/mine", headers=ada).status_code == 204
-    entries = [each for each in api.get("/audit")["entries"] if each["actor"] == "ada"]
+    physics = as_token(api, "physics")
+    assert (
+        http.post("/v1/campaigns", json=CAMPAIGN, headers=physics).json()["created_by"] == "physics"
+    )
+    http.patch("/v1/campaigns/first", json={"budget": {"trials": 9}}, headers=physics)
+    http.post("/v1/campaigns/first/clone", headers=physics)
+    http.post("/v1/campaigns/first/cancel", headers=physics)
+    assert http.delete("/v1/campaigns/first", headers=physics).status_code == 204
+    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=physics)
+    assert http.delete("/v1/models/mine", headers=physics).status_code == 204
+    entries = [each for each in api.get("/audit")["entries"] if each["actor"] == "physics"]
     assert [each["action"] for each in reversed(entries)] == [
         "campaign.create",
         "campaign.update",
@@ -356,23 +358,23 @@ def test_every_change_is_audited_with_who_made_it(http: TestClient, api: Api) ->
 
 
 def test_a_submitter_changes_what_is_his_alone(http: TestClient, api: Api) -> None:
-    ada, bob = as_token(api, "ada"), as_token(api, "bob")
-    http.post("/v1/campaigns", json=CAMPAIGN, headers=ada)
-    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=ada)
+    physics, chemistry = as_token(api, "physics"), as_token(api, "chemistry")
+    http.post("/v1/campaigns", json=CAMPAIGN, headers=physics)
+    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=physics)
     refused = [
-        http.patch("/v1/campaigns/first", json={"notes": "x"}, headers=bob),
-        http.delete("/v1/campaigns/first", headers=bob),
-        http.put("/v1/models/mine", json={"preset": "small"}, headers=bob),
-        http.delete("/v1/models/mine", headers=bob),
+        http.patch("/v1/campaigns/first", json={"notes": "x"}, headers=chemistry),
+        http.delete("/v1/campaigns/first", headers=chemistry),
+        http.put("/v1/models/mine", json={"preset": "small"}, headers=chemistry),
+        http.delete("/v1/models/mine", headers=chemistry),
     ]
     assert [answer.status_code for answer in refused] == [403] * 4
-    clone = http.post("/v1/campaigns/first/clone", headers=bob)
-    assert (clone.status_code, clone.json()["created_by"]) == (201, "bob")
+    clone = http.post("/v1/campaigns/first/clone", headers=chemistry)
+    assert (clone.status_code, clone.json()["created_by"]) == (201, "chemistry")
 
 
 def test_the_keys_of_two_senders_do_not_meet(http: TestClient, api: Api) -> None:
-    ada, bob = as_token(api, "ada"), as_token(api, "bob")
-    send(http, "k", **ada)
-    other = send(http, "k", body={**CAMPAIGN, "name": "second"}, **bob)
+    physics, chemistry = as_token(api, "physics"), as_token(api, "chemistry")
+    send(http, "k", **physics)
+    other = send(http, "k", body={**CAMPAIGN, "name": "second"}, **chemistry)
     assert other.status_code == 201
     assert "Idempotent-Replay" not in other.headers

@@ -37,7 +37,7 @@ def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that does not answer."""
 
     def refuse(*_: Any) -> Any:
-        raise DatabaseUnavailableError("the database db.example of user ada cannot be used")
+        raise DatabaseUnavailableError("the database db.example of user service cannot be used")
 
     for name in ("driver_seen_at", "why_not_usable", "vital_signs"):
         monkeypatch.setattr(http.app.state.store, name, refuse)  # type: ignore[attr-defined]

@@ -107,13 +107,15 @@ def test_a_data_directory_s_own_database_is_not_shared(
 def test_a_database_that_refuses_is_one_clear_line_without_the_password(
     tmp_path: Path, command: str
 ) -> None:
-    url = "postgresql://ada:open-sesame@127.0.0.1:1/tuning"
+    url = "postgresql://service:open-sesame@127.0.0.1:1/tuning"
     port = () if command == "driver" else ("--port", "0")
     where = ("--data-dir", str(tmp_path / "data"))
     refused = run_command(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("Error: the database postgresql://ada@127.0.0.1:1/tuning cannot be used")
+    assert line.startswith(
+        "Error: the database postgresql://service@127.0.0.1:1/tuning cannot be used"
+    )
     logs = (tmp_path / "data" / "logs").glob("*.log")
     assert "sesame" not in line + "".join(log.read_text() for log in logs)
 

@@ -36,19 +36,19 @@ def run(service: ServeProcess) -> Any:
 def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
     service: ServeProcess, run: Any, tmp_path: Path
 ) -> None:
-    made = run(token, "create", "alice", "--role", "submitter", "--expires-in", "90d")
+    made = run(token, "create", "physics", "--role", "submitter", "--expires-in", "90d")
     assert made.exit_code == 0, made.output
     (printed,) = made.stdout.splitlines()
     assert made.stderr.startswith("token ")
-    assert "of alice: submitter until 20" in made.stderr
+    assert "of physics: submitter until 20" in made.stderr
     file = tmp_path / "token"
     file.write_text(printed)
     options = ["--url", service.service["url"], "--token-file", str(file)]
     who = run(whoami, *options)
-    assert who.stdout.startswith("alice: submitter until 20")
+    assert who.stdout.startswith("physics: submitter until 20")
     refused = run(token, "list", *options)
     assert refused.exit_code == 1
-    assert "'alice' has the role submitter, and list_tokens takes admin" in refused.stderr
+    assert "'physics' has the role submitter, and list_tokens takes admin" in refused.stderr
 
 
 def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Any, tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ def test_times_are_printed_in_utc_and_say_so(run: Any) -> None:
 
 
 def test_the_audit_says_who_changed_what(run: Any) -> None:
-    run(token, "create", "bob", "--role", "viewer")
-    listed = run(audit, "--of", "bob", "--within", "1h")
+    run(token, "create", "chemistry", "--role", "viewer")
+    listed = run(audit, "--of", "chemistry", "--within", "1h")
     assert listed.exit_code == 0, listed.output
     assert "token.create" in listed.stdout
     assert "role=viewer" in listed.stdout
     assert "127.0.0.1" in listed.stdout
-    (entry,) = json.loads(run(audit, "--of", "bob", "--json").stdout)
+    (entry,) = json.loads(run(audit, "--of", "chemistry", "--json").stdout)
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
     assert json.loads(run(audit, "--by", "nobody", "--json").stdout) == []
     assert run(audit, "--within", "ever").exit_code == 2

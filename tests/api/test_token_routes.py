@@ -97,25 +97,25 @@ def test_names_that_cannot_be_and_ends_that_are_past_are_refused(api: Api) -> No
 
 
 def test_the_audit_tells_who_did_what_and_goes_on_page_by_page(api: Api) -> None:
-    alice = make(api, "alice", "submitter")
-    headers = bearer(alice["token"])
+    physics = make(api, "physics", "submitter")
+    headers = bearer(physics["token"])
     assert api.http.post("/v1/campaigns", json=CAMPAIGN, headers=headers).status_code == 201
     assert api.http.post("/v1/campaigns/first/pause", headers=headers).status_code == 200
     api.post("/campaigns/first/resume")
     entries = api.get("/audit")["entries"]
     assert [(entry["actor"], entry["action"], entry["target"]) for entry in entries] == [
         ("local", "campaign.resume", "first"),
-        ("alice", "campaign.pause", "first"),
-        ("alice", "campaign.create", "first"),
-        ("local", "token.create", "alice"),
+        ("physics", "campaign.pause", "first"),
+        ("physics", "campaign.create", "first"),
+        ("local", "token.create", "physics"),
     ]
-    assert entries[1]["token_id"] == alice["id"]
+    assert entries[1]["token_id"] == physics["id"]
     assert entries[1]["address"] == "testclient"
     first = api.get("/audit", limit=3)
     second = api.get("/audit", limit=3, cursor=first["next_cursor"])
     assert first["entries"] + second["entries"] == entries
     assert second["next_cursor"] is None
-    assert api.get("/audit", actor="alice", limit=1)["entries"] == [entries[1]]
+    assert api.get("/audit", actor="physics", limit=1)["entries"] == [entries[1]]
     assert api.get("/audit", target="first", since=entries[0]["at"])["entries"] == [entries[0]]
     assert api.get("/audit", action="token.revoke")["entries"] == []
     assert "cursor" in api.get("/audit", status=400, cursor="x")["detail"]
@@ -127,9 +127,9 @@ def test_a_question_that_is_none_is_refused(api: Api, query: dict[str, Any]) -> 
 
 
 def test_a_campaign_belongs_to_the_name_that_submitted_it(api: Api) -> None:
-    held = bearer(make(api, "alice", "submitter")["token"])
+    held = bearer(make(api, "physics", "submitter")["token"])
     api.http.post("/v1/campaigns", json=CAMPAIGN, headers=held)
-    assert api.store.campaign_by_name("first").created_by == "alice"
+    assert api.store.campaign_by_name("first").created_by == "physics"
 
 
 def test_when_a_token_was_used_last_is_kept_as_the_service_ends(tmp_path: Path) -> None:

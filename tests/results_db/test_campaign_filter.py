@@ -14,8 +14,8 @@ from tests.results_db.factories import START, TurnableClock, make_spec
 @pytest.fixture
 def names(store: Store, clock: TurnableClock) -> Store:
     """Four campaigns, a minute apart."""
-    ada = store.by(Actor(name="ada", role="submitter"))
-    ada.create_campaign(make_spec("Sweep-1", model={"name": "gpt"}), num_legal_layouts=1)
+    physics = store.by(Actor(name="physics", role="submitter"))
+    physics.create_campaign(make_spec("Sweep-1", model={"name": "gpt"}), num_legal_layouts=1)
     clock.forward(60)
     store.create_campaign(make_spec("sweep_2", cluster="frontier"), num_legal_layouts=1)
     clock.forward(60)
@@ -34,7 +34,7 @@ def names(store: Store, clock: TurnableClock) -> Store:
         ({"model": "gpt"}, ["Sweep-1"]),
         ({"cluster": "frontier"}, ["sweep_2"]),
         ({"strategy": "guided"}, ["50%"]),
-        ({"created_by": "ada"}, ["Sweep-1"]),
+        ({"created_by": "physics"}, ["Sweep-1"]),
         ({"states": ("PAUSED",)}, ["50%"]),
         ({"states": ("PAUSED", "RUNNING"), "model": "gpt"}, ["Sweep-1"]),
         ({"objective": "tokens_per_s"}, ["both"]),

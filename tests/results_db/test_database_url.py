@@ -8,18 +8,21 @@ from results_db.errors import DatabaseUrlInvalidError
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_a_postgresql_is_named_by_any_of_its_schemes(scheme: str) -> None:
-    url = postgresql_url(f"{scheme}://ada:s%40cret@db.example:5433/tuning?sslmode=require")
-    assert url == "postgresql+psycopg://ada:s%40cret@db.example:5433/tuning?sslmode=require"
+    url = postgresql_url(f"{scheme}://service:s%40cret@db.example:5433/tuning?sslmode=require")
+    assert url == "postgresql+psycopg://service:s%40cret@db.example:5433/tuning?sslmode=require"
 
 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("mysql://ada:sesame@db/tuning", "begins with mysql://, and only postgresql://"),
-        ("postgresql+asyncpg://ada:sesame@db/tuning", r"begins with postgresql\+asyncpg://"),
+        ("mysql://service:sesame@db/tuning", "begins with mysql://, and only postgresql://"),
+        ("postgresql+asyncpg://service:sesame@db/tuning", r"begins with postgresql\+asyncpg://"),
         ("sqlite:////tmp/sesame.sqlite3", "SQLite needs no URL"),
-        ("postgresql://ada:sesame@db", "postgresql://ada@db names no database"),
-        ("postgresql://ada:ses@me:x@db:port/tuning", "URL is none: write postgresql://USER@HOST"),
+        ("postgresql://service:sesame@db", "postgresql://service@db names no database"),
+        (
+            "postgresql://service:ses@me:x@db:port/tuning",
+            "URL is none: write postgresql://USER@HOST",
+        ),
         ("tuning sesame", "URL is none"),
         ("", "URL is none"),
     ],
@@ -34,6 +37,6 @@ def test_what_is_no_address_of_a_postgresql_is_refused_without_showing_it(
 
 
 def test_an_address_is_shown_without_its_secrets() -> None:
-    url = "postgresql://ada:sesame@db/tuning?sslmode=require&password=sesame&sslpassword=sesame"
-    assert shown(url) == "postgresql://ada@db/tuning?sslmode=require"
+    url = "postgresql://service:sesame@db/tuning?sslmode=require&password=sesame&sslpassword=sesame"
+    assert shown(url) == "postgresql://service@db/tuning?sslmode=require"
     assert shown("sqlite:////srv/data/results.sqlite3") == "/srv/data/results.sqlite3"

@@ -102,7 +102,7 @@ def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path, command:
 
 
 def test_no_password_is_shown(tmp_path: Path) -> None:
-    url = "postgresql://ada:hunter2@127.0.0.1:1/tuner"
+    url = "postgresql://service:hunter2@127.0.0.1:1/tuner"
     for command in (("check",), ("backup", str(tmp_path / "b")), ("upgrade",)):
         refused = run(*command, "--database", url)
         assert refused.exit_code == 1

@@ -24,12 +24,12 @@ KINDS: list[DescriptionKind] = ["model", "cluster"]
 def test_one_is_kept_replaced_and_deleted(
     store: Store, clock: TurnableClock, kind: DescriptionKind
 ) -> None:
-    ada = store.by(Actor(name="ada", role="submitter"))
-    made, is_new = ada.put_description(kind, "mine", {"size": 1}, notes="guessed")
-    assert (is_new, made.created_by, made.notes) == (True, "ada", "guessed")
+    physics = store.by(Actor(name="physics", role="submitter"))
+    made, is_new = physics.put_description(kind, "mine", {"size": 1}, notes="guessed")
+    assert (is_new, made.created_by, made.notes) == (True, "physics", "guessed")
     clock.forward(60)
     again, is_new = store.put_description(kind, "mine", {"size": 2})
-    assert (is_new, again.created_by, again.description) == (False, "ada", {"size": 2})
+    assert (is_new, again.created_by, again.description) == (False, "physics", {"size": 2})
     assert again.created_at < again.updated_at
     assert store.description(kind, "mine") == again
     store.delete_description(kind, "mine")
@@ -40,16 +40,16 @@ def test_one_is_kept_replaced_and_deleted(
 def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
     store: Store, kind: DescriptionKind
 ) -> None:
-    ada = store.by(Actor(name="ada", role="submitter"))
-    bob = store.by(Actor(name="bob", role="submitter"))
-    made, _ = ada.put_description(kind, "mine", {"size": 1})
-    with pytest.raises(DescriptionOwnedError, match="belongs to 'ada'"):
-        bob.put_description(kind, "mine", {"size": 2})
-    with pytest.raises(DescriptionOwnedError, match="belongs to 'ada'"):
-        bob.delete_description(kind, "mine")
+    physics = store.by(Actor(name="physics", role="submitter"))
+    chemistry = store.by(Actor(name="chemistry", role="submitter"))
+    made, _ = physics.put_description(kind, "mine", {"size": 1})
+    with pytest.raises(DescriptionOwnedError, match="belongs to 'physics'"):
+        chemistry.put_description(kind, "mine", {"size": 2})
+    with pytest.raises(DescriptionOwnedError, match="belongs to 'physics'"):
+        chemistry.delete_description(kind, "mine")
     assert store.description(kind, "mine") == made
-    store.by(Actor(name="bob", role="admin")).put_description(kind, "mine", {"size": 3})
-    ada.delete_description(kind, "mine")
+    store.by(Actor(name="chemistry", role="admin")).put_description(kind, "mine", {"size": 3})
+    physics.delete_description(kind, "mine")
 
 
 @pytest.mark.parametrize("kind", KINDS)

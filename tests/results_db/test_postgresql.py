@@ -54,8 +54,10 @@ def test_a_server_that_is_not_there_is_named_with_its_port() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        line = refusal(f"postgresql://ada:{PASSWORD}@127.0.0.1:{port}/tuning")
-    assert line.startswith(f"the database postgresql://ada@127.0.0.1:{port}/tuning cannot be used:")
+        line = refusal(f"postgresql://service:{PASSWORD}@127.0.0.1:{port}/tuning")
+    assert line.startswith(
+        f"the database postgresql://service@127.0.0.1:{port}/tuning cannot be used:"
+    )
     assert "Connection refused" in line
 
 

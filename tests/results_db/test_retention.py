@@ -94,7 +94,7 @@ def test_events_go_but_for_the_newest_of_each_campaign(
 def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
     store: Store, campaigns: tuple[int, int]
 ) -> None:
-    someone = store.by(Actor(name="ada", role="admin"))
+    someone = store.by(Actor(name="physics", role="admin"))
     number = count(store, "audit")
     assert store.prune(Retention(events=None)).audit == 0
     pruned = someone.prune(Retention(audit=5, events=None))
@@ -102,7 +102,7 @@ def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
     assert count(store, "audit") == number - pruned.audit + 1
     with store._db.read() as session:
         newest = session.execute(text("SELECT actor, action FROM audit ORDER BY id DESC LIMIT 1"))
-        assert newest.one() == ("ada", "database.prune")
+        assert newest.one() == ("physics", "database.prune")
 
 
 def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
@@ -112,7 +112,7 @@ def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: Turna
             session.execute(
                 text(
                     "INSERT INTO idempotency_keys (actor, key, request_hash, campaign_id, created_at) "
-                    "VALUES ('ada', :key, 'h', :campaign, :at)"
+                    "VALUES ('physics', :key, 'h', :campaign, :at)"
                 ),
                 {"key": key, "campaign": campaign, "at": clock().strftime("%F %T.%f")},
             )
@@ -122,9 +122,9 @@ def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: Turna
     keep("young", "two")
     assert store.prune(Retention(events=None)).requests == 1
     assert len(store.campaigns()) == 2
-    ada = store.by(Actor(name="ada", role="submitter"))
-    assert ada.campaign_of_request(RequestKey(key="old", request_hash="h")) is None
-    assert ada.campaign_of_request(RequestKey(key="young", request_hash="h")) is not None
+    physics = store.by(Actor(name="physics", role="submitter"))
+    assert physics.campaign_of_request(RequestKey(key="old", request_hash="h")) is None
+    assert physics.campaign_of_request(RequestKey(key="young", request_hash="h")) is not None
 
 
 def test_more_rows_than_a_transaction_takes_all_go(

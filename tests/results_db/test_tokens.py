@@ -10,13 +10,13 @@ from results_db.store import Store
 from results_db.tokens import hash_of_token
 from tests.results_db.factories import TurnableClock
 
-ALICE = Actor(name="alice", role="admin", address="192.0.2.7")
+OPERATIONS = Actor(name="operations", role="admin", address="192.0.2.7")
 
 
 def test_a_token_is_found_by_its_hash_and_kept_nowhere(store: Store) -> None:
-    record, token = store.by(ALICE).create_token("ci", "submitter")
+    record, token = store.by(OPERATIONS).create_token("ci", "submitter")
     assert store.token_by_hash(hash_of_token(token.encode())) == record
-    assert (record.name, record.role, record.created_by) == ("ci", "submitter", "alice")
+    assert (record.name, record.role, record.created_by) == ("ci", "submitter", "operations")
     assert token not in repr(store.tokens())
     assert token not in repr(store.audit())
     assert store.token_by_hash(hash_of_token(b"another")) is None
@@ -85,16 +85,16 @@ def test_the_audit_says_who_changed_what_from_where_and_when(
     store: Store, clock: TurnableClock
 ) -> None:
     began = clock()
-    token, _ = store.by(ALICE).create_token("ci", "viewer")
+    token, _ = store.by(OPERATIONS).create_token("ci", "viewer")
     clock.forward(60)
     store.revoke_token(token.id)
     revoked, created = store.audit()
-    assert (created.actor, created.role, created.address) == ("alice", "admin", "192.0.2.7")
+    assert (created.actor, created.role, created.address) == ("operations", "admin", "192.0.2.7")
     assert (created.action, created.target_kind, created.target) == ("token.create", "token", "ci")
     assert created.details == {"role": "viewer", "expires_at": None}
     assert (created.at, revoked.at) == (began, clock())
     assert (revoked.actor, revoked.action) == ("system", "token.revoke")
-    assert store.audit(actor="alice") == [created]
+    assert store.audit(actor="operations") == [created]
     assert store.audit(action="token.revoke") == [revoked]
     assert store.audit(target_kind="token", target="ci", limit=1) == [revoked]
     assert store.audit(target="another") == []

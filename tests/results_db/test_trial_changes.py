@@ -52,8 +52,8 @@ def test_a_completed_trial_is_measured_again_as_often_as_wished(
     store: Store, campaign: int, worker: str
 ) -> None:
     trial = ended(store, campaign, worker)
-    ann = store.by(Actor(name="ann", role="submitter"))
-    added = ann.measure_again(trial.id, times=3)
+    physics = store.by(Actor(name="physics", role="submitter"))
+    added = physics.measure_again(trial.id, times=3)
     assert [(t.number, t.state, t.repeat_of, t.repeat_index) for t in added] == [
         (2, "PENDING", trial.id, 1),
         (3, "PENDING", trial.id, 2),
@@ -62,7 +62,7 @@ def test_a_completed_trial_is_measured_again_as_often_as_wished(
     assert {t.layout for t in added} == {PLAIN}
     assert audit(store) == [
         (
-            "ann",
+            "physics",
             "trial.repeat",
             str(trial.id),
             {"campaign": "first", "number": 1, "added": [2, 3, 4]},
