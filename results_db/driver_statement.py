@@ -44,10 +44,14 @@ class _Compiled:
     constants: Mapping[str, Any]
     order: Sequence[str] | None
     """Names of the parameters where the driver numbers them; None: it names them."""
+    checks: Mapping[str, Convert]
+    """What becomes of a parameter before the driver has it; raises what a value does not fit."""
     converters: Sequence[tuple[int, Convert]]
 
     def parameters(self, values: Mapping[str, Any]) -> Any:
         given = {**self.constants, **values}
+        for name, check in self.checks.items():
+            given[name] = check(given[name])
         return given if self.order is None else tuple(given[name] for name in self.order)
 
     def converted(self, rows: Sequence[Place]) -> Sequence[Place]:
@@ -70,7 +74,16 @@ def _compiled(statement: DriverStatement, dialect: Dialect) -> _Compiled:
         convert = column.type.dialect_impl(dialect).result_processor(dialect, None)
         if convert is not None:
             converters.append((place, convert))
+    checks = {
+        name: check
+        for bound, name in compiled.bind_names.items()
+        if (check := bound.type.dialect_impl(dialect).bind_processor(dialect)) is not None
+    }
     order = getattr(compiled, "positiontup", None) if dialect.positional else None
     return _Compiled(
-        sql=str(compiled), constants=compiled.params, order=order, converters=converters
+        sql=str(compiled),
+        constants=compiled.params,
+        order=order,
+        checks=checks,
+        converters=converters,
     )
