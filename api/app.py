@@ -123,12 +123,6 @@ async def _at_work(
 
 
 def _include_routes(app: FastAPI) -> None:
-    app.include_router(health.router)
-    app.include_router(
-        health.metrics_router,
-        dependencies=[Depends(bearer_scheme), Depends(judged)],
-        responses=_REFUSALS,
-    )
     # Workers ask most often, and routes are looked through in this order.
     for routes in (
         workers,
@@ -150,6 +144,12 @@ def _include_routes(app: FastAPI) -> None:
             dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
             responses=_REFUSALS,
         )
+    app.include_router(health.router)
+    app.include_router(
+        health.metrics_router,
+        dependencies=[Depends(bearer_scheme), Depends(judged)],
+        responses=_REFUSALS,
+    )
 
 
 def _guard(app: FastAPI, settings: Settings, store: Store) -> None:

@@ -19,6 +19,7 @@ from results_db.allocation_records import (
 )
 from results_db.records import TrialState, WorkerRecord
 from search_spaces.duration import MAX_DURATION_S
+from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import Outcome
 from search_spaces.reading import shown
 
@@ -227,9 +228,13 @@ def _refuse_doubles(nodes: list[_Named]) -> list[_Named]:
 
 def _read_outcome(document: Any) -> Outcome:
     """Reads an outcome with its own reader, which repairs nothing."""
-    for text in texts_of(document):
-        _refuse_half_pairs(text)
-    return Outcome.from_mapping(document)
+    try:
+        return Outcome.from_mapping(document)
+    except SearchSpaceError:
+        # Its words may quote what no answer can hold; what is taken has been looked at, text by text.
+        for text in texts_of(document):
+            _refuse_half_pairs(text)
+        raise
 
 
 class OutcomePost(Request):
