@@ -232,10 +232,20 @@ def _layouts() -> Iterator[Layout]:
 
 
 def _outcome(layout: Layout, step_time_s: float) -> Outcome:
+    return Outcome(
+        state="completed",
+        duration_s=9.0,
+        log_tail="the last line\n",
+        measurement=_measurement(layout, step_time_s),
+        environment=_ENVIRONMENT,
+    )
+
+
+def _measurement(layout: Layout, step_time_s: float) -> Measurement:
     tokens_per_s = TOKENS_PER_STEP / step_time_s
     per_device = tokens_per_s / layout.num_devices
     peak = 40 << 30
-    measurement = Measurement(
+    return Measurement(
         step_time_s=step_time_s,
         step_time_q25_s=0.99 * step_time_s,
         step_time_q75_s=1.01 * step_time_s,
@@ -253,16 +263,7 @@ def _outcome(layout: Layout, step_time_s: float) -> Outcome:
         peak_reserved_bytes_by_stage=tuple(peak + 1 for _ in range(layout.pp)),
         memory_kind="allocator",
         oversubscribed=False,
-        iterations=tuple(
-            Iteration(
-                index=index,
-                kind="warmup" if index < WARMUP else "timed",
-                step_time_s=step_time_s * (1 + (index - WARMUP - 1) / 500),
-                loss=6.0 - index / 10,
-                grad_norm=1.5,
-            )
-            for index in range(WARMUP + TIMED)
-        ),
+        iterations=_iterations(step_time_s),
         breakdown=Breakdown(
             compute_s=0.5 * step_time_s,
             tp_s=0.2 * step_time_s,
@@ -273,22 +274,30 @@ def _outcome(layout: Layout, step_time_s: float) -> Outcome:
         ),
         warmup_settled=True,
     )
-    environment = Environment(
-        host="node-1",
-        device="a device",
-        backend="nccl",
-        python_version="3.11.9",
-        torch_version="2.13.0",
-        numpy_version="2.4",
-        git_revision="0123456789ab",
+
+
+def _iterations(step_time_s: float) -> tuple[Iteration, ...]:
+    return tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < WARMUP else "timed",
+            step_time_s=step_time_s * (1 + (index - WARMUP - 1) / 500),
+            loss=6.0 - index / 10,
+            grad_norm=1.5,
+        )
+        for index in range(WARMUP + TIMED)
     )
-    return Outcome(
-        state="completed",
-        duration_s=9.0,
-        log_tail="the last line\n",
-        measurement=measurement,
-        environment=environment,
-    )
+
+
+_ENVIRONMENT: Final = Environment(
+    host="node-1",
+    device="a device",
+    backend="nccl",
+    python_version="3.11.9",
+    torch_version="2.13.0",
+    numpy_version="2.4",
+    git_revision="0123456789ab",
+)
 
 
 def _spec() -> dict[str, Any]:

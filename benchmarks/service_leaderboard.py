@@ -45,7 +45,7 @@ LEADERBOARD_NOTES: Final = f"""\
 `layout-tuner serve` over one kept connection; read to the last byte and not parsed. Every campaign has {TRIALS:,} completed trials, 20 of them \
 repeats; trials of all campaigns lie between each other
 - The bare query is `benchmarks/bare_leaderboard.py`: the campaign by its name, the best {LIMIT} rows of the table of standings joined with their trials, \
-measurements and breakdowns (80 columns), the peaks of their stages, the repeats' spread, the total and the source, by sqlite3 or psycopg with \
+measurements and breakdowns (68 columns), the peaks of their stages, the repeats' spread, the total and the source, by sqlite3 or psycopg with \
 prepared statements, in one read transaction, fetched as tuples. It reads the same table of standings: from trials, measurements and iterations alone \
 (the third figure) SQL has no Student's t, and takes as long as said there to rank and pool
 - Pages and bare queries take turns, each of a campaign drawn at random, {ROUNDS_A_SCALE * 8} of each; a ratio is that of the two p99s. \
