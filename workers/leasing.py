@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from typing import Final
 
 from workers.errors import (
     TokenRefusedError,
@@ -27,6 +28,9 @@ from workers.worker_events import (
 
 _LOG = logging.getLogger(__name__)
 
+_CATCH_UP_WITHIN_S: Final = 10.0
+"""For outcomes that waited for the service: a call that began while it was away may take as long."""
+
 
 class Leasing:
     """Asks for trials and registers anew, as it is told; each order is answered by one event.
@@ -36,16 +40,26 @@ class Leasing:
         identity: who this is.
         worker_id: the session.
         events: where the answers go.
+        catch_up: called before the next try once the service was away, with seconds that it may take;
+            raises where the service still is.
     """
 
     def __init__(
-        self, client: LeaseClient, identity: WorkerIdentity, worker_id: str, events: Events
+        self,
+        client: LeaseClient,
+        identity: WorkerIdentity,
+        worker_id: str,
+        events: Events,
+        *,
+        catch_up: Callable[[float], None],
     ) -> None:
         self.worker_id = worker_id
         """The newest session."""
         self._client = client
         self._identity = identity
         self._events = events
+        self._catch_up = catch_up
+        self._was_away = False
         self._orders: SimpleQueue[tuple[str, LeaseAsk] | None] = SimpleQueue()
         self._closing = threading.Event()
         self._pauses: Iterator[float] = pauses()
@@ -89,6 +103,7 @@ class Leasing:
         except WorkerUnknownError:
             return None if order is None else SessionLost(worker_id=order[0])
         except WorkerError as error:
+            self._was_away = True
             pause_s = next(self._pauses)
             if not self._closing.is_set():
                 _LOG.warning("%s; trying again in %.1f s", error, pause_s)
@@ -98,6 +113,7 @@ class Leasing:
         except Exception as error:  # without this thread the worker would be idle for ever
             return WorkerBroken(error=error)
         self._pauses = pauses()
+        self._was_away = False
         return event
 
     def _registered(self) -> WorkerEvent:
@@ -106,5 +122,7 @@ class Leasing:
         return SessionBegan(registration=registration)
 
     def _leased(self, worker_id: str, ask: LeaseAsk) -> WorkerEvent:
+        if self._was_away:
+            self._catch_up(_CATCH_UP_WITHIN_S)
         lease = self._client.lease(worker_id, ask)
         return LeaseAnswered(worker_id=worker_id, ask=ask, lease=lease)

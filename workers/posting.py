@@ -8,7 +8,7 @@ import time
 from queue import SimpleQueue
 from typing import Final
 
-from workers.errors import WorkerError
+from workers.errors import ServiceUnreachableError, WorkerError
 from workers.outbox import Outbox
 from workers.protocol import OutcomeReport
 from workers.service_http import pauses
@@ -32,6 +32,10 @@ class Posting:
         self._news = threading.Event()
         self._news.set()  # of an earlier process, perhaps
         self._closing = threading.Event()
+        self._hurried = threading.Event()
+        self._lock = threading.Lock()
+        self._num_unkept = 0
+        self._has_caught_up = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="outcome-keeper", daemon=True)
         self._poster = threading.Thread(target=self._post, name="outcome-poster", daemon=True)
         self._keeper.start()
@@ -39,7 +43,25 @@ class Posting:
 
     def take(self, report: OutcomeReport) -> None:
         """Takes an outcome on; returns at once."""
+        with self._lock:
+            self._num_unkept += 1
+            self._has_caught_up.clear()
         self._reports.put(report)
+
+    def catch_up(self, within_s: float) -> None:
+        """Returns once no outcome waits for a service that was away: each is posted, or has other troubles.
+
+        A trial whose lease ran out meanwhile would otherwise be leased again before its outcome is known.
+
+        Args:
+            within_s: how long that may take.
+
+        Raises:
+            ServiceUnreachableError: outcomes still wait.
+        """
+        self._hurried.set()
+        if not self._has_caught_up.wait(within_s):
+            raise ServiceUnreachableError("outcomes wait to be posted before trials are leased")
 
     def close(self, within_s: float) -> None:
         """Keeps what was taken, tries once more to post it, and ends the threads.
@@ -52,6 +74,7 @@ class Posting:
         self._keeper.join(within_s)
         self._closing.set()
         self._news.set()
+        self._hurried.set()
         self._poster.join(max(0.0, give_up_at - time.monotonic()))
         self._outbox.close()
 
@@ -62,6 +85,8 @@ class Posting:
             except Exception:  # the next outcomes are to be kept all the same
                 _LOG.exception("the outcome of trial id %d is lost", report.trial_id)
             self._news.set()
+            with self._lock:
+                self._num_unkept -= 1
 
     def _post(self) -> None:
         pause = pauses()
@@ -72,16 +97,25 @@ class Posting:
             try:
                 pause_s = _LOOK_AGAIN_S if self._outbox.post() else None
                 pause = pauses()
+                self._note_catching_up()
             except Exception as error:  # outcomes have no other way to the service than this thread
+                if not isinstance(error, ServiceUnreachableError):
+                    self._note_catching_up()  # the service is there: whatever else it is asked is heard
                 pause_s = next(pause)
                 trace = None if isinstance(error, WorkerError) else error
                 _LOG.warning(
                     "%s; outcomes are posted again in %.1f s", error, pause_s, exc_info=trace
                 )
-                self._closing.wait(pause_s)
+                self._hurried.wait(pause_s)
+                self._hurried.clear()
                 self._news.set()
         # Once more: an outcome may have come while the last try was under way.
         try:
             self._outbox.post()
         except WorkerError as error:
             _LOG.warning("outcomes wait on disk for the next worker: %s", error)
+
+    def _note_catching_up(self) -> None:
+        with self._lock:
+            if not self._num_unkept and not self._news.is_set():
+                self._has_caught_up.set()

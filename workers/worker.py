@@ -104,7 +104,13 @@ class Worker:
             events=self._events,
         )
         posting = Posting(self._outbox)
-        leasing = Leasing(self._client, self._identity, registration.worker_id, self._events)
+        leasing = Leasing(
+            self._client,
+            self._identity,
+            registration.worker_id,
+            self._events,
+            catch_up=posting.catch_up,
+        )
         end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
         try:
             self._work(registration, heartbeat, posting, leasing)

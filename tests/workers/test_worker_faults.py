@@ -208,3 +208,33 @@ def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
         assert service.outcomes == []
     finally:
         end.set()
+
+
+def test_an_outcome_that_waited_for_the_service_is_posted_before_a_trial_is_leased(
+    service: FakeService, tmp_path: Path
+) -> None:
+    """Its own trial might be: the lease ran out while the service was away."""
+    told: list[str] = []
+    answer = service.answer
+
+    def noting(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        status, answered = answer(method, path, body)
+        if status == 200 and path[-1] in ("leases", "outcome"):
+            told.append(path[-1])
+        return status, answered
+
+    def go_away(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        service.away = True
+        threading.Timer(3.0, come_back).start()
+        return FAILED
+
+    def come_back() -> None:
+        told.clear()
+        service.add_trial(2, make_request(2))
+        service.away = False
+
+    service.answer = noting  # type: ignore[method-assign]
+    service.add_trial(1, make_request(2))
+    launcher = FakeLauncher(placed=go_away, sizes=(2,))
+    work(service, tmp_path, launcher, until=lambda: "leases" in told and posted(service))
+    assert told[0] == "outcome"
