@@ -36,8 +36,8 @@ class Settings:
     """Seconds between searches for leases that have run out."""
     lease_poll_s: float = 0.1
     """Seconds between looks at the database while a worker waits for work."""
-    outcome_gather_s: float = 0.01
-    """Seconds for which outcomes are collected before they are written together."""
+    outcome_gather_s: float = 0.08
+    """Seconds for which outcomes are collected, where several come at a time, before they are written together."""
     event_poll_s: float = 0.1
     """Seconds between looks at the log of events while somebody watches."""
     event_idle_poll_s: float = 1.0

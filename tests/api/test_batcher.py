@@ -115,17 +115,30 @@ def test_who_goes_away_is_no_matter_to_the_others(at_work: bool) -> None:
     )
 
 
-def test_a_batch_that_gathers_takes_what_comes_meanwhile() -> None:
+def test_after_a_batch_of_several_the_next_gathers_what_comes_meanwhile() -> None:
     async def run() -> Work:
         work = Work()
         batcher = Batcher(work, most=8, gather_s=0.2)
-        tasks = [asyncio.create_task(batcher.ask(1))]
+        together = [asyncio.create_task(batcher.ask(ask)) for ask in (1, 2)]
+        assert await settled(together) == [2, 4]
+        apart = [asyncio.create_task(batcher.ask(3))]
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(batcher.ask(2)))
-        assert await settled(tasks) == [2, 4]
+        apart.append(asyncio.create_task(batcher.ask(4)))
+        assert await settled(apart) == [6, 8]
         return work
 
-    assert asyncio.run(run()).batches == [[1, 2]]
+    assert asyncio.run(run()).batches == [[1, 2], [3, 4]]
+
+
+def test_who_comes_alone_is_not_made_to_wait_for_others() -> None:
+    async def run() -> Work:
+        work = Work()
+        batcher = Batcher(work, most=8, gather_s=3600.0)
+        for ask in (1, 2, 3):
+            assert await asyncio.wait_for(batcher.ask(ask), timeout=60) == 2 * ask
+        return work
+
+    assert asyncio.run(run()).batches == [[1], [2], [3]]
 
 
 def test_one_that_rested_works_again() -> None:
