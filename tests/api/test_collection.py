@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from api.collection import keep_for_good, nothing_collected
+from api.collection import YOUNG_AT_MOST, keep_for_good, nothing_collected
 
 
 class Node:
@@ -20,11 +20,13 @@ def test_collection_goes_on_after_the_block_where_it_did_before() -> None:
 
 
 def test_what_was_there_is_not_looked_through_and_what_comes_later_is() -> None:
-    kept = Node()
+    kept, threshold = Node(), gc.get_threshold()
     try:
         keep_for_good()
+        assert gc.get_threshold() == (YOUNG_AT_MOST, *threshold[1:])
         assert not any(each is kept for each in gc.get_objects())
         later = Node()
         assert any(each is later for each in gc.get_objects())
     finally:
         gc.unfreeze()
+        gc.set_threshold(*threshold)
