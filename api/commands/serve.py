@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
-from types import FrameType
 from typing import Final
 
 import click
@@ -103,8 +102,8 @@ def _serve(
     url = endpoint.url(listener.getsockname()[1])
     click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
     with (
+        _ended_in_order(stopping),
         announced(data, url, endpoint.tls_certificate, shared=store.is_shared),
-        _ended_in_order(),
     ):
         with nothing_collected():
             config = _config(create_app(settings, store), endpoint, tls)
@@ -128,31 +127,34 @@ def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvi
 
 
 class _Server(uvicorn.Server):
-    """Tells waiting requests that the end has come."""
+    """Ends when it is told to, from before it begins; tells waiting requests that the end has come."""
 
     def __init__(self, config: uvicorn.Config, stopping: Event) -> None:
-        super().__init__(config)
         self._stopping = stopping
+        super().__init__(config)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stopping.set()
-        super().handle_exit(sig, frame)
+    @property
+    def should_exit(self) -> bool:
+        """Whether the end has come; uvicorn looks ten times a second."""
+        return self._stopping.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._stopping.set()
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGINT end the service with exit code 0.
+def _ended_in_order(stopping: Event) -> Iterator[None]:
+    """SIGTERM and SIGINT end the service with exit code 0, however early they come.
 
-    uvicorn shuts down in order and then raises the signal again for whoever handled it before.
+    They raise nothing: an exception in the middle of whatever is being imported or made then may be lost,
+    and the service would go on. uvicorn handles them while it runs, and raises them again at its end.
     """
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in numbers}
     try:
         yield
-    except KeyboardInterrupt:
-        return
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
