@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from results_db import migrate
 from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
 from results_db.maintenance import lift_limits
@@ -43,11 +45,13 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
         replace: whether a file that is there is replaced.
 
     Raises:
-        BackupPathError: the file is there already, or cannot be written.
+        BackupPathError: the file is there already, is the database itself, or cannot be written.
         BackupInvalidError: what was copied is damaged, as the database is; no file is left.
         DatabaseUnavailableError: there is no database, or it cannot be read.
         SchemaNewerError: a newer version wrote it.
     """
+    if _is_database(url, path):
+        raise BackupPathError(f"{path} is the database itself; name another file")
     if path.exists() and not replace:
         raise BackupPathError(
             f"{path} is there already; name another file, or replace it with --force"
@@ -115,6 +119,14 @@ def refuse_damaged(path: Path) -> None:
             f"the copy is damaged ({said}), and so is what it was made of: look at it with "
             "`layout-tuner db check`, and restore the last good backup"
         )
+
+
+def _is_database(url: str, path: Path) -> bool:
+    """Whether a file is the database: whoever has it open would go on in one that is no longer there."""
+    database = make_url(url).database
+    if not url.startswith("sqlite") or database is None:
+        return False
+    return path.exists() and Path(database).exists() and path.samefile(database)
 
 
 def _copy(url: str, part: Path, revision: str) -> None:

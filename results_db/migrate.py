@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy.exc import IntegrityError
 
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.maintenance import take_migration_lock
@@ -63,7 +64,14 @@ def upgrade_within(connection: Connection, revision: str = "head") -> None:
 
     take_migration_lock(connection)
     _known_revision(connection)
-    command.upgrade(_config(connection), revision)
+    try:
+        command.upgrade(_config(connection), revision)
+    except IntegrityError as error:
+        said = " ".join(str(error.orig).split())
+        raise DatabaseInvalidError(
+            f"the database holds what this version's schema refuses: {said}; it is left as it was: put those "
+            "rows right, or restore a backup"
+        ) from error
     _refuse_orphans(connection)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -161,8 +162,10 @@ def clone(
         click.echo(f"warning: {warning}", err=True)
 
 
-def _other_budget(budget: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(budget)
+def _other_budget(budget: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(budget, Mapping | None):
+        raise click.UsageError("--set budget: give its fields, as budget.trials=40")
+    kept = dict(budget or {})
     if "wall_time" in changes:
         kept.pop("wall_time_s", None)
     return {**kept, **changes}
@@ -189,9 +192,15 @@ def _changed_fields(spec: Mapping[str, Any], settings: Sequence[str]) -> dict[st
 
 def _read_value(setting: str, written: str) -> Any:
     try:
-        return read_yaml(written.encode())
+        value = read_yaml(written.encode())
+        json.dumps(value, allow_nan=False)
     except DocumentMalformedError as error:
         raise click.UsageError(f"--set {setting}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(
+            f"--set {setting}: no JSON has such a value; put quotes around a text"
+        ) from error
+    return value
 
 
 def _set_inside(field: Any, path: Sequence[str], value: Any, setting: str) -> None:
@@ -202,6 +211,8 @@ def _set_inside(field: Any, path: Sequence[str], value: Any, setting: str) -> No
         raise click.UsageError(
             f"--set {setting}: the field has nothing inside that could be set; set it in whole"
         )
+    # A span has two spellings, and the campaign's document the other one of the two.
+    field.pop(f"{last}_s", None)
     field[last] = value
 
 

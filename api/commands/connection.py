@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+import httpx
 from pydantic import BaseModel
 
+from api.browser_guard import is_local
 from api.client import Client
-from api.errors import ApiError
+from api.errors import ApiError, TokenFileInvalidError
 from api.token_file import read_token
 from results_db.data_dir import DataDir
 from search_spaces.errors import CertificateUnreadableError
@@ -72,8 +74,22 @@ def connect(
     local = DataDir(data_dir) if data_dir else DataDir.default()
     if url is None:
         return Client.of_data_dir(local)
+    if token_file is None and data_dir is None and _is_elsewhere(url):
+        raise TokenFileInvalidError(
+            f"{url} is on another machine, whose tokens are others: name the "
+            "file of a token of that service with --token-file"
+        )
     tls = None if certificate is None else trusting(certificate)
     return Client(url, read_token(token_file or local.token_file), tls=tls)
+
+
+def _is_elsewhere(url: str) -> bool:
+    """Whether a URL is that of another machine; what is none the client refuses in its own words."""
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return bool(address.host) and not is_local(address.netloc.decode())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from api.figures import duration as duration
 from api.figures import figure as figure
@@ -20,14 +21,15 @@ from api.figures import zero as zero
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Prints a table; a column whose name begins with ">" stands to the right."""
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    # Plain text throughout: what users named with brackets would be taken for rich's markup.
+    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left")
     for column in columns:
         right = column.startswith(">")
         table.add_column(
             column.removeprefix(">"), justify="right" if right else "left", no_wrap=True
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(table)

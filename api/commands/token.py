@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import click
+from pydantic import ValidationError
 
 from api.access_schemas import TokenCreate, TokenRead
 from api.client import Client
@@ -46,9 +47,12 @@ def create(
     name: str, role: str, expires_in: str | None, out: Path | None, as_json: bool, client: Client
 ) -> None:
     """Make a token in the NAME of a person or a worker; it is shown this once."""
-    wanted = TokenCreate(
-        name=name, role=cast("TokenRole", role), expires_at=_end(expires_in, "--expires-in")
-    )
+    try:
+        wanted = TokenCreate(
+            name=name, role=cast("TokenRole", role), expires_at=_end(expires_in, "--expires-in")
+        )
+    except ValidationError as error:
+        raise click.UsageError(f"the name of a token: {error.errors()[0]['msg']}") from error
     if out is not None:
         _refuse_existing(out)
     created = client.create_token(wanted)

@@ -13,7 +13,7 @@ from api.commands.connection import json_option, print_json, service_options
 from api.commands.display import duration, figure, layout_extras, memory, print_table, zero
 from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
-from api.schemas import TrialDetailRead, TrialPage, TrialRead, TrialsAdded
+from api.schemas import MAX_ID, TrialDetailRead, TrialPage, TrialRead, TrialsAdded
 from results_db.records import AttemptRecord
 from results_db.trial_filter import TrialFilter
 from results_db.trial_order import SORT_KEYS, SortKey
@@ -139,7 +139,8 @@ for _command in (show, log, repeat, requeue, cancel):
 def _trial_id(client: Client, trial: str) -> int:
     """The id of a trial that is named by it, or by its campaign and number."""
     campaign, slash, number = trial.rpartition("/")
-    if not (number.isascii() and number.isdigit()) or bool(slash) != bool(campaign):
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_ID))
+    if not is_number or int(number) > MAX_ID or bool(slash) != bool(campaign):
         raise click.UsageError(f"{trial!r} is neither the id of a trial nor CAMPAIGN/NUMBER")
     if not slash:
         return int(number)

@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from api.client import Client
 from api.commands.display import duration, figure, unit
@@ -25,7 +26,7 @@ def watch_campaign(client: Client, name: str) -> CampaignDetail:
     if not console.is_terminal:
         return _follow(client, name, _print_changes())
     with console.status("") as status:
-        ended = _follow(client, name, lambda campaign: status.update(progress_line(campaign)))
+        ended = _follow(client, name, lambda campaign: status.update(Text(progress_line(campaign))))
     click.echo(progress_line(ended))
     return ended
 

@@ -112,13 +112,21 @@ class ReportFacts:
         keeps = most is None or (trial.peak_memory_bytes or 0) <= most
         return trial.state == "COMPLETED" and not trial.oversubscribed and keeps
 
+    def _first_runs(self) -> list[TrialPoint]:
+        """Of every ranked layout the first run that counts; one that failed before may be a repeat."""
+        first: dict[str, TrialPoint] = {}
+        for trial in self.ended:
+            if self.is_ranked(trial):
+                first.setdefault(trial.layout_key, trial)
+        return list(first.values())
+
     @property
     def median_value(self) -> float | None:
         """The objective of the median layout, of those that ran to their end."""
         found = [
             value
-            for trial in self.ended
-            if self.is_ranked(trial) and not trial.is_repeat and not trial.shortened
+            for trial in self._first_runs()
+            if not trial.shortened
             if (value := self.value(trial, self.campaign.objective)) is not None
         ]
         return median(found) if found else None
@@ -132,13 +140,9 @@ class ReportFacts:
     def placed(self) -> list[Placed]:
         """Every ranked layout by two objectives, by its first run."""
         across, up = self.plane
-        first: dict[str, TrialPoint] = {}
-        for trial in self.ended:
-            if self.is_ranked(trial) and not trial.is_repeat:
-                first.setdefault(trial.layout_key, trial)
         found = [
             (trial, x, y)
-            for trial in first.values()
+            for trial in self._first_runs()
             if (x := self.value(trial, across)) is not None
             and (y := self.value(trial, up)) is not None
         ]

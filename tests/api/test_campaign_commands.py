@@ -145,12 +145,32 @@ def test_a_clone_differs_in_what_is_set(run: Run, name: str) -> None:
         ("space..tp=3", "write it as FIELD=VALUE"),
         ("seed.deep=3", "set it in whole"),
         ("seed=[1", "malformed YAML"),
+        ("notes=2026-08-01", "no JSON has such a value"),
+        ("seed=.nan", "no JSON has such a value"),
     ],
 )
 def test_a_setting_that_is_none_is_bad_usage(run: Run, name: str, setting: str, says: str) -> None:
     refused = run("campaign", "clone", name, "--set", setting)
     assert refused.exit_code == 2
     assert says in refused.output
+
+
+def test_a_span_is_set_in_either_spelling(run: Run, name: str) -> None:
+    told = done(
+        run(
+            *("campaign", "clone", name, "--set", "budget.wall_time=2h"),
+            *("--set", "probe.deadline=90s", "--json"),
+        )
+    )
+    spec = json.loads(told)["spec"]
+    assert spec["budget"]["wall_time_s"] == 7200.0
+    assert spec["probe"]["deadline_s"] == 90.0
+
+
+def test_a_budget_that_is_no_budget_is_bad_usage_beside_a_bound(run: Run, name: str) -> None:
+    refused = run("campaign", "clone", name, "--set", "budget=5", "--trials", "3")
+    assert refused.exit_code == 2
+    assert "budget.trials=40" in refused.output
 
 
 def test_a_clone_that_the_service_refuses_is_a_failure(run: Run, name: str) -> None:

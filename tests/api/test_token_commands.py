@@ -141,3 +141,25 @@ def test_the_audit_says_who_changed_what(run: Any) -> None:
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
     assert json.loads(run(audit, "--by", "nobody", "--json").stdout) == []
     assert run(audit, "--within", "ever").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["", "n" * 65])
+def test_a_name_that_no_token_may_have_is_bad_usage(run: Any, name: str) -> None:
+    refused = run(token, "create", name, "--role", "viewer")
+    assert refused.exit_code == 2
+    assert "the name of a token: String should have at" in refused.stderr
+
+
+def test_this_machines_token_is_not_sent_to_another(run: Any) -> None:
+    """Nobody listens there, and nobody is asked."""
+    refused = run(whoami, "--url", "https://service.invalid:8080")
+    assert refused.exit_code == 1
+    assert "is on another machine" in refused.stderr
+    assert "--token-file" in refused.stderr
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_on_this_machine_it_is_sent_to_whoever_is_named(run: Any, host: str) -> None:
+    refused = run(whoami, "--url", f"http://{host}:9")
+    assert refused.exit_code == 1
+    assert "is it running?" in refused.stderr

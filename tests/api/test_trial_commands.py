@@ -159,3 +159,10 @@ def test_a_condition_that_is_none_is_bad_usage(condition: str, words: str) -> No
 def test_a_condition_is_stated_once() -> None:
     with pytest.raises(click.UsageError, match="tp is stated twice"):
         read_conditions(["tp=1", "tp=2"])
+
+
+@pytest.mark.parametrize("trial", ["tiny/9999999999", "9999999999", "tiny/" + "9" * 5000])
+def test_a_number_that_no_trial_has_is_bad_usage(run: Run, trial: str) -> None:
+    refused = run("show", trial)
+    assert refused.exit_code == 2
+    assert "neither the id of a trial nor" in refused.output

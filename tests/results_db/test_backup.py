@@ -164,6 +164,17 @@ def test_a_file_that_is_there_is_kept_unless_it_may_go(backup: Path, database_ur
     back_up(database_url, backup, replace=True)
 
 
+def test_the_database_itself_is_no_place_for_its_backup(sqlite_url: str, tmp_path: Path) -> None:
+    """Whoever has it open would go on writing to a file that has lost its name."""
+    database = Path(sqlite_url.removeprefix("sqlite:///"))
+    before = database.read_bytes()
+    (tmp_path / "link").symlink_to(database)
+    for path in (database, tmp_path / "link"):
+        with pytest.raises(BackupPathError, match="is the database itself"):
+            back_up(sqlite_url, path, replace=True)
+    assert database.read_bytes() == before
+
+
 def test_a_backup_that_cannot_be_written_leaves_nothing(
     store: Store, database_url: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,12 @@ from results_db import migrate
 from results_db.allocation_records import HeartbeatAnswer, NodeFacts
 from results_db.cost import Cost
 from results_db.data_dir import DataDir
-from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
+from results_db.errors import (
+    DatabaseInvalidError,
+    DatabaseUnavailableError,
+    SchemaNewerError,
+    SchemaOutdatedError,
+)
 from results_db.models import Base
 from results_db.session import Database
 from results_db.store import Store
@@ -325,3 +330,20 @@ def test_a_downgrade_keeps_totals_and_attempts(
     migrate.upgrade(url)
     assert previous_store.trial(1).cost == Cost(iterations=0.5, start=9.5, lost=15)
     assert previous_store.allocation(worker.id).nodes == ()
+
+
+def test_figures_that_the_schema_refuses_stop_an_upgrade_which_says_so_and_changes_nothing(
+    url: str,
+) -> None:
+    migrate.upgrade(url, "0006")
+    insert(
+        url,
+        (
+            "INSERT INTO workers (id, name, host, cluster, num_nodes, devices_per_node, device, versions,"
+            " registered_at, seen_at, idle_node_seconds) VALUES"
+            " ('w', 'w', 'h', 'c', 1, 1, 'd', '{}', '2026-01-01', '2026-01-01', -1)",
+        ),
+    )
+    with pytest.raises(DatabaseInvalidError, match="left as it was"):
+        migrate.upgrade(url)
+    assert migrate.revision(url) == "0006"

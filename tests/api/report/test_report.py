@@ -397,3 +397,17 @@ def test_the_route_answers_a_document_that_browsers_only_show(api: Api) -> None:
     assert answer.headers["Content-Disposition"] == 'inline; filename="first.html"'
     assert Page(answer.text).texts["h1"] == ["first"]
     api.get("/campaigns/nothing/report", status=404)
+
+
+def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store) -> None:
+    campaign = make(store)
+    lost = run(store, campaign, failed(), LAYOUTS[0])
+    for layout, speed in zip(LAYOUTS[1:], (1500.0, 1000.0, 900.0), strict=True):
+        run(store, campaign, measured(layout, speed), layout)
+    again = store.requeue_trial(lost)
+    lease = lease_one(store, make_worker(store, devices_per_node=4).id)
+    assert lease.trial_id == again.id
+    store.post_outcome(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
+    page = page_of(store, campaign)
+    assert "1.60 times what the median layout reached" in page.text
+    assert page.kinds("circle").count("winner") == 3
