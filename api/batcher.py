@@ -31,8 +31,8 @@ class Batcher(Generic[Ask, Answer]):
         Args:
             work: answers a batch, in its order; in a thread. What it raises is everybody's answer.
             most: the largest batch.
-            gather_s: seconds for which a batch collects at least after one of several: whoever comes alone
-                waits for nobody.
+            gather_s: seconds for which a batch collects after one of several, unless it is full: where each
+                comes alone nobody waits.
         """
         self._work = work
         self._most = most
@@ -52,7 +52,7 @@ class Batcher(Generic[Ask, Answer]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                if self._is_busy and self._gather_s:
+                if self._is_busy and self._gather_s and len(self._waiting) < self._most:
                     await asyncio.sleep(self._gather_s)
                 batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 self._is_busy = len(batch) > 1

@@ -49,7 +49,7 @@ def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
         for end in _DIRECTIONS:
             name = name.removesuffix(end)
         if name in classes:
-            _describe(schema["properties"], classes[name])
+            _describe(schema.get("properties", {}), classes[name])
 
 
 def _below(document: type[Document]) -> Iterator[type[Document]]:

@@ -45,6 +45,8 @@ def apart_if_refused(
 
 def _refused(error: IntegrityError) -> RowRefusedError:
     """The database's refusal as an answer: raised, it would be that of the others too."""
-    refused = RowRefusedError(f"the schema refuses what this would have written: {error.orig}")
+    refused = RowRefusedError(
+        f"the schema refuses what this would have written: {str(error.orig).splitlines()[0]}"
+    )
     refused.__cause__ = error
     return refused

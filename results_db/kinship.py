@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from threading import Lock
 from typing import Any, Final, cast
 
 from sqlalchemy import bindparam, exists, func, literal_column, select
@@ -25,31 +26,46 @@ Group = tuple[int, str, int]
 """Campaign, precision and global batch size: what trains the same."""
 
 
-MAX_KNOWN: Final = 1024
-"""Trials whose losses a process remembers."""
+MAX_KNOWN: Final = 50_000
+"""Iterations that a process remembers: of a few thousand groups, or of a few with very long probes."""
 
 
 class KnownLosses:
     """The losses of trials that others are compared with: what a trial has measured never changes.
 
-    For any number of threads.
+    A database that is set back under a running process (its server's own restore, a failover) may give an id
+    again; whoever does that starts the service anew. For any number of threads.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Sequence[Iteration]] = {}
+        self._lock = Lock()
 
     def of(self, session: Session, trial_ids: Collection[int]) -> dict[int, Sequence[Iteration]]:
         """The iterations of trials, in order; a trial without any is left out."""
-        known = self._known
-        missing = [id_ for id_ in trial_ids if id_ not in known]
-        found = {id_: known[id_] for id_ in trial_ids if id_ in known}
+        with self._lock:
+            found = {id_: self._known[id_] for id_ in trial_ids if id_ in self._known}
+        missing = [id_ for id_ in trial_ids if id_ not in found]
         if missing:
             read = _losses(session, missing)
             found |= read
-            if len(known) + len(read) > MAX_KNOWN:
-                self._known = known = {}
-            known |= read
+            self._remember(read)
         return found
+
+    def _remember(self, read: Mapping[int, Sequence[Iteration]]) -> None:
+        num_read = sum(map(len, read.values()))
+        if num_read > MAX_KNOWN:
+            return
+        with self._lock:
+            if num_read + sum(map(len, self._known.values())) > MAX_KNOWN:
+                self._known.clear()
+            self._known |= read
+
+    @property
+    def num_known(self) -> int:
+        """Iterations that are remembered."""
+        with self._lock:
+            return sum(map(len, self._known.values()))
 
 
 @dataclass(slots=True)

@@ -87,6 +87,9 @@ class Leases(StorePart):
                 batch = LeaseBatch(session, asks, now, lock=False)
                 if not batch.is_news() and not batch.finds_any():
                     return batch.answers()
+        self._last_look.found = (
+            False  # where nothing can be written, looks do not queue for it either
+        )
         with self._db.write() as session:
             batch = LeaseBatch(session, asks, now, lock=True)
             self._last_look.found = batch.hand_out(now + timedelta(seconds=lease_s))

@@ -26,8 +26,8 @@ def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, 
 
     Args:
         session: whose transaction it is.
-        kind: of row.
-        rows: by column; all of the same columns. Others get what the database puts there.
+        kind: of row; defaults that its columns have in Python are plain values.
+        rows: by column; all of the same columns. Others get their defaults, or what the database puts there.
     """
     if not rows:
         return

@@ -86,8 +86,10 @@ def squares_of_runs(step_times_s: Sequence[float]) -> float:
 def _log_variance(seconds: Sequence[float]) -> float:
     """Sample variance of the logarithms; `statistics.variance` adds fractions, a hundred times slower."""
     logs = [math.log(one) for one in seconds]
-    mean = math.fsum(logs) / len(logs)
-    return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
+    # Measured from one of them: equal ones have no variance at all, and close ones all of their digits.
+    offs = [log - logs[0] for log in logs]
+    mean = math.fsum(offs) / len(offs)
+    return math.fsum((off - mean) ** 2 for off in offs) / (len(offs) - 1)
 
 
 def spread_of_squares(layouts: Iterable[tuple[float, int]]) -> Spread | None:

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from workers.errors import (
+    ServiceUnreachableError,
     TokenRefusedError,
     WorkerError,
     WorkerSupersededError,
@@ -30,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 _CATCH_UP_WITHIN_S: Final = 10.0
 """For outcomes that waited for the service: a call that began while it was away may take as long."""
+_MOST_CATCHING_UP: Final = 3
+"""Tries in a row, after which trials are leased all the same: the service may be away for one outcome alone."""
 
 
 class Leasing:
@@ -60,6 +63,7 @@ class Leasing:
         self._events = events
         self._catch_up = catch_up
         self._was_away = False
+        self._num_catching_up = 0
         self._orders: SimpleQueue[tuple[str, LeaseAsk] | None] = SimpleQueue()
         self._closing = threading.Event()
         self._pauses: Iterator[float] = pauses()
@@ -103,7 +107,7 @@ class Leasing:
         except WorkerUnknownError:
             return None if order is None else SessionLost(worker_id=order[0])
         except WorkerError as error:
-            self._was_away = True
+            self._was_away |= isinstance(error, ServiceUnreachableError)
             pause_s = next(self._pauses)
             if not self._closing.is_set():
                 _LOG.warning("%s; trying again in %.1f s", error, pause_s)
@@ -113,7 +117,6 @@ class Leasing:
         except Exception as error:  # without this thread the worker would be idle for ever
             return WorkerBroken(error=error)
         self._pauses = pauses()
-        self._was_away = False
         return event
 
     def _registered(self) -> WorkerEvent:
@@ -123,6 +126,15 @@ class Leasing:
 
     def _leased(self, worker_id: str, ask: LeaseAsk) -> WorkerEvent:
         if self._was_away:
-            self._catch_up(_CATCH_UP_WITHIN_S)
+            self._catch_up_first()
         lease = self._client.lease(worker_id, ask)
+        self._was_away = False
         return LeaseAnswered(worker_id=worker_id, ask=ask, lease=lease)
+
+    def _catch_up_first(self) -> None:
+        if self._num_catching_up < _MOST_CATCHING_UP:
+            self._num_catching_up += 1
+            self._catch_up(_CATCH_UP_WITHIN_S)
+        else:
+            _LOG.warning("trials are leased although outcomes still wait to be posted")
+        self._num_catching_up = 0

@@ -60,6 +60,7 @@ class Posting:
             ServiceUnreachableError: outcomes still wait.
         """
         self._hurried.set()
+        self._news.set()
         if not self._has_caught_up.wait(within_s):
             raise ServiceUnreachableError("outcomes wait to be posted before trials are leased")
 
@@ -84,9 +85,10 @@ class Posting:
                 self._outbox.keep(report)
             except Exception:  # the next outcomes are to be kept all the same
                 _LOG.exception("the outcome of trial id %d is lost", report.trial_id)
-            self._news.set()
+            # At once: the poster says that it has caught up where nothing is unkept and nothing is news.
             with self._lock:
                 self._num_unkept -= 1
+                self._news.set()
 
     def _post(self) -> None:
         pause = pauses()

@@ -89,6 +89,10 @@ def leaderboard(
     else:
         met = " that meets every --where" if conditions else ""
         click.echo(f"campaign {campaign} has no ranked trial{met} yet")
+    _print_remarks(page)
+
+
+def _print_remarks(page: LeaderboardPage) -> None:
     if page.source is not None:
         click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
     for line in _notes(page):

@@ -100,11 +100,11 @@ def _serve(
         stopping=stopping,
     )
     url = endpoint.url(listener.getsockname()[1])
-    click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
     with (
         _ended_in_order(stopping),
         announced(data, url, endpoint.tls_certificate, shared=store.is_shared),
     ):
+        click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
         with nothing_collected():
             config = _config(create_app(settings, store), endpoint, tls)
         keep_for_good()
@@ -140,19 +140,25 @@ class _Server(uvicorn.Server):
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
-        if value:
+        if value and not self._stopping.is_set():
             self._stopping.set()
 
 
 @contextmanager
 def _ended_in_order(stopping: Event) -> Iterator[None]:
-    """SIGTERM and SIGINT end the service with exit code 0, however early they come.
+    """SIGTERM and SIGINT end the service with exit code 0 from now on, however early they come.
 
     They raise nothing: an exception in the middle of whatever is being imported or made then may be lost,
     and the service would go on. uvicorn handles them while it runs, and raises them again at its end.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in numbers}
+
+    def stop(*_: object) -> None:
+        # Asked first: a second signal might otherwise wait for the lock that the first one holds.
+        if not stopping.is_set():
+            stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

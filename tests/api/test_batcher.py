@@ -130,6 +130,17 @@ def test_after_a_batch_of_several_the_next_gathers_what_comes_meanwhile() -> Non
     assert asyncio.run(run()).batches == [[1, 2], [3, 4]]
 
 
+def test_a_batch_that_is_full_gathers_no_more() -> None:
+    async def run() -> Work:
+        work = Work()
+        batcher = Batcher(work, most=2, gather_s=3600.0)
+        tasks = [asyncio.create_task(batcher.ask(ask)) for ask in range(1, 7)]
+        assert await asyncio.wait_for(settled(tasks), timeout=60) == [2, 4, 6, 8, 10, 12]
+        return work
+
+    assert asyncio.run(run()).batches == [[1, 2], [3, 4], [5, 6]]
+
+
 def test_who_comes_alone_is_not_made_to_wait_for_others() -> None:
     async def run() -> Work:
         work = Work()

@@ -132,11 +132,15 @@ def test_losses_are_read_once_and_outlive_their_rows(lab: Lab) -> None:
 def test_no_more_losses_are_remembered_than_there_is_room_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.kinship.MAX_KNOWN", 1)
+    one = len(make_measurement().iterations)
+    monkeypatch.setattr("results_db.kinship.MAX_KNOWN", one)
     known = KnownLosses()
     trials = [lab.measure(LAYOUTS[0]), lab.measure(OTHER_BATCH)]
     with lab.store._db.read() as session:
         for _ in range(2):
             for trial in trials:
                 assert list(known.of(session, [trial])) == [trial]
-        assert sorted(known.of(session, trials)) == trials
+                assert known.num_known == one
+        fresh = KnownLosses()
+        assert sorted(fresh.of(session, trials)) == trials
+        assert fresh.num_known == 0, "what has no room alone is not remembered"
