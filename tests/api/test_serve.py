@@ -85,6 +85,26 @@ def test_the_service_listens_on_loopback_alone(service: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
+    tmp_path: Path, number: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert said.startswith("layout-tuner serves http://127.0.0.1:"), said + rest
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "service.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
     worker = service.post("/workers", WORKER)["worker_id"]
     answers: list[Any] = []
