@@ -8,15 +8,13 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-ROOMS := search_spaces results_db tuner workers api
-
-.PHONY: install demo check lint types layers test test-slow test-slurm slurm-packages openapi test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-gpu clean
+.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-gpu clean
 
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint constraints.txt --editable '.[dev,bench]'
+	  --constraint constraints.txt --editable '.[all,dev,bench]'
 	@touch $@
 
 # Debian's python3 comes without ensurepip, which a virtual environment needs: root gets it
@@ -36,7 +34,7 @@ $(BIN)/pip:
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
 
-check: lint types layers
+check: lint types layers structure
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -48,20 +46,32 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
 
-# Two tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time.
+# Sizes of folders and modules, names of classes, subjects of commits.
+structure: $(INSTALLED)
+	$(BIN)/python -m tests.structure
+
+# Two tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time. Of the tests that
+# start ranks (marker `ranks`) one runs at a time in any case, see tests/conftest.py.
 TEST_JOBS ?= 2
 SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
-
-# Those that run ranks or whole systems have the machine to themselves.
-NO_RANKS := tests/api tests/results_db tests/tuner tests/search_spaces
+ELSEWHERE := not gpu and not slurm
 
 test: check
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not gpu and not slurm" $(NO_RANKS)
-	$(BIN)/pytest -m "not slow and not gpu and not slurm" $(NO_RANKS:%=--ignore=%)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not nightly and $(ELSEWHERE)"
 
 test-slow: $(INSTALLED)
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not gpu and not slurm" $(NO_RANKS)
-	$(BIN)/pytest -m "slow and not gpu and not slurm" $(NO_RANKS:%=--ignore=%)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not nightly and $(ELSEWHERE)"
+
+# Long storms and fuzzing runs, of which the slow or the fast suite has shorter ones.
+test-nightly: $(INSTALLED)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "nightly and $(ELSEWHERE)"
+
+# Forty seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
+FAULTS_REPORT ?= build/seeded-faults.json
+
+test-faults: $(INSTALLED)
+	@mkdir -p $(dir $(FAULTS_REPORT))
+	$(BIN)/python -m tests.seeded_faults.run --report $(FAULTS_REPORT)
 
 # Slurm's daemons from Debian's packages, on loopback; where they can't be installed the tests are
 # skipped and say why. Installing must not start the system's own daemons: policy-rc.d says no meanwhile.
@@ -84,15 +94,20 @@ slurm-packages:
 	if [ -n "$$mine" ]; then rm -f $$policy; fi
 
 test-slurm: $(INSTALLED) slurm-packages
-	$(BIN)/pytest -m slurm
+	$(BIN)/pytest -m "slurm and not nightly"
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)
 	$(BIN)/python -m api.openapi_document > docs/openapi.json.new
 	mv docs/openapi.json.new docs/openapi.json
 
+# The reference of the command line as it is checked in; a test compares it.
+reference: $(INSTALLED)
+	$(BIN)/python -m api.commands_reference > docs/reference/commands.md.new
+	mv docs/reference/commands.md.new docs/reference/commands.md
+
 test-gpu: $(INSTALLED)
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m "gpu and not nightly"
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate
@@ -107,7 +122,7 @@ bench-estimates: $(INSTALLED)
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record
 
-# TABLES: a folder of measurement tables (docs/measurement-tables.md).
+# TABLES: a folder of measurement tables (docs/reference/measurement-tables.md).
 bench-search: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) --record
 
@@ -125,6 +140,10 @@ bench-workers: $(INSTALLED)
 # The service on SQLite and on a PostgreSQL of its own, with nothing else on the machine.
 bench-service: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_service --record
+
+# BASE: the bin folder of an environment with another revision.
+bench-revisions: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_revisions --base $(BASE) --record
 
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:

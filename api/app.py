@@ -1,32 +1,26 @@
-"""The application: routes, errors, authentication, documentation, put together."""
+"""The application: assembles routes, errors, authentication and documentation."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
-from api import docs_page, etags, problems
-from api.access import refuse_undeclared
-from api.body_limit import BodyLimit
-from api.browser_guard import BrowserGuard
-from api.described import describe_fields
-from api.event_hub import EventHub, handing_out
-from api.gate import Gate, bearer_scheme, judged, make_limits
-from api.guesses import Guesses
-from api.known_query import refuse_unknown_query
-from api.metrics import MeasuredRequests, Metrics
-from api.owners import Owners
-from api.pruner import pruning
-from api.route_map import RouteMap
+from api.http import docs_page, etags, problems
+from api.http.browser_guard import BrowserGuard
+from api.http.query_parameters import describe_filters, refuse_unknown_query
+from api.http.request_bodies import BodyLimit
+from api.http.route_map import RouteMap
+from api.live.event_hub import EventHub
 from api.routes import (
     access,
     allocations,
-    analyses,
     campaigns,
     catalogue,
     events,
@@ -34,32 +28,38 @@ from api.routes import (
     health,
     imports,
     leaderboard,
-    nodes,
     reports,
     trials,
     workers,
 )
-from api.schemas import Problem
+from api.schemas.campaigns_and_trials import Problem
+from api.schemas.openapi_descriptions import describe_fields
+from api.security.gate import Gate, bearer_scheme, judged, make_limits
+from api.security.ownership import Owners
+from api.security.roles import refuse_undeclared
+from api.security.token_cache import TokenBook, local_holders, noting_uses
+from api.security.token_guess_limit import Guesses
+from api.service.background_jobs import Sweeper, in_background, prune, sweeping
+from api.service.metrics import MeasuredRequests, Metrics
+from api.service.worker_batches import WorkerBatches
 from api.settings import Settings
-from api.stated_filter import describe_filters
-from api.sweeper import Sweeper, sweeping
-from api.token_book import TokenBook, local_holders
-from api.token_use import noting_uses
 from api.version import version
-from api.worker_batches import WorkerBatches
 from results_db.store import Store
+
+DOCUMENTS_AT_ONCE: Final = 2
+"""Campaign documents that are parsed at the same time; others wait."""
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
 trials, read its leaderboard, export its winner.
 
-Requests under `/v1` carry a token as `Authorization: Bearer <token>`; health and readiness take none.
-A token has a role: viewer (reads), submitter (also submits campaigns, and changes its own), admin
+Requests under `/v1` need a token, `Authorization: Bearer <token>`, except health and readiness.
+The role of a token is viewer (reads), submitter (also submits campaigns, and changes its own), admin
 (everything) or worker (leases trials and reports them). Errors are problem documents (RFC 9457).
 """
 
 _PROBLEM: Final[dict[str, Any]] = {
-    "description": "What was wrong with the request, and what to do",
+    "description": "The problem with the request, and what to do",
     "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
@@ -88,8 +88,9 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.settings = settings
     app.state.batches = WorkerBatches.of(store, settings)
     app.state.book = book
+    app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
-    _include_routes(app)
+    app.router.routes.extend(_ROUTES)
     problems.install(app)
     etags.install(app)
     docs_page.install(app)
@@ -102,7 +103,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
 async def _at_work(
     app: FastAPI, settings: Settings, store: Store, book: TokenBook
 ) -> AsyncIterator[None]:
-    """What goes on beside the requests, from before the first to after the last."""
+    """Runs the background jobs of the service while it answers requests."""
     sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
     hub = EventHub(
         store,
@@ -116,14 +117,21 @@ async def _at_work(
     async with (
         sweeping(sweeper),
         noting_uses(book, store),
-        handing_out(hub),
-        pruning(store, settings.retention),
+        in_background(hub.run()),
+        in_background(prune(store, settings.retention)),
     ):
         yield
 
 
-def _include_routes(app: FastAPI) -> None:
-    # Workers ask most often, and routes are looked through in this order.
+def _operation_id(route: APIRoute) -> str:
+    """The name of the function; generated clients name their methods after it."""
+    return route.name
+
+
+def _all_routes() -> Sequence[BaseRoute]:
+    """Every route under `/v1`, and those of health and metrics."""
+    router = APIRouter(generate_unique_id_function=_operation_id)
+    # The first route that matches answers, and workers send the most requests.
     for routes in (
         workers,
         campaigns,
@@ -132,28 +140,31 @@ def _include_routes(app: FastAPI) -> None:
         catalogue,
         trials,
         leaderboard,
-        analyses,
         events,
         exports,
         allocations,
-        nodes,
         access,
     ):
-        app.include_router(
+        router.include_router(
             routes.router,
             dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
             responses=_REFUSALS,
         )
-    app.include_router(health.router)
-    app.include_router(
+    router.include_router(health.router)
+    router.include_router(
         health.metrics_router,
         dependencies=[Depends(bearer_scheme), Depends(judged)],
         responses=_REFUSALS,
     )
+    return tuple(router.routes)
+
+
+_ROUTES: Final = _all_routes()
+"""Shared by all applications of a process: FastAPI reads the functions' signatures only once."""
 
 
 def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
-    """Puts the gate before all routes, which are there by now; what is added last comes first."""
+    """Adds the middleware; all routes must be there. What is added last runs first."""
     app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
@@ -173,13 +184,8 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
     app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
 
 
-def _operation_id(route: APIRoute) -> str:
-    """Functions' names are unique and read well: they are what generated clients call."""
-    return route.name
-
-
 def _document_problems(app: FastAPI) -> None:
-    """Puts the problem document in the OpenAPI description, in place of FastAPI's own errors."""
+    """Describes problem documents in the OpenAPI document, instead of FastAPI's own errors."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

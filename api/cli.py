@@ -1,25 +1,45 @@
-"""The command line: finds every room's subcommands, and imports only the one that is asked for."""
+"""The command line: finds the subcommands of all packages, and imports only the one that runs."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from api.collection import nothing_collected
+from api.extras import missing_extra
+from api.service.gc_tuning import nothing_collected
 from api.version import version
+from search_spaces.terminal.console import escape_output
 
 COMMANDS_GROUP: Final = "layout_tuner.commands"
 """Entry points of this group are subcommands."""
 
+INTERRUPTED: Final = 130
+"""Exit code of a command that Ctrl-C ended: 128 and the number of the signal, as in shells."""
+
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are imported when they are invoked, and not before."""
+    """A group whose subcommands are imported when they are invoked."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Runs a command; all of its output is escaped."""
+        escape_output()
+        return super().main(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the subcommand; if Ctrl-C ends it, a message says what was interrupted."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            # The first line end closes the line on which the terminal shows ^C.
+            said = str(interrupt) or f"{ctx.invoked_subcommand} was interrupted"
+            click.echo(f"\n{said}", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from interrupt
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_entry_points()})
@@ -28,16 +48,31 @@ class LazyGroup(click.Group):
         entry = _entry_points().get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        try:
-            with nothing_collected():
-                command = entry.load()
-        except Exception as error:
-            raise click.ClickException(
-                f"the command {cmd_name!r} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+        with nothing_collected():
+            command = entry.load()
         if not isinstance(command, click.Command):
             raise click.ClickException(f"the command {cmd_name!r} is not one: {entry.value}")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuses a command that cannot be imported, or whose packages are not installed.
+
+        With `--help`, only a command that cannot be imported is refused.
+        """
+        name, *rest = args
+        missing = missing_extra(name)
+        if missing is not None and not set(ctx.help_option_names) & set(rest):
+            raise click.ClickException(missing)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.ClickException:
+            raise
+        except Exception as error:
+            raise click.ClickException(
+                missing or f"the command {name!r} cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
 
     def format_commands(
         self,
@@ -55,13 +90,12 @@ def _entry_points() -> Mapping[str, metadata.EntryPoint]:
 
 
 def short_help(entry: str) -> str:
-    """The first line of a command's docstring, without importing its module.
+    """The first line of a command's docstring, read without importing its module.
 
-    Importing every subcommand would cost seconds (torch, ray), and one that is broken would take the
-    others' help with it.
+    Importing all subcommands would take seconds (torch, ray), and a broken one would end the help.
 
     Args:
-        entry: as an entry point writes it, "package.module:function".
+        entry: the value of an entry point, "package.module:function".
     """
     module, _, function = entry.partition(":")
     try:
@@ -77,7 +111,21 @@ def short_help(entry: str) -> str:
     return ""
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def walk_commands(context: click.Context) -> Iterator[click.Context]:
+    """The context of a command, then those of the commands below it, in the order of `--help`."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            assert command is not None
+            settings = command.context_settings
+            yield from walk_commands(
+                click.Context(command, info_name=name, parent=context, **settings)
+            )
+
+
+# color: click must not remove escape sequences from output to a file; our streams escape them.
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "color": True})
 @click.version_option(version(), prog_name="layout-tuner", message="%(prog)s %(version)s")
 def main(**_: Any) -> None:
     """Find the fastest parallel layout for training a large model, by measuring.

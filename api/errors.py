@@ -1,19 +1,30 @@
-"""Errors of the API room; one base, so that a caller can catch them all."""
+"""Errors of the package `api`, with one base class."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from api.schemas import Problem
+    from api.schemas.campaigns_and_trials import Problem
 
 
 class ApiError(Exception):
-    """Base of everything that `api` raises on purpose."""
+    """Base of all errors of `api`."""
 
 
 class DocumentMalformedError(ApiError):
-    """A document is not JSON or YAML; the message says at which line."""
+    """A document is not JSON or YAML; the message states the line."""
+
+
+class DocumentInvalidError(DocumentMalformedError):
+    """A document is nested too deeply, or has a number or text that no field accepts."""
+
+    def __init__(self, problem: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.problem = problem
+        """The problem, without the field."""
+        self.field = field
+        """Path of the field in the document; empty: the whole document."""
 
 
 class DocumentTypeUnsupportedError(ApiError):
@@ -21,55 +32,59 @@ class DocumentTypeUnsupportedError(ApiError):
 
 
 class DocumentTooLargeError(ApiError):
-    """The document is longer than any that somebody wrote."""
+    """A document is longer than the limit."""
 
 
 class PageInvalidError(ApiError):
-    """A cursor or page does not come from this service."""
+    """A cursor was not written by this service, or for another list."""
 
 
 class WatchersTooManyError(ApiError):
-    """As many watch live events as a process serves."""
+    """The process has as many watchers of live events as it serves."""
 
 
 class EventNumberInvalidError(ApiError):
-    """The number of an event to go on after is none."""
+    """A Last-Event-ID is not the number of an event."""
 
 
 class QueryUnknownError(ApiError):
-    """A URL's query names something that the route does not know."""
+    """A query has a parameter that the route does not know."""
 
 
 class ExportUnavailableError(ApiError):
-    """There is no trial that could be exported, or the one that was named has not completed."""
+    """There is no trial to export, or the named one has not completed."""
 
 
 class AnalysisUnavailableError(ApiError):
-    """The campaign has not been analysed: too little of it has been measured."""
+    """The campaign has no analysis."""
 
 
 class AccessUndeclaredError(ApiError):
-    """A route stands in no line of the table of access: a fault of ours."""
+    """A route has no rule in the table of access: a fault of ours."""
 
 
 class CampaignOwnedError(ApiError):
-    """The campaign is somebody else's."""
+    """The campaign belongs to another user."""
 
 
 class PresetFixedError(ApiError):
-    """A model or cluster that comes with the program was to be replaced or deleted."""
+    """A preset cannot be replaced or deleted."""
 
 
 class ServiceStartError(ApiError):
-    """The service cannot start; the message says what to do."""
+    """The service cannot start; the message states what to do."""
+
+
+class ServiceRunsAlreadyError(ServiceStartError):
+    """Another service runs on the data directory; the message states where, and what to do."""
 
 
 class TokenFileInvalidError(ApiError):
-    """A token file cannot be read, or holds no token; the message says what to do."""
+    """A token file cannot be read, or has no token; the message states what to do."""
 
 
 class ServiceUnstableError(ApiError):
-    """A process of the service keeps ending; restarting it again would hide the fault."""
+    """A process of the service ended too often to be restarted again."""
 
 
 class ServiceError(ApiError):
@@ -80,10 +95,10 @@ class ServiceError(ApiError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status; None when there was no answer."""
+        """The HTTP status; None: there was no response."""
         self.problem = problem
-        """The service's refusal, which names the fields; None where it sent none."""
+        """The problem document of the service; None: it sent none."""
 
 
 class EventsMissedError(ServiceError):
-    """Events that a client would go on after are kept no more."""
+    """Events that the client has missed were deleted."""

@@ -1,6 +1,6 @@
-"""The OpenAPI document as it is checked in: `python -m api.openapi_document` prints it.
+"""The OpenAPI document: `python -m api.openapi_document` prints it.
 
-It is what clients of other makes are written from, and a change of the API shows in it.
+It is checked in, for authors of other clients and to make changes of the API visible.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from api.settings import Settings
 from results_db.store import Store
 
 CHECKED_IN: Final = Path(__file__).parent.parent / "docs" / "openapi.json"
-"""Where it lies in the source tree."""
+"""The document in the source tree."""
 
 _NO_DATABASE: Final = "sqlite:////dev/null"
-"""Nothing is asked of it: it is not even opened."""
+"""A database that is never opened."""
 
 
 def openapi_text() -> str:
-    """The document of this version's routes, as text; the same for the same routes."""
+    """The document as text. The same routes give the same text."""
     with closing(Store(_NO_DATABASE)) as store:
         document = create_app(Settings(token=""), store).openapi()
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""What the service is told at its start."""
+"""The settings of the service."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from results_db.leases import HEARTBEAT_INTERVAL_S, LEASE_S
-from results_db.retention import Retention
+from results_db.admin.retention import Retention
+from results_db.trials.leases import HEARTBEAT_INTERVAL_S, LEASE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How a service runs."""
+    """Settings of a service, fixed at its start."""
 
     token: str = field(repr=False)
-    """The token of the data directory: an admin's."""
+    """The admin token of the data directory."""
     worker_token: str | None = field(default=None, repr=False)
-    """The data directory's token for workers; None: there is none."""
+    """The worker token of the data directory; None: there is none."""
     requests_per_s: float = 100.0
-    """Requests a second of a viewer's or a submitter's token, in the long run; those of admins and workers
-    may ask ten times as often."""
+    """Long-term rate limit of a viewer's or a submitter's token; admins and workers have ten times
+    as much."""
     wrong_tokens: int = 10
-    """Wrong tokens that an address may send before it has to wait."""
+    """Wrong tokens that an address may send before it must wait."""
     local_hosts_only: bool = False
-    """Whether the service listens on loopback: a request for a host of another name is a browser's that
-    was led here."""
+    """Whether the service listens on loopback. A request for another host name is then refused: it
+    comes from a browser under DNS rebinding."""
     is_behind_proxy: bool = False
-    """Whether a proxy stands before it, which may call the service by another name than browsers do."""
+    """Whether a proxy is in front, which may use another host name than browsers do."""
     lease_s: float = LEASE_S
     """Seconds that a lease holds after a heartbeat."""
     heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
-    """Seconds between heartbeats that workers are asked for."""
+    """Seconds between heartbeats of a worker."""
     sweep_interval_s: float = 1.0
-    """Seconds between searches for leases that have run out."""
+    """Seconds between searches for expired leases."""
     lease_poll_s: float = 0.1
-    """Seconds between looks at the database while a worker waits for work."""
+    """Seconds between queries of the database while a worker waits for a trial."""
     outcome_gather_s: float = 0.08
-    """Seconds for which outcomes are collected, where several come at a time, before they are written together."""
+    """Seconds for which outcomes are collected into one transaction when several come at once."""
     event_poll_s: float = 0.1
-    """Seconds between looks at the log of events while somebody watches."""
+    """Seconds between queries of the event log while there are watchers."""
     event_idle_poll_s: float = 1.0
-    """Seconds between looks otherwise, which number events for the watchers of other processes."""
+    """Seconds between queries without watchers; they number events for other processes."""
     event_ping_s: float = 15.0
-    """Seconds without an event after which a watcher is sent a comment, so that proxies keep it."""
+    """Seconds without an event before a comment is sent, so that proxies keep the connection."""
     event_send_s: float = 10.0
-    """Seconds that a watcher may take to accept what it is sent."""
+    """Seconds that a watcher may take to accept data."""
     event_stream_s: float = 3600.0
-    """Seconds after which a watcher must come again, and show its token."""
+    """Seconds after which a stream ends; its watcher opens a new one with its token."""
     max_watchers: int = 1000
-    """Watchers of live events that a process serves at once."""
+    """Most watchers of live events of a process."""
     max_waiting_events: int = 5000
-    """Events that may wait for one watcher before it is dropped."""
+    """Most events that wait for one watcher before it is disconnected."""
     retention: Retention = field(default_factory=Retention)
-    """For how long logs, iterations, events, the audit and keys of requests are kept."""
+    """How long logs, iterations, events, the audit log and idempotency keys are kept."""
     max_body_bytes: int = 4 << 20
     """Largest request body."""
     max_document_bytes: int = 256 << 10
-    """Largest campaign document; people write them."""
+    """Largest campaign document."""
     data_dir: Path | None = None
-    """Where constants may be kept that were measured on this machine; None: nowhere."""
+    """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)
-    """Set when the service is told to end, so that waiting requests are answered at once."""
+    """Set when the service is to end, so that waiting requests are answered at once."""

@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def version() -> str:
-    """The version, or "unknown" when the source tree runs without having been installed."""
+    """The version; "unknown" if the package is not installed."""
     try:
         return metadata.version("layout-tuner")
     except metadata.PackageNotFoundError:

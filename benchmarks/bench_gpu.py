@@ -18,7 +18,6 @@ import torch
 from torch import distributed as dist
 
 from benchmarks.arguments import count, refuse
-from benchmarks.bare_model import BareLoop
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.side_by_side import (
     LossesDifferError,
@@ -28,13 +27,13 @@ from benchmarks.side_by_side import (
     refuse_different_losses,
     take_turns,
 )
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from workers.trainer.context import RankContext
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.peak import matmul_peak
-from workers.trainer.session import SessionSettings, open_training
-from workers.trainer.throughput import Throughput
+from benchmarks.trainer.bare_model import BareLoop
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.throughput import Throughput
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.device_peak import matmul_peak
+from workers.trainer.session import RankContext, SessionSettings, open_training
 from workers.trainer.training import Training
 
 OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)

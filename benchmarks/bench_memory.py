@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.presets.clusters import resolve_cluster
-from search_spaces.presets.models import resolve_model
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.presets.models import resolve_model
 from tuner.calibration.memory import MemoryBelief, StagePeak
 
 MIB: Final = 1 << 20
@@ -38,7 +38,7 @@ class PeaksInvalidError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class MemoryRun:
     """What ran, where, by what software."""
 
     model: ModelShape
@@ -91,7 +91,7 @@ def read_peaks(path: Path, column: str, num_stages: int) -> list[float]:
     return [max(by_stage[stage]) for stage in range(num_stages)]
 
 
-def judge(run: Run, peaks_mib: Sequence[float]) -> dict[str, Any]:
+def judge(run: MemoryRun, peaks_mib: Sequence[float]) -> dict[str, Any]:
     """Errors over stages: uncalibrated, and calibrated on one rank each of two stages."""
     measured = np.array(peaks_mib) * MIB
     expected, deviation = run.belief.stage_peak_bytes(run.layout, run.model)
@@ -135,7 +135,7 @@ def summary(errors: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    run = Run(
+    run = MemoryRun(
         model=resolve_model(options.model),
         cluster=resolve_cluster(options.cluster)[0],
         layout=Layout(

@@ -1,7 +1,7 @@
-"""How well and how fast the packer packs: a pretended allocation of 1,024 nodes of 8 devices.
+"""How well and how fast the packer packs: a simulated allocation of 1,024 nodes of 8 devices.
 
-Run as `make bench-packing`, or `python -m benchmarks.bench_packing --record`: a quarter of a minute on one core.
-`--record` writes the section "Packing" of RESULTS.md.
+Run as `make bench-packing`, or `python -m benchmarks.bench_packing --record`. It takes 15 s on one
+core. `--record` writes the section "Packing" of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.arguments import count
-from benchmarks.packing_simulation import (
+from benchmarks.results_file import describe_machine, record, table
+from benchmarks.workers.packing_simulation import (
     DEVICES_PER_NODE,
     NUM_DEVICES,
     NUM_NODES,
@@ -24,7 +25,6 @@ from benchmarks.packing_simulation import (
     probes,
     steady_state,
 )
-from benchmarks.results_file import describe_machine, record, table
 
 AT_ONCE: Final = 300
 """Probes that wait or run at any time."""

@@ -1,9 +1,10 @@
 """All strategies on recorded and simulated measurements, and the estimates alone.
 
-Run as `make bench-search TABLES=DIR`, or `python -m benchmarks.bench_search --tables DIR --record`, on a
-machine that does nothing else: ten minutes on two cores (`--quick`: one). DIR holds measurement
-tables; our own, of `tiny` on two CPU cores, is always searched. It prints as it goes; `--record` writes
-the section "Search" of `benchmarks/RESULTS.md` and the plots in `docs/plots/`.
+Run as `make bench-search TABLES=DIR`, or `python -m benchmarks.bench_search --tables DIR --record`,
+on a machine that does nothing else. It takes ten minutes on two cores (`--quick`: one minute). DIR
+holds measurement tables; our own table, of `tiny` on two CPU cores, is always searched. Results are
+printed as they come; `--record` writes the section "Search" of `benchmarks/RESULTS.md` and the
+plots in `docs/plots/`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
-from benchmarks.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
-from benchmarks.search_figures import (
+from benchmarks.search.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
+from benchmarks.search.search_figures import (
     Promise,
     landscape_table,
     local_promises,
@@ -25,9 +26,15 @@ from benchmarks.search_figures import (
     stress_promises,
     sweep_promises,
 )
-from benchmarks.search_plots import draw
-from benchmarks.search_runs import Effort, Landscape, read_tables, search_stress, search_table
-from benchmarks.search_speed import NUM_TOLD, measure_speed
+from benchmarks.search.search_plots import draw
+from benchmarks.search.search_runs import (
+    Effort,
+    Landscape,
+    read_tables,
+    search_stress,
+    search_table,
+)
+from benchmarks.search.search_speed import NUM_TOLD, measure_speed
 from search_spaces.tables import MeasurementTable, read_table
 
 STRATEGIES: Final = ("guided", "model-only", "deephyper", "random")

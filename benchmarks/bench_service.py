@@ -1,7 +1,8 @@
-"""The service under load: pages, outcomes, live events, start; the product's own processes over HTTP.
+"""The service under load, over HTTP, in processes of its own: pages, outcomes, live events, start.
 
-Run as `make bench-service`, or `python -m benchmarks.bench_service --record`, on a machine with nothing else
-on it. `--only` chooses a part. `--record` writes a section of `benchmarks/RESULTS.md` for each.
+Run as `make bench-service`, or `python -m benchmarks.bench_service --record`, on a machine with
+nothing else on it. `--only` chooses a part. `--record` writes a section of `benchmarks/RESULTS.md`
+for each part.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.arguments import count, refuse
-from benchmarks.live_service import WaitedInVainError
 from benchmarks.results_file import describe_machine, record, table
-from benchmarks.service_leaderboard import LEADERBOARD_NOTES, measure_leaderboard
-from benchmarks.service_load import LOAD_NOTES, measure_load
-from benchmarks.service_start import measure_start
-from benchmarks.trainer_table import Figure
+from benchmarks.service.live_service import WaitedInVainError
+from benchmarks.service.service_leaderboard import LEADERBOARD_NOTES, measure_leaderboard
+from benchmarks.service.service_load import LOAD_NOTES, measure_load
+from benchmarks.service.service_start import measure_start
+from benchmarks.trainer.trainer_table import Figure
 
 SCALE: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class BenchmarkPart:
     """A part of the benchmark."""
 
     title: str
@@ -37,12 +38,12 @@ class Part:
     """What a reader of its figures must know."""
 
 
-PARTS: Final[dict[str, Part]] = {
-    "leaderboard": Part(
+PARTS: Final[dict[str, BenchmarkPart]] = {
+    "leaderboard": BenchmarkPart(
         title="Pages of the leaderboard", measure=measure_leaderboard, notes=LEADERBOARD_NOTES
     ),
-    "load": Part(title="Outcomes and live events", measure=measure_load, notes=LOAD_NOTES),
-    "start": Part(
+    "load": BenchmarkPart(title="Outcomes and live events", measure=measure_load, notes=LOAD_NOTES),
+    "start": BenchmarkPart(
         title="An api process",
         measure=measure_start,
         notes="- `layout-tuner serve` on a database that is there already, everything in the page cache",
@@ -75,7 +76,7 @@ def measure(name: str, scale: int) -> list[Figure]:
     return figures
 
 
-def _section(part: Part, machine: str, figures: Sequence[Figure]) -> str:
+def _section(part: BenchmarkPart, machine: str, figures: Sequence[Figure]) -> str:
     numbers = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
     return f"`make bench-service`; {machine}.\n\n{numbers}\n\n{part.notes}"
 

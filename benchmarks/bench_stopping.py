@@ -1,8 +1,9 @@
 """What stopping probes early saves and costs: simulated noise on recorded medians.
 
-Run as `make bench-stopping TABLES=DIR`, or `python -m benchmarks.bench_stopping --tables DIR --record`:
-two minutes on one core. DIR holds measurement tables; our own, of `tiny` on two CPU cores, is always
-there. Probes end by the code that the trainer runs. `--record` writes the section "Stopping" of RESULTS.md.
+Run as `make bench-stopping TABLES=DIR`, or `python -m benchmarks.bench_stopping --tables DIR
+--record`. It takes two minutes on one core. DIR holds measurement tables; our own table, of `tiny`
+on two CPU cores, is always included. Probes end by the code that the trainer runs. `--record`
+writes the section "Stopping" of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
-from benchmarks.search_runs import read_tables
-from search_spaces.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
-from search_spaces.pooling import pooled_estimate
+from benchmarks.search.search_runs import read_tables
+from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
+from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
+from search_spaces.statistics.pooling import PooledRuns
 from search_spaces.tables import TableCell, read_table
 
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
@@ -70,7 +71,7 @@ class Stopped:
     loss_in_full: float
     """The same without stopping."""
     as_good: tuple[int, int]
-    """Probes of layouts at least as good as the best so far, by the record, and how many stopped."""
+    """Probes of layouts recorded at least as good as the best so far, and how many stopped."""
 
 
 def to_beat_s(timed: Sequence[float]) -> float:
@@ -78,7 +79,7 @@ def to_beat_s(timed: Sequence[float]) -> float:
 
     The service takes it from the leaderboard's standing, which comes from the same estimate.
     """
-    estimate = pooled_estimate([timed], None)
+    estimate = PooledRuns.of([timed]).estimate(None)
     assert estimate is not None
     return math.exp(estimate.log_s) * estimate.factor
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.arguments import count, refuse
-from benchmarks.forked_ranks import RankFailedError, restart_with_rank_environment
 from benchmarks.results_file import describe_machine, record
 from benchmarks.side_by_side import LossesDifferError
-from benchmarks.trainer_cells import (
+from benchmarks.trainer.trainer_cells import (
     MICRO_BATCH_SIZE,
     MODEL,
     NUM_MICROBATCHES,
@@ -25,21 +24,22 @@ from benchmarks.trainer_cells import (
     measure_cell,
     optimizer_bytes,
 )
-from benchmarks.trainer_start import (
+from benchmarks.trainer.trainer_start import (
     ProbeNotCompletedError,
     breakdown_figures,
     start_figures,
     warm_launcher,
 )
-from benchmarks.trainer_table import (
+from benchmarks.trainer.trainer_table import (
     Figure,
     cells_table,
     memory_figure,
     render,
     single_rank_figures,
 )
+from benchmarks.workers.forked_ranks import RankFailedError, restart_with_rank_environment
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import Precision
+from search_spaces.spec.layout import Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 NOTHING: Final = float("nan")

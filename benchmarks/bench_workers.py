@@ -1,8 +1,8 @@
-"""What lies between probes, and what probes leave behind: service, worker, Ray and ranks, for real.
+"""The time between probes, and what failed probes leave behind: real service, worker, Ray, ranks.
 
-Run as `make bench-workers`, or `python -m benchmarks.bench_workers --record`: about ten minutes on two
-cores with nothing else on them. `--only` chooses a part. `--record` writes a section of
-`benchmarks/RESULTS.md` for each.
+Run as `make bench-workers`, or `python -m benchmarks.bench_workers --record`, with nothing else on
+the machine. It takes about ten minutes on two cores. `--only` chooses a part. `--record` writes a
+section of `benchmarks/RESULTS.md` for each part.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from statistics import median
 from typing import Final
 
 from benchmarks.arguments import count, refuse
-from benchmarks.fault_storm import Storm, spread, storm
-from benchmarks.live_service import WaitedInVainError
 from benchmarks.results_file import describe_machine, record, table
-from benchmarks.trainer_table import Figure
-from benchmarks.turn_around import (
+from benchmarks.service.live_service import WaitedInVainError
+from benchmarks.trainer.trainer_table import Figure
+from benchmarks.trainer.turn_around import (
     PROBE_S,
     RANK_ENTRY,
     MissingMomentsError,
@@ -29,6 +28,7 @@ from benchmarks.turn_around import (
     measure_turn_around,
     recorded_service,
 )
+from benchmarks.workers.fault_storm import Storm, spread, storm
 
 GAP_S: Final = 0.6
 TORCHRUN_TIMES: Final = 5.0

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from search_spaces.cluster import GIB
 from search_spaces.machine import usable_cores, usable_memory_bytes
+from search_spaces.spec.cluster import GIB
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 
@@ -40,7 +40,7 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def record(title: str, text: str, path: Path = RESULTS) -> None:
-    """Writes a section of the results, in the place of the one with the same title if there is one."""
+    """Writes a section of the results; it replaces the section with the same title."""
     written = f"## {title}\n\n{text.strip()}\n"
     preamble, *sections = path.read_text().split("\n## ")
     kept = [f"## {section.strip()}\n" for section in sections]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from workers.trainer.collectives import barrier
-from workers.trainer.data import Batch
-from workers.trainer.measure import quartiles
+from workers.trainer.comm.collectives import barrier
+from workers.trainer.job.batches import Batch
+from workers.trainer.probe.measurement import quartiles
 
 Step = Callable[[Batch], float]
 """Takes an optimizer step; returns this rank's share of the mean loss, which ranks add up."""
@@ -113,7 +114,7 @@ def _timed(step: Step, batch: Batch, device: torch.device) -> list[float]:
 def refuse_different_losses(
     series: Mapping[str, Series], *, tolerance: float, what: str
 ) -> dict[str, float]:
-    """The largest relative difference of each side's losses from the first's.
+    """The largest relative difference of a side's losses from the first's; NaN where a loss is NaN.
 
     Raises:
         LossesDifferError: it is over the tolerance.
@@ -122,7 +123,8 @@ def refuse_different_losses(
     found = {}
     for name, other in others:
         pairs = list(zip(reference.losses, other.losses, strict=True))
-        found[name] = max(abs(a - b) / abs(a) for a, b in pairs)
+        apart = [abs(a - b) / abs(a) for a, b in pairs]
+        found[name] = math.nan if any(map(math.isnan, apart)) else max(apart)
         if not found[name] <= tolerance:
             shown = ", ".join(f"{a:.5f} {b:.5f}" for a, b in pairs)
             raise LossesDifferError(

@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from api.supervisor import end_with
+from api.service.supervisor import end_with
 
 HERE = Path(__file__).resolve().parent
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
@@ -39,7 +39,6 @@ def main() -> int:
         **os.environ,
         "LAYOUT_TUNER_DATA_DIR": str(folder),
         "LAYOUT_TUNER_DEMO": mark,
-        "COLUMNS": os.environ.get("COLUMNS", "110"),
     }
     started = time.monotonic()
     try:

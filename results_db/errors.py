@@ -2,7 +2,7 @@
 
 
 class ResultsDbError(Exception):
-    """Base of everything that `results_db` raises on purpose."""
+    """Base of all errors that `results_db` raises on purpose."""
 
 
 class CampaignNotFoundError(ResultsDbError):
@@ -18,23 +18,23 @@ class CampaignStateError(ResultsDbError):
 
 
 class IdempotencyKeyReusedError(ResultsDbError):
-    """A request came with the key of another request."""
+    """The idempotency key was sent before, with another request."""
 
 
 class IdempotencyKeyInUseError(ResultsDbError):
-    """The same request was being answered; its answer is there now."""
+    """The same request was just answered; sending it again returns the answer."""
 
 
 class DescriptionNotFoundError(ResultsDbError):
-    """Users have no model, or no cluster, of this name."""
+    """Users have no model or cluster of this name."""
 
 
 class DescriptionOwnedError(ResultsDbError):
-    """The model, or cluster, of this name is somebody else's."""
+    """The model or cluster of this name belongs to another user."""
 
 
 class DescriptionLimitError(ResultsDbError):
-    """Users have as many models, or clusters, as there may be."""
+    """The number of models or clusters of users has reached its limit."""
 
 
 class TrialNotFoundError(ResultsDbError):
@@ -42,11 +42,11 @@ class TrialNotFoundError(ResultsDbError):
 
 
 class TrialLogNotFoundError(ResultsDbError):
-    """Of this trial no log is kept: it has not ended, nothing was printed, or it is not kept for ever."""
+    """The trial has no log: it has not ended, printed nothing, or its log was pruned."""
 
 
 class TrialDuplicateError(ResultsDbError):
-    """The campaign has a trial of this layout already, and this is not a deliberate repeat."""
+    """The campaign has a trial of this layout, and this one is not a deliberate repeat."""
 
 
 class TrialStateError(ResultsDbError):
@@ -54,7 +54,7 @@ class TrialStateError(ResultsDbError):
 
 
 class TrialFilterInvalidError(ResultsDbError):
-    """No trial can be as a filter wants it."""
+    """No trial can match the filter."""
 
 
 class AttemptNotFoundError(ResultsDbError):
@@ -62,11 +62,11 @@ class AttemptNotFoundError(ResultsDbError):
 
 
 class WorkerNotFoundError(ResultsDbError):
-    """No session of a worker has this id, or it has ended: the worker registers again."""
+    """No worker session has this id, or the session has ended; the worker must register again."""
 
 
 class WorkerSupersededError(ResultsDbError):
-    """Another worker has registered under the same name: this one must end, not register again."""
+    """Another worker registered under the same name; this one must end, and not register again."""
 
 
 class NodeNotFoundError(ResultsDbError):
@@ -78,11 +78,11 @@ class NodeStateError(ResultsDbError):
 
 
 class MeasurementInvalidError(ResultsDbError):
-    """A measurement contradicts itself, or does not suit its layout."""
+    """The figures of a measurement contradict each other, or the layout."""
 
 
 class ObjectiveUnknownError(ResultsDbError):
-    """Nothing is ranked by this name."""
+    """There is no objective of this name."""
 
 
 class TokenNotFoundError(ResultsDbError):
@@ -94,11 +94,11 @@ class TokenDuplicateError(ResultsDbError):
 
 
 class TokenInvalidError(ResultsDbError):
-    """A token cannot be made like this: its name or its end is impossible."""
+    """The name or the expiry of a new token is invalid."""
 
 
 class ListingInvalidError(ResultsDbError):
-    """No part of a leaderboard can be listed like this."""
+    """A parameter of a leaderboard query is out of range."""
 
 
 class SchemaNewerError(ResultsDbError):
@@ -109,52 +109,67 @@ class SchemaOutdatedError(ResultsDbError):
     """The database has not been upgraded to this version of the program."""
 
 
+class SchemaUnsupportedError(ResultsDbError):
+    """The schema is older than the first migration of this version, and cannot be upgraded."""
+
+
 class DatabaseUnavailableError(ResultsDbError):
     """The database does not answer, or cannot be written to just now."""
 
+    def __init__(self, message: str = "", *, is_away: bool = False) -> None:
+        super().__init__(message)
+        self.is_away = is_away
+        """Whether its server is starting, stopping or unreachable, and may answer later."""
+        self.is_logged = False
+        """Whether it has been written to the outage log."""
+
 
 class DatabaseConflictError(DatabaseUnavailableError):
-    """Transactions were in each other's way, and this one was undone: nothing of it was kept."""
+    """This transaction conflicted with another one, and was rolled back."""
 
 
 class ValueUnstorableError(ResultsDbError):
-    """A text is too long or has a NUL in it, or a number is too large, to be kept."""
+    """A text is too long or contains NUL, or a number is too large to be stored."""
+
+
+class DocumentUnreadableError(ResultsDbError):
+    """A stored document cannot be read: it is nested too deeply, or is not valid JSON."""
 
 
 class RowRefusedError(ResultsDbError):
-    """A constraint of the schema stood against it: what must never be was about to be, a fault of ours."""
+    """A constraint of the schema refused a row: this is a bug of the program."""
 
 
 class DriverLeaseLostError(ResultsDbError):
-    """Another driver has taken over: this one may write nothing any more."""
+    """Another driver has taken over; this one may no longer write."""
 
 
 class DatabaseUrlInvalidError(ResultsDbError):
-    """The address of a database is none, or that of a kind that is not understood."""
+    """The URL of a database is invalid, or of an unsupported kind."""
 
 
 class DatabaseInvalidError(ResultsDbError):
-    """The database holds what this version's schema refuses."""
+    """The database contains rows that this version's schema refuses."""
 
 
 class RetentionInvalidError(ResultsDbError):
-    """A setting that says what is kept for how long is none."""
+    """A retention setting is invalid."""
 
 
 class BackupPathError(ResultsDbError):
-    """A backup cannot be written or read where it was named."""
+    """A backup cannot be written to, or read from, the given path."""
 
 
 class BackupInvalidError(ResultsDbError):
-    """A backup is none, is damaged, or holds what the database cannot keep."""
+    """The file is not a backup, is damaged, or contains values that the database cannot store."""
 
 
 class DatabaseNotEmptyError(ResultsDbError):
-    """A backup would take the place of a database that holds something."""
+    """A restore would replace a database that contains data."""
 
 
 class DatabaseInUseError(ResultsDbError):
-    """A service or a driver works on the database that a backup is to take the place of."""
+    """A service or a driver uses the database that a restore would replace."""
 
 
 class DataDirInvalidError(ResultsDbError):
@@ -162,4 +177,4 @@ class DataDirInvalidError(ResultsDbError):
 
 
 class DataDirLockedError(ResultsDbError):
-    """Another process works on the data directory."""
+    """Another process holds the lock of the data directory."""

@@ -1,87 +1,170 @@
-"""What the store hands out: frozen values, never rows of the database."""
+"""The records that the store returns: frozen values, never rows of the database.
+
+The API answers with some of them as they are. The names of those classes are the names of the
+schemas in the OpenAPI document, and the strings under the fields are their descriptions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
-from results_db.allocation_records import AllocationState, AttemptPhase, Scheduler
-from results_db.cost import Cost
-from search_spaces.layout import Layout
-from search_spaces.objectives import measured_objective
-from search_spaces.outcome import Breakdown, Environment, Iteration
+from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
+from search_spaces.protocol.worker_messages import (
+    AllocationState,
+    AttemptPhase,
+    Scheduler,
+    TrialState,
+)
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.objectives import measured_objective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Node-seconds by use; no part is negative."""
+
+    iterations: float = 0.0
+    """Devices in iterations, with warm-up."""
+    start: float = 0.0
+    """The rest of the time of probes whose outcome counts: start, build, end."""
+    idle: float = 0.0
+    """Devices that were held and not used, because a layout is smaller than its nodes; for a
+    campaign, also its share of idle allocations of its cluster."""
+    lost: float = 0.0
+    """Attempts without a result: lost, returned, or too late."""
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        return self.iterations + self.start + self.idle + self.lost
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            iterations=self.iterations + other.iterations,
+            start=self.start + other.start,
+            idle=self.idle + other.idle,
+            lost=self.lost + other.lost,
+        )
+
+    @classmethod
+    def of_loss(cls, *, held_s: float, nodes: float) -> Self:
+        """The cost of an attempt without a result."""
+        return cls(lost=held_s * nodes)
+
+    @classmethod
+    def of_probe(
+        cls, *, held_s: float, nodes: float, used_nodes: float, iterations_s: float
+    ) -> Self:
+        """The cost of an attempt whose outcome counts.
+
+        Args:
+            held_s: seconds that it held its nodes.
+            nodes: number of nodes; may be a fraction.
+            used_nodes: devices of its ranks, counted in nodes.
+            iterations_s: seconds of its iterations, capped at `held_s`.
+        """
+        used = min(used_nodes, nodes)
+        iterating_s = min(iterations_s, held_s)
+        return cls(
+            iterations=iterating_s * used,
+            start=(held_s - iterating_s) * used,
+            idle=held_s * (nodes - used),
+        )
+
 
 CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
-TrialState = Literal["PENDING", "RUNNING", "COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"]
+
 AttemptEnding = Literal["reported", "lost", "returned", "superseded"]
-"""reported: its outcome arrived. lost: its worker was not heard of in time. returned: its worker
-gave it back. superseded: the trial ended without it (a late outcome of an earlier attempt)."""
+"""reported: its outcome arrived. lost: its worker's heartbeats stopped. returned: its worker
+returned the lease. superseded: a late outcome of an earlier attempt ended the trial."""
+
+EventKind = Literal[
+    "campaign.created",
+    "campaign.changed",
+    "campaign.paused",
+    "campaign.resumed",
+    "campaign.ended",
+    "campaign.deleted",
+    "trial.added",
+    "trial.leased",
+    "trial.returned",
+    "trial.ended",
+    "trial.judged",
+    "campaign.analysed",
+]
 
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
-TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)
+
 ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)
+
 StepDirection = Literal["down", "up"]
-"""Which way a knob was stepped, among the values that legal layouts have."""
+"""Direction of a step in a knob, among the values of legal layouts."""
+
 StepSource = Literal["measured", "predicted"]
-"""Whether the stepped layout was measured in the campaign, or only the estimate is known."""
+"""Whether the stepped layout was measured in the campaign, or only estimated."""
+
 StepState = Literal["completed", "out_of_memory", "failed"]
-"""What became of the stepped layout, or is expected to."""
+"""The result of the stepped layout, measured or predicted."""
 
 STEP_DIRECTIONS: Final[tuple[StepDirection, ...]] = get_args(StepDirection)
+
 STEP_SOURCES: Final[tuple[StepSource, ...]] = get_args(StepSource)
+
 STEP_STATES: Final[tuple[StepState, ...]] = get_args(StepState)
 
 ENDED_CAMPAIGN_STATES: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED"})
+
 ENDED_TRIAL_STATES: Final = frozenset({"COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignRecord:
-    """A campaign as it stands."""
+    """The state of a campaign."""
 
     id: int
     name: str
     state: CampaignState
     reason: str | None
-    """Why it ended: budget, exhausted, cancelled, ...; None while it has not."""
+    """Why it ended: budget, exhausted, cancelled, ...; None while it is open."""
     message: str
-    """A sentence that goes with the reason."""
+    """The reason as a sentence."""
     spec: Mapping[str, Any]
-    """The campaign's description, fully resolved: what its layouts are judged against."""
+    """The campaign's description, with all names and defaults resolved."""
     model_name: str
     cluster_name: str
     objective: str
-    """What ranks: the first of the objectives."""
+    """The objective that ranks: the first of `objectives`."""
     objectives: tuple[str, ...]
-    """What the Pareto front is over; a single one: the front is the best."""
+    """The objectives of the Pareto front; with a single one, the front is the best layout."""
     strategy: str
     num_legal_layouts: int
-    """Size of the legal set at submission."""
+    """Number of legal layouts at submission."""
     max_peak_memory_bytes: int | None
-    """The largest peak of a device that is ranked; None: every one is."""
+    """The largest peak of a device that is ranked; None: no limit."""
     created_at: datetime
     started_at: datetime | None
     """When the first of its trials was leased."""
     ended_at: datetime | None
     node_seconds: float
-    """Nodes times seconds that its attempts held, the lost ones included as far as known."""
+    """Nodes times seconds held by its attempts, including lost ones as far as known."""
     cost: Cost
-    """The same by what they were spent on, with its share of what allocations held for nobody."""
+    """The same by use, with its share of idle allocations."""
     wall_time_s: float
-    """Seconds spent RUNNING while a driver was at work (see `results_db.campaigns`)."""
+    """Seconds in state RUNNING with an active driver (see `results_db.campaigns.campaigns`)."""
     created_by: str = ""
-    """Name of the token that submitted it; empty: it was made before there were any."""
+    """Name of the token that submitted it; empty: it is older than tokens."""
     notes: str = ""
-    """What its users wrote beside it."""
+    """Notes of its users."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasurementRecord:
-    """What a completed trial measured; the iterations are in `TrialDetail`.
+    """The measurement of a completed trial; the iterations are in `TrialDetail`.
 
-    A figure is None only where an imported table does not tell it (and where a comment says more).
+    A figure is None only if an imported table lacks it, or where its description says so.
     """
 
     step_time_s: float
@@ -104,22 +187,22 @@ class MeasurementRecord:
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
     breakdown: Breakdown | None
-    """Where step_time_s goes; None where the worker was too old to look."""
+    """The parts of step_time_s; None: the worker was too old to measure them."""
     peak_reserved_bytes_by_stage: tuple[int, ...]
-    """What the device's allocator held at most; empty on the CPU."""
+    """Largest memory held by the device's allocator; empty on the CPU."""
     warmup_settled: bool | None
-    """Whether step times had settled when timing began; None where the worker was too old to look."""
+    """Whether step times were stable when timing began; None: the worker was too old to check."""
     skipped_steps: int | None
-    """fp16 steps that the loss scaler skipped, warm-up included."""
+    """fp16 steps that the loss scaler skipped, including warm-up."""
     shortened: bool
-    """Whether the probe was stopped early, since it was slower than the best; never the winner."""
+    """Whether the probe was stopped early because it was slower than the best; it never wins."""
     iterations_asked: int | None
-    """Timed iterations that were asked for; None where the worker was too old to say."""
+    """Timed iterations that were requested; None: the worker was too old to report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
-    """A trial as it stands."""
+    """The state of a trial."""
 
     id: int
     number: int
@@ -127,42 +210,42 @@ class TrialRecord:
     campaign_id: int
     layout: Layout
     layout_key: str
-    """`layout.key`; unique in the campaign but for deliberate repeats."""
+    """`layout.key`; unique in the campaign except for deliberate repeats."""
     state: TrialState
     reason: str | None
     """Why it does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
     message: str
-    """What went wrong, in a sentence."""
+    """The problem, in a sentence."""
     node: str
-    """Node where it went wrong first."""
+    """The node where the problem occurred first."""
     attempt: int
     """Number of the latest attempt; 0 before the first."""
     lost_attempts: int
     iterations_done: int
-    """Iterations that the running attempt has finished, warm-up included."""
+    """Finished iterations of the running attempt, including warm-up."""
     worker_id: str | None
-    """The worker session that runs it now."""
+    """The worker session that runs it."""
     repeat_of: int | None
     """The trial that this one deliberately repeats."""
     repeat_index: int
     """0 for a layout's first trial in the campaign."""
     node_seconds: float
     cost: Cost
-    """The same by what they were spent on."""
+    """The same by use."""
     measurement: MeasurementRecord | None
-    """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
+    """Present if COMPLETED; also if FAILED as diverged, but then it does not count."""
     created_at: datetime
     started_at: datetime | None
     """When its first attempt was leased."""
     ended_at: datetime | None
     ended_seq: int | None
-    """Place in the order in which the campaign's trials ended, from 1; a later verdict on its losses
-    moves a trial to the end."""
+    """Position in the order in which the campaign's trials ended, from 1; a later verdict on the
+    losses moves a trial to the end."""
 
     def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
-        """What was measured of an objective; None without a measurement that tells.
+        """The value of an objective; None if it was not measured.
 
-        The device's memory is for memory_headroom alone.
+        `device_memory_bytes` is needed for memory_headroom only.
 
         Raises:
             ObjectiveInvalidError: there is no such objective.
@@ -179,7 +262,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """One lease of a trial and what became of it."""
+    """One lease of a trial, and how it ended."""
 
     attempt: int
     worker_id: str
@@ -187,40 +270,40 @@ class AttemptRecord:
     host: str
     started_at: datetime
     seen_at: datetime
-    """When its worker was last heard of."""
+    """Time of the last heartbeat."""
     ended_at: datetime | None
     ending: AttemptEnding | None
     """None while it runs."""
     node_seconds: float
     cost: Cost
-    """The same by what they were spent on; nothing while it runs."""
+    """The same by use; 0 while it runs."""
     phase: AttemptPhase | None = None
-    """What its worker said last that it does; None: it did not say."""
+    """The phase that its worker reported last; None: it reported none."""
     held_s: float | None = None
-    """Seconds that it has held its nodes, as its worker said last."""
+    """Seconds that it has held its nodes, as reported last."""
     nodes_held: float | None = None
-    """Nodes that it holds, a part of one included; None: those of its layout."""
+    """Nodes that it holds, may be a fraction; None: those of its layout."""
     iterations_s: float | None = None
-    """Seconds of its iterations; None: its worker did not say."""
+    """Seconds of its iterations; None: not reported."""
     waiting_because: str = ""
-    """Its worker's words while it waits for devices."""
+    """Why it waits for devices, as its worker reports it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialDetail:
-    """A trial with everything that is kept about it."""
+    """A trial with everything that is stored about it."""
 
     trial: TrialRecord
     iterations: tuple[Iteration, ...]
-    """Every iteration of the measurement, warm-up included."""
+    """Every iteration of the measurement, including warm-up."""
     environment: Environment | None
     log_tail: str
     attempts: tuple[AttemptRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KnobStep:
-    """What one step in a knob, away from the winner, does to the objective."""
+class KnobStepRead:
+    """The effect on the objective of one step in a knob, away from the winner."""
 
     knob: str
     direction: StepDirection
@@ -228,38 +311,42 @@ class KnobStep:
     """The winner's value of the knob."""
     stepped_value: str
     also: tuple[str, ...]
-    """Knobs that had to follow: with a fixed batch, a larger micro-batch means fewer of them."""
+    """Knobs that had to change too: with a fixed batch, a larger micro-batch needs fewer of
+    them."""
     layout_key: str
-    """The stepped layout: of those that differ in fewest other knobs, one that was measured."""
+    """The stepped layout: among those with the fewest other changes, a measured one if there is
+    any."""
     source: StepSource
+    """Whether the campaign measured that layout, or the estimates predict it."""
     state: StepState
+    """Whether the layout runs."""
     effect: float | None
-    """Relative change of the objective, under 0 for worse; None where the layout does not run."""
+    """Relative change of the objective, negative if worse; null: the layout does not run."""
     is_apart: bool | None
-    """Whether it can be told apart from the winner with 95 % confidence; None if not measured."""
+    """Whether it differs from the winner with 95 % confidence; null: not measured."""
     trial_id: int | None
     """The trial that measured it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """Which knobs matter in a campaign, and how far its winner is from its neighbours."""
+    """The importance of knobs in a campaign, and the sensitivity of its winner."""
 
     winner_id: int
-    """The trial around which the steps were taken."""
+    """The trial from which the steps start."""
     objective: str
     num_trials: int
-    """Completed trials that the importances were found from."""
+    """Completed trials behind the importances."""
     last_ended_seq: int
-    """How far the campaign had come."""
+    """`ended_seq` of the last trial that was included."""
     method: str
-    """How the importances were found; empty where too little was measured."""
+    """The method for the importances; empty: too few measurements."""
     importances: Mapping[str, float]
-    """By knob, the largest first: the share of the objective's variation that it accounts for."""
-    steps: tuple[KnobStep, ...]
-    """By knob, down before up; a knob at the end of its values has one."""
+    """By knob, the largest first: its share of the variation of the objective."""
+    steps: tuple[KnobStepRead, ...]
+    """By knob, down before up; a knob at the end of its values has one step."""
     computed_at: datetime | None = None
-    """When it was kept; None before."""
+    """When it was stored; None before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,33 +366,69 @@ class WorkerRecord:
     ended_at: datetime | None
     scheduler: Scheduler = "none"
     job_id: str | None = None
-    """The scheduler's name for the allocation."""
+    """The scheduler's id of the allocation."""
     launcher: str = ""
-    """What starts its ranks; empty: it did not say."""
+    """The launcher of its ranks; empty: not reported."""
     ends_at: datetime | None = None
-    """When the allocation ends; None: not known, or never."""
+    """When the allocation ends; None: unknown, or never."""
     shares_nodes: bool = False
     """Whether several probes may run on one node."""
     state: AllocationState = "working"
     idle_node_seconds: float = 0.0
-    """What the allocation has held for no probe."""
+    """Node-seconds that the allocation was idle."""
     status_at: datetime | None = None
-    """When it last said what its nodes do; None: never."""
+    """Time of its last status; None: there was none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeasedTrialRead:
+    """A trial that a worker has leased, and its progress."""
+
+    trial_id: int
+    campaign: str
+    number: int
+    """The trial's number in its campaign."""
+    attempt: int
+    num_nodes: int
+    num_devices: int
+    leased_at: datetime
+    phase: AttemptPhase | None
+    """The phase that the worker reported last; null: not reported."""
+    iterations_done: int
+    """Finished iterations, including warm-up."""
+    held_s: float | None
+    """Seconds that it has held its nodes; null: not reported."""
+    nodes_held: float | None
+    """Nodes that it holds, may be a fraction; null: those of its layout."""
+    waiting_because: str
+    """Why it waits for devices, as the worker reports it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuarantineRead:
+    """Why no probe runs on a node, or ran until the node was released."""
+
+    reason: str
+    since: datetime
+    requested_by_user: bool
+    """Whether a user requested it; otherwise a worker found the node faulty."""
+    released_at: datetime | None
+    """When the node was released; null: it is in quarantine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSize:
-    """What an open trial needs of an allocation."""
+    """The resources that an open trial needs."""
 
     num_nodes: int
     num_devices: int
     is_waiting: bool
-    """Whether no worker has it yet."""
+    """Whether no worker has leased it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRecord:
-    """A trial handed to a worker until the lease expires."""
+    """A trial that is leased to a worker until the lease expires."""
 
     trial_id: int
     number: int
@@ -317,30 +440,3 @@ class LeaseRecord:
     repeat_of: int | None
     """The trial that this one deliberately repeats."""
     lease_expires_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialBeat:
-    """What a worker says of a trial that it runs."""
-
-    trial_id: int
-    attempt: int
-    iterations_done: int
-    phase: AttemptPhase | None = None
-    """None: the worker does not say."""
-    held_s: float | None = None
-    """Seconds that it has held its nodes, 0 while it waits; None: the worker does not say."""
-    nodes_held: float | None = None
-    """Nodes that it holds, a part of one included; None: those of its layout."""
-    waiting_because: str = ""
-    """In the worker's words."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeReceipt:
-    """What became of an outcome."""
-
-    accepted: bool
-    """False when it came too late to matter; the worker forgets it either way."""
-    state: TrialState
-    """The trial's state afterwards."""

@@ -1,71 +1,68 @@
-"""From rows to records, and back."""
+"""Converts rows to records, and values to columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
-from typing import Any, Final, cast
+from functools import cache
+from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy.orm import joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from results_db.allocation_records import AllocationState, AttemptPhase, Scheduler
-from results_db.cost import Cost
-from results_db.models import (
+from results_db.models.tables import (
     Attempt,
-    BreakdownRow,
     Campaign,
-    EnvironmentRow,
-    IterationRow,
     MeasurementRow,
-    StageMemory,
     Trial,
 )
 from results_db.records import (
-    AttemptEnding,
-    AttemptRecord,
     CampaignRecord,
-    CampaignState,
+    Cost,
     MeasurementRecord,
     TrialRecord,
-    TrialState,
-    WorkerRecord,
 )
-from results_db.worker_tables import Worker
-from search_spaces.constraints import Constraints
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement
+from search_spaces.protocol.outcome import Breakdown
+from search_spaces.spec.campaign_settings import Constraints
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 
 MAX_CLOCK_GAP_S: Final = 15.0
-"""Longest silence of the driver that still counts as a campaign's wall time."""
+"""Longest gap between two ticks of the driver that counts as wall time of a campaign."""
 
 COST_COLUMNS: Final = {field.name: f"{field.name}_node_seconds" for field in fields(Cost)}
-"""The columns of attempts, trials and campaigns that hold the parts of their cost."""
+"""By part of the cost, the column of attempts, trials and campaigns that holds it."""
+
+CAMPAIGN_COST_COLUMNS: Final = {
+    **{part: (column,) for part, column in COST_COLUMNS.items()},
+    "idle": (COST_COLUMNS["idle"], "allocation_idle_node_seconds"),
+}
+"""By part of the cost, the columns of a campaign to be added: also its share of idle
+allocations."""
 
 MEASUREMENT_PARTS: Final = (
     selectinload(MeasurementRow.stages),
     joinedload(MeasurementRow.breakdown),
 )
-"""Loads what a measurement's record needs beyond its own row."""
+"""Loads the other rows that a measurement's record needs."""
 
 WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).options(*MEASUREMENT_PARTS)
-"""Loads what a trial record needs, in two statements however many trials there are."""
+"""Loads the rows that trial records need, in two statements for any number of trials."""
 
 PLAIN_MEASUREMENT_FIELDS: Final = tuple(
     field.name
     for field in fields(MeasurementRecord)
-    if field.name not in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage", "breakdown")
+    if field.name in MeasurementRow.__table__.columns
 )
 """Fields of a measurement's record that are columns of its own row."""
-_BREAKDOWN_FIELDS: Final = tuple(field.name for field in fields(Breakdown))
-_ENVIRONMENT_FIELDS: Final = tuple(field.name for field in fields(Environment))
+
+R = TypeVar("R")
 
 
 def clock_seconds(campaign: Campaign, now: datetime) -> float:
-    """Seconds since the campaign's wall time was brought up to date, as far as they count.
+    """Seconds to add to the campaign's wall time, at most `MAX_CLOCK_GAP_S`.
 
-    Time that the driver was silent for counts up to `MAX_CLOCK_GAP_S`: nobody searched then.
+    In a longer gap no driver was at work.
     """
     if campaign.clock_at is None:
         return 0.0
@@ -73,13 +70,13 @@ def clock_seconds(campaign: Campaign, now: datetime) -> float:
 
 
 def objectives_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The objectives of a campaign's description, the one that ranks first."""
-    objective = spec["objective"]
+    """The objectives of a description, the ranking one first; empty if it is unreadable."""
+    objective = spec.get("objective", ())
     return (objective,) if isinstance(objective, str) else tuple(objective)
 
 
 def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
-    """The largest peak that a campaign's constraints let be ranked; None without constraints."""
+    """The largest peak that is ranked under a campaign's constraints; None without constraints."""
     headroom = spec.get("constraints", {}).get("memory_headroom", 0)
     if not headroom:
         return None
@@ -88,35 +85,41 @@ def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
 
 
 def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
-    """Longest that a probe of the campaign may take; None where its description does not say."""
+    """Longest duration of a probe of the campaign; None if its description has none."""
     deadline_s = spec.get("probe", {}).get("deadline_s")
     return None if deadline_s is None else float(deadline_s)
 
 
+def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:
+    """Makes a record of a row: copies the fields that have the same name in both.
+
+    Args:
+        kind: the record's class.
+        row: a row.
+        named: the other fields, or values in place of columns.
+    """
+    names = (name for name in _names_of(kind) if name not in named)
+    return kind(**{name: getattr(row, name) for name in names}, **named)
+
+
+def columns_of(record: Any, **named: Any) -> dict[str, Any]:
+    """The fields of a record as columns of its row; `named` are other values or columns."""
+    return {name: getattr(record, name) for name in _names_of(record.__class__)} | named
+
+
+@cache
+def _names_of(kind: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cast("Any", kind)))
+
+
 def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
-    """The campaign's record, its wall time brought up to now."""
-    return CampaignRecord(
-        id=campaign.id,
-        name=campaign.name,
-        state=cast("CampaignState", campaign.state),
-        reason=campaign.reason,
-        message=campaign.message,
-        spec=campaign.spec,
-        model_name=campaign.model_name,
-        cluster_name=campaign.cluster_name,
-        objective=campaign.objective,
-        objectives=objectives_of(campaign.spec),
-        strategy=campaign.strategy,
-        num_legal_layouts=campaign.num_legal_layouts,
-        max_peak_memory_bytes=campaign.max_peak_memory_bytes,
-        created_at=campaign.created_at,
-        started_at=campaign.started_at,
-        ended_at=campaign.ended_at,
-        node_seconds=campaign.node_seconds,
-        cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
+    """The campaign's record, with its wall time up to now."""
+    return record_of(
+        CampaignRecord,
+        campaign,
+        objectives=objectives_of(campaign.spec) or (campaign.objective,),
+        cost=campaign_cost(campaign),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
-        created_by=campaign.created_by,
-        notes=campaign.notes,
     )
 
 
@@ -131,141 +134,49 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def trial_layout(trial: Trial) -> Layout:
-    """The layout that a trial's columns spell."""
+    """The layout of a trial."""
     return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
+
+
+def trial_words(campaign: Campaign, trial: Trial) -> str:
+    """A trial in a message: by campaign and number, and by id."""
+    return f"trial {campaign.name}/{trial.number} (id {trial.id})"
 
 
 def trial_record(trial: Trial) -> TrialRecord:
     """The trial's record; the row was loaded with `WITH_MEASUREMENT`."""
-    return TrialRecord(
-        id=trial.id,
-        number=trial.number,
-        campaign_id=trial.campaign_id,
+    measurement = trial.measurement
+    return record_of(
+        TrialRecord,
+        trial,
         layout=trial_layout(trial),
-        layout_key=trial.layout_key,
-        state=cast("TrialState", trial.state),
-        reason=trial.reason,
-        message=trial.message,
-        node=trial.node,
-        attempt=trial.attempt,
-        lost_attempts=trial.lost_attempts,
-        iterations_done=trial.iterations_done,
-        worker_id=trial.worker_id,
-        repeat_of=trial.repeat_of,
-        repeat_index=trial.repeat_index,
-        node_seconds=trial.node_seconds,
         cost=cost_of(trial),
-        measurement=None if trial.measurement is None else measurement_record(trial.measurement),
-        created_at=trial.created_at,
-        started_at=trial.started_at,
-        ended_at=trial.ended_at,
-        ended_seq=trial.ended_seq,
+        measurement=None if measurement is None else measurement_record(measurement),
     )
 
 
 def measurement_record(row: MeasurementRow) -> MeasurementRecord:
     """The measurement's record; its stages were loaded."""
-    return MeasurementRecord(
-        **{name: getattr(row, name) for name in PLAIN_MEASUREMENT_FIELDS},
+    reserved = (stage.peak_reserved_bytes for stage in row.stages)
+    return record_of(
+        MeasurementRecord,
+        row,
         peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
-        peak_reserved_bytes_by_stage=tuple(
-            stage.peak_reserved_bytes
-            for stage in row.stages
-            if stage.peak_reserved_bytes is not None
-        ),
-        breakdown=None if row.breakdown is None else breakdown_value(row.breakdown),
+        peak_reserved_bytes_by_stage=tuple(peak for peak in reserved if peak is not None),
+        breakdown=None if row.breakdown is None else record_of(Breakdown, row.breakdown),
     )
 
 
-def stage_rows(trial_id: int, measurement: Measurement) -> list[StageMemory]:
-    """The rows of a measurement's peaks, one a stage."""
-    peaks = measurement.peak_memory_bytes_by_stage
-    reserved = measurement.peak_reserved_bytes_by_stage or (None,) * len(peaks)
-    return [
-        StageMemory(
-            trial_id=trial_id, stage=stage, peak_memory_bytes=peak, peak_reserved_bytes=held
-        )
-        for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
-    ]
-
-
-def breakdown_value(row: BreakdownRow) -> Breakdown:
-    """The breakdown as the vocabulary knows it."""
-    return Breakdown(**{name: getattr(row, name) for name in _BREAKDOWN_FIELDS})
-
-
-def measurement_columns(measurement: Measurement) -> dict[str, Any]:
-    """The columns of a measurement's own row."""
-    return {name: getattr(measurement, name) for name in PLAIN_MEASUREMENT_FIELDS}
-
-
-def iteration_value(row: IterationRow) -> Iteration:
-    """The iteration as the vocabulary knows it."""
-    return Iteration(
-        index=row.index,
-        kind="warmup" if row.kind == "warmup" else "timed",
-        step_time_s=row.step_time_s,
-        loss=row.loss,
-        grad_norm=row.grad_norm,
-    )
-
-
-def environment_value(row: EnvironmentRow) -> Environment:
-    """The environment as the vocabulary knows it."""
-    return Environment(**{name: getattr(row, name) for name in _ENVIRONMENT_FIELDS})
-
-
-def environment_columns(environment: Environment) -> dict[str, str]:
-    """The columns of an environment."""
-    return {name: getattr(environment, name) for name in _ENVIRONMENT_FIELDS}
-
-
-def attempt_record(attempt: Attempt, worker: Worker) -> AttemptRecord:
-    """The attempt's record, with the name of the worker that made it."""
-    return AttemptRecord(
-        attempt=attempt.attempt,
-        worker_id=attempt.worker_id,
-        worker_name=worker.name,
-        host=worker.host,
-        started_at=attempt.started_at,
-        seen_at=attempt.seen_at,
-        ended_at=attempt.ended_at,
-        ending=cast("AttemptEnding | None", attempt.ending),
-        node_seconds=attempt.node_seconds,
-        cost=cost_of(attempt),
-        phase=cast("AttemptPhase | None", attempt.phase),
-        held_s=attempt.held_s,
-        nodes_held=attempt.nodes_held,
-        iterations_s=attempt.iterations_s,
-        waiting_because=attempt.waiting_because,
-    )
-
-
-def worker_record(worker: Worker) -> WorkerRecord:
-    """The worker session's record."""
-    return WorkerRecord(
-        id=worker.id,
-        name=worker.name,
-        host=worker.host,
-        cluster=worker.cluster,
-        num_nodes=worker.num_nodes,
-        devices_per_node=worker.devices_per_node,
-        device=worker.device,
-        versions=worker.versions,
-        registered_at=worker.registered_at,
-        seen_at=worker.seen_at,
-        ended_at=worker.ended_at,
-        scheduler=cast("Scheduler", worker.scheduler),
-        job_id=worker.job_id,
-        launcher=worker.launcher,
-        ends_at=worker.ends_at,
-        shares_nodes=worker.shares_nodes,
-        state=cast("AllocationState", worker.state),
-        idle_node_seconds=worker.idle_node_seconds,
-        status_at=worker.status_at,
+def campaign_cost(campaign: Campaign) -> Cost:
+    """The cost of a campaign, with its share of idle allocations."""
+    return Cost(
+        **{
+            part: sum(getattr(campaign, column) for column in columns)
+            for part, columns in CAMPAIGN_COST_COLUMNS.items()
+        }
     )
 
 
 def cost_of(row: Campaign | Trial | Attempt) -> Cost:
-    """What its attempts cost, or what it did."""
+    """The cost of a row: the sum over attempts, or that of one attempt."""
     return Cost(**{name: getattr(row, column) for name, column in COST_COLUMNS.items()})

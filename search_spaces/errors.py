@@ -1,23 +1,64 @@
-"""Errors of the vocabulary room; one base, so that a caller can catch them all."""
+"""Errors about what a user wrote; one base, so that a caller can catch them all."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterable
+from typing import Final, Self
+
+MAX_PARTS: Final = 20
+"""Most errors of one document that are reported together."""
 
 
 class SearchSpaceError(ValueError):
-    """Base of everything that `search_spaces` raises about what a user wrote."""
+    """Base of the errors that `search_spaces` raises about what a user wrote.
 
-    def __init__(self, problem: str, *, field: str = "") -> None:
-        super().__init__(f"{field}: {problem}" if field else problem)
+    Args:
+        problem: what is wrong.
+        field: where in the document, as "space.tp"; empty: the document as a whole.
+        shown_field: the beginning of the message, where the problem itself names the last part of
+            the field; None: the field.
+    """
+
+    def __init__(self, problem: str, *, field: str = "", shown_field: str | None = None) -> None:
+        shown_field = field if shown_field is None else shown_field
+        super().__init__(f"{shown_field}: {problem}" if shown_field else problem)
         self.problem = problem
         self.field = field
-        """Where in the document the problem is, as "space.tp"; empty: the document as a whole."""
+        self._shown_field = shown_field
+        self.parts: tuple[SearchSpaceError, ...] = (self,)
+        """The errors that were found together; usually only this one."""
 
-    def within(self, parent: str) -> Self:
-        """The same error as seen from the document that holds this one in its field `parent`."""
-        field = f"{parent}.{self.field}" if self.field else parent
-        return type(self)(self.problem, field=field)
+    @classmethod
+    def of_field(cls, field: str, problem: str) -> Self:
+        """An error about a field whose problem already names the field."""
+        return cls(problem, field=field, shown_field="")
+
+    def within(self, parent: str) -> SearchSpaceError:
+        """The same error for the enclosing document, whose field `parent` is this document."""
+        if len(self.parts) > 1:
+            return joined(part.within(parent) for part in self.parts)
+        return type(self)(
+            self.problem,
+            field=_below(parent, self.field),
+            shown_field=_below(parent, self._shown_field),
+        )
+
+
+def _below(parent: str, field: str) -> str:
+    return f"{parent}.{field}" if field else parent
+
+
+def joined(errors: Iterable[SearchSpaceError]) -> SearchSpaceError:
+    """Errors of one document as one error, of the first one's class, without repetitions."""
+    parts = tuple({str(part): part for error in errors for part in error.parts}.values())
+    if len(parts) == 1:
+        return parts[0]
+    sentences = [str(part) for part in parts[:MAX_PARTS]]
+    if len(parts) > MAX_PARTS:
+        sentences.append(f"and {len(parts) - MAX_PARTS} more")
+    whole = type(parts[0])("; ".join(sentences))
+    whole.parts = parts
+    return whole
 
 
 class LayoutInvalidError(SearchSpaceError):
@@ -32,6 +73,10 @@ class ClusterInvalidError(SearchSpaceError):
     """A cluster's description is impossible."""
 
 
+class SiteInvalidError(SearchSpaceError):
+    """The description of a Slurm site is impossible; the message names the field."""
+
+
 class SpaceInvalidError(SearchSpaceError):
     """A search space names an unknown knob or gives a knob impossible values."""
 
@@ -41,7 +86,7 @@ class CampaignInvalidError(SearchSpaceError):
 
 
 class ObjectiveInvalidError(SearchSpaceError):
-    """Nothing is judged by this name, or not in this place."""
+    """An objective is unknown, or cannot be used here."""
 
 
 class NoLegalLayoutError(SearchSpaceError):
@@ -53,12 +98,24 @@ class ModelTooLargeError(SearchSpaceError):
 
 
 class OutcomeInvalidError(SearchSpaceError):
-    """A document that should describe an outcome or a probe does not."""
+    """A document is not a valid description of an outcome or a probe."""
 
 
 class MeasuredConstantsInvalidError(SearchSpaceError):
-    """A file of measured constants holds something else, or cannot be written."""
+    """A file of measured constants is invalid, or cannot be written."""
+
+
+class ServiceNotFoundError(SearchSpaceError):
+    """The address of the service or its token is not known; the message says what to name."""
+
+
+class TokenFileUnusableError(SearchSpaceError):
+    """A token file cannot be read, or holds no token."""
 
 
 class CertificateUnreadableError(SearchSpaceError):
-    """The file of a service's certificate cannot be read, or holds none."""
+    """The file of a service's certificate cannot be read, or holds no certificate."""
+
+
+class TableInvalidError(SearchSpaceError):
+    """A measurement table cannot be read, or contradicts itself; the message names the row."""

@@ -1,7 +1,7 @@
-"""What this process may use of the machine that it runs on: its cores and its memory.
+"""The cores and the memory that this process may use.
 
-A container, a batch job or a systemd slice may be given less than the machine has; the limit then
-stands in a control group, and the smallest one up the tree counts (Linux, Documentation/
+A container, a batch job or a systemd slice may have less than the machine. The limits are those of
+control groups, and the smallest one up the tree counts (Linux, Documentation/
 admin-guide/cgroup-v2.rst and cgroup-v1/).
 """
 
@@ -19,16 +19,16 @@ _GROUPS: Final = "sys/fs/cgroup"
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Cores that this process may run on, at least 1: its affinity mask, less a container's quota.
+    """Cores that this process may use, at least 1: the smaller of its affinity mask and its quota.
 
-    Half a core is no place for a rank: a quota is rounded down.
+    A quota is rounded down, because a rank needs a whole core.
     """
     quotas = [quota for group in _groups(root, "cpu") for quota in _quotas(group)]
     return max(int(min([len(os.sched_getaffinity(0)), *quotas])), 1)
 
 
 def available_memory_bytes(root: Path = ROOT) -> int:
-    """Memory that new processes can have here, a container's limit included."""
+    """Memory that is free for new processes, at most the container's limit."""
     usable_bytes = usable_memory_bytes(root)
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -37,10 +37,10 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def usable_memory_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may fill: what is installed, or a container's limit below it.
+    """The installed memory, or the container's limit if that is smaller.
 
     Raises:
-        ClusterInvalidError: the machine does not say what is installed.
+        ClusterInvalidError: /proc/meminfo does not state the installed memory.
     """
     limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(group)]
     return min([_installed_bytes(root), *limits])
@@ -54,10 +54,10 @@ def _installed_bytes(root: Path) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the groups that hold this process, up to the root of each hierarchy.
+    """Folders of the control groups of this process, up to the root of each hierarchy.
 
-    In a container the path may be the host's, of which nothing but the hierarchy's root is there;
-    that root is then the container's own group.
+    In a container the path may be that of the host, which does not exist there. The root of the
+    hierarchy is then the container's own group.
     """
     listing = _read(root / "proc/self/cgroup")
     for line in listing.splitlines():
@@ -71,7 +71,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quotas(group: Path) -> Iterator[float]:
-    """Cores' worth of time that a group may take; nothing where it has no quota."""
+    """The quota of a group in cores; nothing where it has none."""
     words = _read(group / "cpu.max").split()
     if not words:
         words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
@@ -80,7 +80,7 @@ def _quotas(group: Path) -> Iterator[float]:
 
 
 def _memory_limits(group: Path) -> Iterator[int]:
-    """Bytes that a group may hold; nothing where it has no limit (version 1: an enormous one)."""
+    """The memory limit of a group; nothing where it has none (version 1: a huge number)."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         word = _read(group / name).strip()
         if word.isdecimal():
@@ -88,7 +88,7 @@ def _memory_limits(group: Path) -> Iterator[int]:
 
 
 def _read(path: Path) -> str:
-    """The text of a kernel's file; empty where it is not there, or not for us to read."""
+    """The text of a file of the kernel; empty where it does not exist or cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,13 +1,17 @@
-"""The pipeline schedule: what a rank does, and in which order, as a table made by a pure function.
+"""Pipeline schedules: the actions of a rank in a step, in order, made by a pure function.
 
-A rank holds vpp chunks of the model, which its micro-batches pass one by one: chunk c of rank r is
-stage c * pp + r of pp * vpp. With one chunk the schedule is 1F1B (arXiv:2006.09503): a stage first runs
-as many forward passes as there are stages after it, then alternates, so that at most
-min(m, pp - stage) micro-batches are in flight. With several it is interleaved (arXiv:2104.04473,
-section 2.2): the bubble shrinks by vpp, for vpp times the transfers and more in flight.
+A rank holds vpp chunks of the model. Chunk c of rank r is stage c * pp + r of pp * vpp stages. m is
+the number of micro-batches.
 
-Transfers of neighbours pair up in the same order everywhere, so that ranks which block in each
-transfer until the other side has come, as on NCCL, cannot wait for each other in a circle.
+With one chunk the schedule is 1F1B (arXiv:2006.09503). A stage first runs as many forward passes as
+there are stages after it, then alternates one forward and one backward pass. At most
+min(m, pp - stage) micro-batches are in flight.
+
+With several chunks the schedule is interleaved (arXiv:2104.04473, section 2.2). The bubble shrinks
+by a factor of vpp, with vpp times the transfers and more micro-batches in flight.
+
+Two neighbours list their common transfers in the same order. Ranks that block in each transfer
+until the peer has started it, as with NCCL, therefore cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import NamedTuple
 
 
 class VirtualMicrobatch(NamedTuple):
-    """A micro-batch in one of the rank's chunks: one forward and one backward pass."""
+    """A micro-batch in one chunk of the rank: one forward and one backward pass."""
 
     chunk: int
     microbatch: int
@@ -40,11 +44,11 @@ class Backward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """Exchange activations and their gradients with both neighbours, all of it at once.
+    """Exchange activations and their gradients with both neighbours, all at the same time.
 
-    Each field names the pass of this rank that made what is sent, or that needs what is received;
-    None: nothing. Activations come from the previous stage and go to the next one, gradients the
-    other way. Ranks form a ring: the last rank's chunks precede the first rank's next ones.
+    Each field names the pass of this rank that made the sent tensor or needs the received one;
+    None: no message. Activations go from a stage to the next one, gradients to the previous one.
+    Ranks form a ring: after chunk c of the last rank comes chunk c + 1 of the first rank.
     """
 
     send_activation: VirtualMicrobatch | None = None
@@ -59,7 +63,7 @@ Action = Forward | Backward | Transfer
 def pipeline_schedule(pp_rank: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Action]:
     """The actions of one rank for one step.
 
-    Interleaved (vpp > 1), the micro-batches go in groups of pp, which must divide them.
+    With vpp > 1 the micro-batches go in groups of pp, so pp must divide their number.
     """
     if vpp == 1:
         actions = _one_forward_one_backward(pp_rank, pp, num_microbatches)
@@ -69,7 +73,7 @@ def pipeline_schedule(pp_rank: int, *, pp: int, vpp: int, num_microbatches: int)
     return [
         trimmed
         for action in actions
-        if (trimmed := _without_ends(action, pp_rank, pp=pp, last_stage=last_stage))
+        if (trimmed := _within_model(action, pp_rank, pp=pp, last_stage=last_stage))
     ]
 
 
@@ -104,16 +108,16 @@ def _one_forward_one_backward(stage: int, pp: int, num_microbatches: int) -> lis
 
 
 def _interleaved(pp_rank: int, pp: int, vpp: int, num_microbatches: int) -> list[Action]:
-    """Each pass is followed by one transfer, which brings the next pass of its kind its input.
+    """The interleaved schedule, in which every pass is followed by one transfer.
 
-    That transfer runs while a pass of the other kind is computed, which is why the warm-up is as
-    long as it is: two passes more for each rank that follows.
+    The transfer sends the output of the pass and receives the input of the next pass of the same
+    kind. It runs while a pass of the other kind is computed. For this the warm-up needs two more
+    passes for each rank that follows.
 
-    No deadlock: let round k + r of the forward passes be all transfers that follow the k-th forward
-    pass of a rank r, and round j + pp - 1 - r of the backward passes those after the j-th backward
-    pass. Both ends of every transfer lie in the same round, and every rank goes through its rounds
-    in one and the same order: with that warm-up, the forward round x comes right before the
-    backward round x - vpp * pp + 1.
+    No deadlock: assign the transfer after the k-th forward pass of rank r to forward round k + r,
+    and the transfer after its j-th backward pass to backward round j + pp - 1 - r. Both ends of
+    every transfer are in the same round. With this warm-up the rounds have the same order on every
+    rank: forward round x comes right before backward round x - vpp * pp + 1.
     """
     assert num_microbatches % pp == 0, f"{num_microbatches} micro-batches are not groups of {pp}"
     forwards = _interleaved_order(pp, range(vpp), num_microbatches)
@@ -132,7 +136,7 @@ def _interleaved(pp_rank: int, pp: int, vpp: int, num_microbatches: int) -> list
 
 
 def _backward_round(backwards: list[VirtualMicrobatch], j: int) -> list[Action]:
-    """The j-th backward pass and what follows it; before the first one there is but a transfer."""
+    """The j-th backward pass and its transfer; for j < 0 the transfer before the first pass."""
     if j < 0:
         return [Transfer(receive_gradient=backwards[0])]
     backward = backwards[j]
@@ -143,7 +147,7 @@ def _backward_round(backwards: list[VirtualMicrobatch], j: int) -> list[Action]:
 def _interleaved_order(
     pp: int, chunks: Sequence[int], num_microbatches: int
 ) -> list[VirtualMicrobatch]:
-    """Groups of pp micro-batches; each goes through all chunks before the next one begins."""
+    """Micro-batches in groups of pp; each group passes through all chunks before the next one."""
     return [
         VirtualMicrobatch(chunk, first + i)
         for first in range(0, num_microbatches, pp)
@@ -156,8 +160,8 @@ def _after(order: list[VirtualMicrobatch], index: int) -> VirtualMicrobatch | No
     return order[index + 1] if index + 1 < len(order) else None
 
 
-def _without_ends(action: Action, pp_rank: int, *, pp: int, last_stage: int) -> Action | None:
-    """Drops what would cross the model's first or last stage's outer edge."""
+def _within_model(action: Action, pp_rank: int, *, pp: int, last_stage: int) -> Action | None:
+    """Removes messages before the first stage and after the last one; None if nothing is left."""
     if not isinstance(action, Transfer):
         return action
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from benchmarks.postgres_server import PostgresServer, running_server
-from results_db import migrate
-from results_db.data_dir import DataDir
+from benchmarks.service.postgres_server import PostgresServer, running_server
+from results_db.admin import migrate
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
 
 TEMPLATE: Final = "upgraded"
@@ -51,21 +52,32 @@ def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite database of this version's schema, of which those of tests are copies."""
-    data_dir = DataDir(tmp_path_factory.mktemp("sqlite-template"))
-    Store.open(data_dir).close()
+@cache
+def _upgraded_sqlite() -> bytes:
+    """The content of an empty SQLite database of this version's schema."""
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = DataDir(Path(folder))
+        Store.open(data_dir).close()
+        return _sqlite_file(data_dir).read_bytes()
+
+
+def _sqlite_file(data_dir: DataDir) -> Path:
     return Path(data_dir.database_url.removeprefix("sqlite:///"))
 
 
-@pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """URL of an upgraded SQLite database that the test has for itself, in `tmp_path / "data"`."""
-    data_dir = DataDir(tmp_path / "data")
+def upgraded(path: Path) -> DataDir:
+    """Makes a data directory with an upgraded database, without running the migrations again."""
+    data_dir = DataDir(path)
     data_dir.create()
-    shutil.copy(sqlite_template, data_dir.path)
-    return data_dir.database_url
+    data_dir.create_database()
+    _sqlite_file(data_dir).write_bytes(_upgraded_sqlite())
+    return data_dir
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """URL of an upgraded SQLite database that the test has for itself, in `tmp_path / "data"`."""
+    return upgraded(tmp_path / "data").database_url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,6 +1,6 @@
 """`python -m tuner --data-dir DIR` is `layout-tuner driver --data-dir DIR`."""
 
-from tuner.commands import driver
+from tuner.driver.commands import driver
 
 if __name__ == "__main__":
     driver(prog_name="layout-tuner driver")

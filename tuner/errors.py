@@ -1,5 +1,7 @@
 """Errors of the search; one base, so that a caller can catch them all."""
 
+from __future__ import annotations
+
 
 class TunerError(Exception):
     """Base of everything that `tuner` raises on purpose."""
@@ -10,11 +12,11 @@ class ObservationInvalidError(TunerError):
 
 
 class ProblemInvalidError(TunerError):
-    """A search was described by values that cannot be."""
+    """A search problem has an impossible value."""
 
 
 class LayoutUnknownError(TunerError):
-    """A layout was told that the campaign's legal set does not hold."""
+    """A layout is not in the campaign's legal set."""
 
 
 class StrategyUnknownError(TunerError):
@@ -22,8 +24,12 @@ class StrategyUnknownError(TunerError):
 
 
 class CampaignBrokenError(TunerError):
-    """A campaign cannot be driven: its description or its strategy failed; the cause is chained."""
+    """A campaign cannot go on: its description or its strategy failed; the cause is chained."""
 
 
-class ScenarioUnknownError(TunerError):
-    """A simulation is asked for by a name that no scenario has."""
+class OpeningStuckError(TunerError):
+    """A campaign's search was not opened in time."""
+
+
+class ReplayFailedError(TunerError):
+    """A replay cannot be run: no such cell, or the strategy failed; the cause is chained."""

@@ -1,16 +1,20 @@
-"""Errors of the worker room; one base, so that a command can turn any of them into one line."""
+"""Errors of the workers; with one base, so that a command can print any of them as one line."""
+
+from __future__ import annotations
+
+from search_spaces.errors import SearchSpaceError
 
 
 class WorkerError(Exception):
-    """Base of everything that `workers` raises outside the trainer."""
+    """Base of all errors of `workers` outside the trainer."""
 
 
-class NodeLostError(WorkerError):
-    """A node's agent, warden or zygote is gone; its ranks are ended by whichever is left.
+class NodeError(WorkerError):
+    """A node can't be used.
 
     Args:
-        message: how that showed.
-        node: position of the node in its set; None: it is none of several.
+        message: why.
+        node: position of the node in its set; None: the set has one node, or it is not known.
     """
 
     def __init__(self, message: str, node: int | None = None) -> None:
@@ -18,25 +22,20 @@ class NodeLostError(WorkerError):
         self.node = node
 
 
-class RanksLeftError(WorkerError):
-    """Processes of a probe could not be ended; the node must not be used again.
+class NodeLostError(NodeError):
+    """A node's agent, warden or zygote has ended; the remaining ones end the node's ranks."""
 
-    Args:
-        message: which.
-        node: position of the node in its set; None: it is none of several.
-    """
 
-    def __init__(self, message: str, node: int | None = None) -> None:
-        super().__init__(message)
-        self.node = node
+class RanksLeftError(NodeError):
+    """Processes of a probe could not be ended; the node must not be used again."""
 
 
 class MemoryNotBackError(RanksLeftError):
-    """A group left no process, but less free memory than before it; the node must not be used."""
+    """A group ended, but less memory is free than before it; the node must not be used."""
 
 
 class CoresForbiddenError(WorkerError):
-    """A rank shall run on cores none of which this process may use."""
+    """This process may use none of the cores of a rank."""
 
 
 class PlacementImpossibleError(WorkerError):
@@ -44,7 +43,7 @@ class PlacementImpossibleError(WorkerError):
 
 
 class DeviceHiddenError(WorkerError):
-    """A rank's device is not among those that the node's environment shows."""
+    """The node's environment hides the device of a rank."""
 
 
 class RayClusterFailedError(WorkerError):
@@ -52,31 +51,40 @@ class RayClusterFailedError(WorkerError):
 
 
 class ServiceUnreachableError(WorkerError):
-    """The service did not answer, or answered that it cannot work now; worth trying again."""
+    """The service did not answer, or answered that it can't at the moment; a retry may help."""
 
 
 class ServiceFailedError(WorkerError):
-    """The service broke down over this request; others may fare better, and this one later."""
+    """The service failed over this request; other requests, or a later retry, may work."""
 
 
 class TokenRefusedError(WorkerError):
-    """The service does not accept the token; trying again is useless."""
+    """The service does not accept the token; a retry does not help.
+
+    Args:
+        message: the answer of the service.
+        is_known: whether the service knows the token, but its role may not do this (403, not 401).
+    """
+
+    def __init__(self, message: str, *, is_known: bool = False) -> None:
+        super().__init__(message)
+        self.is_known = is_known
 
 
 class WorkerUnknownError(WorkerError):
-    """The service does not know this worker (any more): register again."""
+    """The service does not know this session (any more); the worker must register again."""
 
 
-class WorkerSupersededError(WorkerError):
-    """Another worker has registered under this one's name; registering again would evict it."""
+class WorkerReplacedError(WorkerError):
+    """Another worker has registered under this name; registering again would end its session."""
 
 
 class RequestRefusedError(WorkerError):
-    """The service understood the request and refuses it for good."""
+    """The service refuses the request; a retry does not help."""
 
 
 class AnswerUnreadableError(RequestRefusedError):
-    """What answers does not speak the worker protocol: another program, or a proxy's own page."""
+    """The answer does not follow the worker protocol: it is that of another program or a proxy."""
 
 
 class CalibrationFailedError(WorkerError):
@@ -84,7 +92,7 @@ class CalibrationFailedError(WorkerError):
 
 
 class AllocationMissingError(WorkerError):
-    """What was asked for works inside a Slurm job alone."""
+    """The request works only inside a Slurm job."""
 
 
 class SpoolInUseError(WorkerError):
@@ -96,4 +104,24 @@ class SpoolUnusableError(WorkerError):
 
 
 class UrlInvalidError(WorkerError):
-    """The service's address is no HTTP address."""
+    """The address of the service is not an HTTP address."""
+
+
+class ScenarioUnknownError(WorkerError):
+    """No simulation has the requested name."""
+
+
+class AllocationInvalidError(WorkerError, SearchSpaceError):
+    """A requested allocation is impossible at its site; the message names the option."""
+
+
+class SlurmUnavailableError(WorkerError):
+    """Slurm is not installed here, or does not answer."""
+
+
+class SlurmRefusedError(WorkerError):
+    """Slurm refuses a request."""
+
+
+class JobNotOursError(WorkerError):
+    """The job is not an allocation that this user submitted with layout-tuner."""

@@ -1,11 +1,10 @@
-"""One node of an allocation's Ray cluster, kept up for as long as the batch system's step lasts.
+"""One node of an allocation's Ray cluster, kept running as long as the batch system's step lasts.
 
     python -P -m workers.ray_node --head ADDRESS:PORT [--address OWN] [--name NAME]
 
-The node whose address is the head's is the head. Ray is started again when it ends: after its
-warden has ended every process of it, and for other nodes than the head once the head answers.
-All of it ends with SIGTERM, SIGINT, or the end of whoever started this. The token of the cluster
-is RAY_AUTH_TOKEN.
+The node whose address is the head's is the head. When Ray ends, its warden ends all processes of
+it, and it is started again; on other nodes than the head once the head answers. SIGTERM, SIGINT or
+the end of the parent process end it. The token of the cluster is RAY_AUTH_TOKEN.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ import sys
 import time
 from typing import Final
 
+from workers.backoff import Backoff
 from workers.errors import RayClusterFailedError
-from workers.ray_cluster import HeadWatch, RayNodeProcesses, answers, resolved
+from workers.launchers.ray.cluster import HeadWatch, RayNodeProcesses, answers, resolved
+from workers.ranks.processes import end_signals
 
 _LOG = logging.getLogger(__name__)
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S: Final = 0.25
 _HEAD_LOOK_S: Final = 1.0
 _SHORTEST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _HEALTHY_AFTER_S: Final = 60.0
-"""A Ray that has lasted for so long has ended by an accident, not because it can't work here."""
+"""A Ray that ran this long can work on this node, so the next pause is short."""
 
 
 class RayNode:
-    """Keeps one Ray node up.
+    """Keeps one Ray node running.
 
     Args:
         head: "address:port" of the cluster's head.
         address: of this node.
-        name: of this node, for people; it comes back under the same one.
+        name: of this node; it is the same after a restart.
     """
 
     def __init__(self, head: str, address: str, name: str) -> None:
@@ -49,69 +49,64 @@ class RayNode:
         self._name = name
         host, _, port = head.rpartition(":")
         self._port = int(port) if host == address else None
-        self._told = _Told()
+        self._end_signal = _EndSignal()
 
     def run(self) -> None:
-        """Keeps it up until told to end; then nothing of it is left."""
-        pause_s = _SHORTEST_PAUSE_S
+        """Keeps Ray running until the end signal; then no process of it is left."""
+        backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while self._wait_for_head():
             started = time.monotonic()
             words = self._run_once()
-            if self._told.within(0):
+            if self._end_signal.within(0):
                 return
             if time.monotonic() - started > _HEALTHY_AFTER_S:
-                pause_s = _SHORTEST_PAUSE_S
+                backoff.reset()
+            pause_s = backoff.take()
             _LOG.warning(
                 "Ray on %s ended; it is started again in %g s; %s", self._address, pause_s, words
             )
-            if self._told.within(pause_s):
+            if self._end_signal.within(pause_s):
                 return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _wait_for_head(self) -> bool:
-        """Waits for the head to answer; returns false when told to end instead."""
+        """Waits for the head to answer; returns false where the end signal came first."""
         while self._port is None and not answers(self._head):
-            if self._told.within(_HEAD_LOOK_S):
+            if self._end_signal.within(_HEAD_LOOK_S):
                 return False
-        return not self._told.within(0)
+        return not self._end_signal.within(0)
 
     def _run_once(self) -> str:
-        """Runs Ray until it ends, or there is no more use for it; returns its last words."""
+        """Runs Ray until it, its head or this process must end; returns the reason."""
         processes = RayNodeProcesses(
             address=self._address, name=self._name, port=self._port, head=self._head
         )
         _LOG.info("Ray starts on %s; the head is %s", self._address, self._head)
         head = HeadWatch(self._head)
         try:
-            while not processes.have_ended() and not self._told.within(_LOOK_S):
-                # Ray would notice after a minute, and its new head knows nothing of this node.
+            while not processes.have_ended() and not self._end_signal.within(_LOOK_S):
+                # Ray itself would notice after a minute; a new head does not know this node.
                 if self._port is None and head.has_ended():
-                    return f"nobody serves the head's port at {self._head} any more"
+                    return f"the head at {self._head} has ended"
             return f"its last words: {processes.last_words()}"
         finally:
             head.close()
             processes.close()
 
 
-class _Told:
-    """Whether this process shall end: by a signal, or because its parent has ended."""
+class _EndSignal:
+    """Whether this process must end: after a signal, or after the end of its parent."""
 
     def __init__(self) -> None:
-        self._told_r, told_w = os.pipe()
-        os.set_blocking(told_w, False)
         parent = os.getppid()
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(told_w, warn_on_full_buffer=False)
         self._poll = select.poll()
-        self._poll.register(self._told_r, select.POLLIN)
+        self._poll.register(end_signals(), select.POLLIN)
         try:
             self._poll.register(os.pidfd_open(parent), select.POLLIN)
-        except ProcessLookupError:
-            os.write(told_w, b"!")
+        except ProcessLookupError:  # it has ended already
+            signal.raise_signal(signal.SIGTERM)
 
     def within(self, timeout_s: float) -> bool:
-        """Waits; returns whether it was told meanwhile, or before."""
+        """Waits; returns whether the end came meanwhile, or before."""
         return bool(self._poll.poll(timeout_s * 1e3))
 
 
@@ -126,10 +121,9 @@ def main() -> None:
         sys.exit("RAY_AUTH_TOKEN is not set: give every node of the cluster the same token")
     try:
         own = resolved(arguments.address or socket.gethostname())
-        node = RayNode(resolved(arguments.head), own, arguments.name)
+        RayNode(resolved(arguments.head), own, arguments.name).run()
     except RayClusterFailedError as error:
         sys.exit(str(error))
-    node.run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Typed clients of the HTTP API, `Client` and `AsyncClient`; the command line is made of the former."""
+"""Typed clients of the HTTP API, `Client` and `AsyncClient`; the commands use `Client`."""
 
 from api.client.clients import AsyncClient, Client
-from api.client.retries import Retries
+from api.client.sending import Retries
 
 __all__ = ["AsyncClient", "Client", "Retries"]

@@ -1,24 +1,26 @@
-"""Descriptions of calls: what a request says and how its answer is read, however it is sent."""
+"""Descriptions of requests: what is sent, and how the answer is read. Nothing is sent here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 Answer = TypeVar("Answer")
-Model = TypeVar("Model", bound=BaseModel)
+Document = TypeVar("Document")
+"""A class that pydantic validates: a model or a dataclass."""
 Item = TypeVar("Item")
 
 PAGE: Final = 200
-"""Items of a list that are asked for at once."""
+"""Items of a list that are requested at once."""
 
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""Header by which the service knows a request that it has answered before."""
+"""Header by which the service recognizes a request that it has answered before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,18 +29,17 @@ class Call(Generic[Answer]):
 
     method: str
     path: str
-    """From the root of the service, names in it quoted."""
+    """From the root of the service; names in it are quoted."""
     read: Callable[[httpx.Response], Answer]
-    """Raises pydantic's `ValidationError` where the answer is not what was expected."""
+    """Raises pydantic's `ValidationError` for an answer of another shape."""
     query: Mapping[str, Any] = field(default_factory=dict)
-    """What is None is left out; of a list the name is repeated."""
+    """Parameters that are None are left out; for a list the name is repeated."""
     json: Any = None
-    """The body; None: there is none, or `content` is it."""
+    """The body; None: `content` is the body, or there is none."""
     content: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     is_repeatable: bool = False
-    """Whether asking twice is the same as asking once, so that it may be sent again when nobody knows
-    whether it was heard."""
+    """Whether the request may be sent again when it is unknown whether the service received it."""
 
 
 class Page(Protocol):
@@ -53,16 +54,26 @@ SomePage = TypeVar("SomePage", bound=Page)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing(Generic[SomePage, Item]):
-    """A list that comes in pages."""
+class PagedCall(Generic[SomePage, Item]):
+    """A list that is read page by page."""
 
     page: Callable[[str | None], Call[SomePage]]
-    """The call for the page that begins at a cursor; None: the first."""
+    """The call for the page that begins at a cursor; None: the first page."""
     items: Callable[[SomePage], Sequence[Item]]
-    """What is on a page."""
+    """The items of a page."""
 
 
-def get(path: str, answer: type[Model], /, **query: Any) -> Call[Model]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """A stream of events."""
+
+    path: str
+    """Below /v1; names in it are quoted."""
+    after: int | None = None
+    """The last event that is known; 0: start with the first that is kept; None: start now."""
+
+
+def get(path: str, answer: type[Document], /, **query: Any) -> Call[Document]:
     """Reads a document."""
     return Call(
         method="GET", path=f"/v1{path}", read=reader_of(answer), query=query, is_repeatable=True
@@ -71,58 +82,64 @@ def get(path: str, answer: type[Model], /, **query: Any) -> Call[Model]:
 
 def get_text(path: str, /, **query: Any) -> Call[str]:
     """Reads a text."""
-    return Call(method="GET", path=f"/v1{path}", read=_text, query=query, is_repeatable=True)
-
-
-def get_metrics() -> Call[str]:
-    """Reads what Prometheus does; it looks for that beside the API, not below it."""
-    return Call(method="GET", path="/metrics", read=_text, is_repeatable=True)
+    return Call(
+        method="GET", path=f"/v1{path}", read=lambda r: r.text, query=query, is_repeatable=True
+    )
 
 
 def get_bytes(path: str, /, **query: Any) -> Call[bytes]:
     """Reads a file."""
-    return Call(method="GET", path=f"/v1{path}", read=_bytes, query=query, is_repeatable=True)
+    return Call(
+        method="GET", path=f"/v1{path}", read=lambda r: r.content, query=query, is_repeatable=True
+    )
 
 
-def post(path: str, answer: type[Model], json: Any = None, **query: Any) -> Call[Model]:
-    """Asks for a change; not to be sent twice."""
-    return Call(method="POST", path=f"/v1{path}", read=reader_of(answer), json=json, query=query)
+def post(path: str, answer: type[Document], json: Any = None) -> Call[Document]:
+    """Requests a change; it is not sent again."""
+    return Call(method="POST", path=f"/v1{path}", read=reader_of(answer), json=json)
 
 
-def put(path: str, answer: type[Model], json: Any) -> Call[Model]:
-    """Sets a document; twice is once."""
+def post_once(path: str, answer: type[Document], json: Any, key: str) -> Call[Document]:
+    """Requests a change under an idempotency key, so that it may be sent again."""
+    return Call(
+        method="POST",
+        path=f"/v1{path}",
+        read=reader_of(answer),
+        json=json,
+        headers={IDEMPOTENCY_KEY: key},
+        is_repeatable=True,
+    )
+
+
+def put(path: str, answer: type[Document], json: Any) -> Call[Document]:
+    """Sets a document; it may be sent again."""
     return Call(
         method="PUT", path=f"/v1{path}", read=reader_of(answer), json=json, is_repeatable=True
     )
 
 
-def patch(path: str, answer: type[Model], json: Any) -> Call[Model]:
-    """Changes some fields of a document; not to be sent twice."""
+def patch(path: str, answer: type[Document], json: Any) -> Call[Document]:
+    """Changes some fields of a document; it is not sent again."""
     return Call(method="PATCH", path=f"/v1{path}", read=reader_of(answer), json=json)
 
 
 def delete(path: str) -> Call[None]:
-    """Deletes something; not to be sent twice, since the second time it is not there."""
-    return Call(method="DELETE", path=f"/v1{path}", read=_nothing)
+    """Deletes something; it is not sent again, since the second request would get a 404."""
+    return Call(method="DELETE", path=f"/v1{path}", read=lambda _response: None)
 
 
-def reader_of(answer: type[Model]) -> Callable[[httpx.Response], Model]:
+def reader_of(answer: type[Document]) -> Callable[[httpx.Response], Document]:
     """Reads an answer as a document of the service."""
-    return lambda response: answer.model_validate_json(response.content)
+    kind: Any = answer  # mypy does not accept every class as hashable
+    return lambda response: _validator_of(kind).validate_json(response.content)
+
+
+@cache
+def _validator_of(answer: Any) -> TypeAdapter[Any]:
+    """Built once per class: building takes much longer than validating an answer."""
+    return TypeAdapter(answer)
 
 
 def segment(name: str | int) -> str:
-    """A name as one part of a path, whatever is in it."""
+    """A name as one segment of a path, with any characters in it quoted."""
     return quote(str(name), safe="")
-
-
-def _text(response: httpx.Response) -> str:
-    return response.text
-
-
-def _bytes(response: httpx.Response) -> bytes:
-    return response.content
-
-
-def _nothing(_response: httpx.Response) -> None:
-    return None

@@ -1,4 +1,4 @@
-"""Calls about campaigns: submitted, imported, steered, read."""
+"""Methods about campaigns: the campaigns themselves, their trials, leaderboards and events."""
 
 from __future__ import annotations
 
@@ -8,34 +8,45 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from api.client.call import (
-    IDEMPOTENCY_KEY,
     PAGE,
     Call,
-    Listing,
+    PagedCall,
+    Stream,
     delete,
     get,
+    get_bytes,
     get_text,
     patch,
     post,
+    post_once,
     reader_of,
     segment,
 )
-from api.client.route import route, walk
-from api.schemas import (
+from api.client.methods import follow, route, walk
+from api.http.filter_encoding import filter_query
+from api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
     CampaignPage,
     CampaignRead,
     ExportRead,
     ImportRead,
+    LeaderboardPage,
+    TrialDetailRead,
+    TrialPage,
+    TrialRead,
+    TrialsAdded,
 )
-from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import SortKey
+from search_spaces.protocol.worker_messages import TrialState
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class CampaignCalls:
-    """What can be asked about campaigns."""
+    """Campaigns: submit, import, change, read."""
 
     @route
     def create_campaign(
@@ -43,20 +54,14 @@ class CampaignCalls:
     ) -> Call[CampaignDetail]:
         """Submits a campaign.
 
-        Sent again where no answer came: its key tells the service that it is the same one.
+        It is sent again if no answer comes: by its key the service recognizes the same submission.
 
         Args:
             document: its description.
-            idempotency_key: with which the same submission may be asked for again later; None: a new one.
+            idempotency_key: for sending the same submission again later; None: a new key.
         """
-        return Call(
-            method="POST",
-            path="/v1/campaigns",
-            read=reader_of(CampaignDetail),
-            json=document,
-            headers={IDEMPOTENCY_KEY: idempotency_key or str(uuid.uuid4())},
-            is_repeatable=True,
-        )
+        key = idempotency_key or str(uuid.uuid4())
+        return post_once("/campaigns", CampaignDetail, document, key)
 
     @route
     def import_table(
@@ -80,16 +85,16 @@ class CampaignCalls:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Call[CampaignPage]:
-        """A page of the list of campaigns, the youngest first: all, or those that a filter chooses."""
-        return get("/campaigns", CampaignPage, **_query(chosen), limit=limit, cursor=cursor)
+        """A page of the campaigns, the newest first: all, or those that a filter selects."""
+        return get("/campaigns", CampaignPage, **_campaigns(chosen), limit=limit, cursor=cursor)
 
     @walk
     def campaigns(
         self, chosen: CampaignFilter = EVERY_CAMPAIGN
-    ) -> Listing[CampaignPage, CampaignRead]:
-        """Campaigns, the youngest first: all, or those that a filter chooses."""
-        query = {**_query(chosen), "limit": PAGE}
-        return Listing(
+    ) -> PagedCall[CampaignPage, CampaignRead]:
+        """Campaigns, the newest first: all, or those that a filter selects."""
+        query = {**_campaigns(chosen), "limit": PAGE}
+        return PagedCall(
             page=lambda cursor: get("/campaigns", CampaignPage, cursor=cursor, **query),
             items=lambda page: page.campaigns,
         )
@@ -97,7 +102,7 @@ class CampaignCalls:
     @route
     def campaign(self, campaign: str) -> Call[CampaignDetail]:
         """One campaign, by its name or id."""
-        return get(f"/campaigns/{segment(campaign)}", CampaignDetail)
+        return get(_path(campaign), CampaignDetail)
 
     @route
     def clone_campaign(
@@ -107,21 +112,15 @@ class CampaignCalls:
         *,
         idempotency_key: str | None = None,
     ) -> Call[CampaignDetail]:
-        """Submits a campaign like another one. Sent again as `create_campaign` is.
+        """Submits a campaign like another one. It is sent again as `create_campaign` is.
 
         Args:
             campaign: the other one.
-            changes: fields of its document, each in place of the other's; without a name it gets one.
-            idempotency_key: with which the same clone may be asked for again later; None: a new one.
+            changes: fields that replace those of the other; without a name the clone is given one.
+            idempotency_key: for sending the same clone again later; None: a new key.
         """
-        return Call(
-            method="POST",
-            path=f"/v1/campaigns/{segment(campaign)}/clone",
-            read=reader_of(CampaignDetail),
-            json=dict(changes),
-            headers={IDEMPOTENCY_KEY: idempotency_key or str(uuid.uuid4())},
-            is_repeatable=True,
-        )
+        key = idempotency_key or str(uuid.uuid4())
+        return post_once(_path(campaign, "clone"), CampaignDetail, dict(changes), key)
 
     @route
     def update_campaign(
@@ -130,66 +129,228 @@ class CampaignCalls:
         """Changes the budget of a campaign that has not ended, and its notes.
 
         Args:
-            campaign: which one.
-            budget: bounds by name: one that is not there stays, None takes one away.
-            notes: in place of those that were there; None: they stay.
+            campaign: its name or id.
+            budget: bounds by name: one that is missing stays, None removes one.
+            notes: the new notes; None: the old ones stay.
         """
         given = {"budget": budget, "notes": notes}
         changes = {name: value for name, value in given.items() if value is not None}
-        return patch(f"/campaigns/{segment(campaign)}", CampaignDetail, changes)
+        return patch(_path(campaign), CampaignDetail, changes)
 
     @route
     def delete_campaign(self, campaign: str) -> Call[None]:
-        """Deletes a campaign that has ended, with all that was measured for it."""
-        return delete(f"/campaigns/{segment(campaign)}")
+        """Deletes a campaign that has ended, with all of its measurements."""
+        return delete(_path(campaign))
 
     @route
     def report(self, campaign: str) -> Call[str]:
-        """The campaign as one HTML document that loads nothing and runs nothing."""
-        return get_text(f"/campaigns/{segment(campaign)}/report")
+        """The campaign as one HTML document without scripts or external resources."""
+        return get_text(_path(campaign, "report"))
 
     @route
     def pause_campaign(self, campaign: str) -> Call[CampaignDetail]:
-        """Hands out no more of its trials."""
-        return post(f"/campaigns/{segment(campaign)}/pause", CampaignDetail)
+        """Pauses a campaign: no more of its trials are leased."""
+        return post(_path(campaign, "pause"), CampaignDetail)
 
     @route
     def resume_campaign(self, campaign: str) -> Call[CampaignDetail]:
-        """Takes it up again."""
-        return post(f"/campaigns/{segment(campaign)}/resume", CampaignDetail)
+        """Resumes a paused campaign."""
+        return post(_path(campaign, "resume"), CampaignDetail)
 
     @route
     def cancel_campaign(self, campaign: str) -> Call[CampaignDetail]:
-        """Ends it now."""
-        return post(f"/campaigns/{segment(campaign)}/cancel", CampaignDetail)
+        """Ends a campaign now."""
+        return post(_path(campaign, "cancel"), CampaignDetail)
 
     @route
     def table(self, campaign: str) -> Call[str]:
-        """All that a campaign measured, as a measurement table."""
-        return get_text(f"/campaigns/{segment(campaign)}/table")
+        """All measurements of a campaign, as a measurement table."""
+        return get_text(_path(campaign, "table"))
 
     @route
     def analysis(self, campaign: str) -> Call[AnalysisRead]:
-        """Which of the campaign's knobs matter, and what a step in each would do."""
-        return get(f"/campaigns/{segment(campaign)}/analysis", AnalysisRead)
+        """The importance of the campaign's knobs, and the effect of one step in each."""
+        return get(_path(campaign, "analysis"), AnalysisRead)
 
     @route
     def export(
         self, campaign: str, format_name: str, *, trial: int | None = None
     ) -> Call[ExportRead]:
         """The files of a training job, for the best trial or another one."""
-        path = f"/campaigns/{segment(campaign)}/exports"
-        return get(path, ExportRead, format=format_name, trial=trial)
+        return get(_path(campaign, "exports"), ExportRead, format=format_name, trial=trial)
 
 
-def _query(chosen: CampaignFilter) -> dict[str, Any]:
-    moments = {
-        name: None if moment is None else moment.isoformat()
-        for name, moment in (
-            ("created_after", chosen.created_after),
-            ("created_before", chosen.created_before),
+class TrialCalls:
+    """Trials: list by knobs and metrics, read, measure again, cancel."""
+
+    @route
+    def trial_page(
+        self,
+        campaign: str,
+        *,
+        wanted: TrialFilter | None = None,
+        sort: SortKey | None = None,
+        descending: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Call[TrialPage]:
+        """A page of a campaign's trials.
+
+        Args:
+            campaign: its name or id.
+            wanted: selects trials; None: all.
+            sort: the sort key; None: their numbers.
+            descending: whether the largest comes first.
+            limit: most trials of the page; None: 100.
+            cursor: `next_cursor` of the page before; None: the first page.
+        """
+        query = _trials(wanted, sort, descending=descending)
+        return get(_path(campaign, "trials"), TrialPage, **query, limit=limit, cursor=cursor)
+
+    @walk
+    def trials(
+        self,
+        campaign: str,
+        *,
+        state: TrialState | None = None,
+        wanted: TrialFilter | None = None,
+        sort: SortKey | None = None,
+        descending: bool = False,
+    ) -> PagedCall[TrialPage, TrialRead]:
+        """A campaign's trials, page after page; each that existed at the first page comes once.
+
+        Args:
+            campaign: its name or id.
+            state: selects trials by state, instead of `wanted`.
+            wanted: selects trials; None: all.
+            sort: the sort key; None: their numbers.
+            descending: whether the largest comes first.
+        """
+        if state is not None:
+            wanted = TrialFilter(states=(state,))
+        query = {**_trials(wanted, sort, descending=descending), "limit": PAGE}
+        path = _path(campaign, "trials")
+        return PagedCall(
+            page=lambda cursor: get(path, TrialPage, cursor=cursor, **query),
+            items=lambda page: page.trials,
         )
-    }
+
+    @route
+    def trial(self, trial_id: int) -> Call[TrialDetailRead]:
+        """One trial with all that is stored about it."""
+        return get(f"/trials/{trial_id}", TrialDetailRead)
+
+    @route
+    def trial_log(self, trial_id: int) -> Call[str]:
+        """The last lines that a trial's ranks printed."""
+        return get_text(f"/trials/{trial_id}/log")
+
+    @route
+    def repeat_trial(self, trial_id: int, *, times: int = 1) -> Call[TrialsAdded]:
+        """Measures the layout of a COMPLETED trial again, this number of times."""
+        return post(f"/trials/{trial_id}/repeat", TrialsAdded, {"times": times})
+
+    @route
+    def requeue_trial(self, trial_id: int) -> Call[TrialRead]:
+        """Tries the layout of a FAILED, INFEASIBLE or CANCELLED trial once more."""
+        return post(f"/trials/{trial_id}/requeue", TrialRead)
+
+    @route
+    def cancel_trial(self, trial_id: int) -> Call[TrialRead]:
+        """Cancels a trial; a running one stays RUNNING until its worker has stopped it."""
+        return post(f"/trials/{trial_id}/cancel", TrialRead)
+
+
+class LeaderboardCalls:
+    """A campaign's leaderboard, as documents or as a table."""
+
+    @route
+    def leaderboard(
+        self,
+        campaign: str,
+        *,
+        objective: str | None = None,
+        front: bool = False,
+        within: float | None = None,
+        wanted: TrialFilter | None = None,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> Call[LeaderboardPage]:
+        """A page of the campaign's leaderboard.
+
+        Args:
+            campaign: its name or id.
+            objective: what to rank by; None: the campaign's own objective.
+            front: whether to list only the Pareto front over the campaign's objectives.
+            within: lists only layouts at most this many percent below the best, cheapest first.
+            wanted: selects layouts by their knobs and the measurements of their first trials.
+            limit: most layouts of the page.
+            offset: how many listed layouts come before the page.
+        """
+        query = _ranking(objective, front, within, wanted, limit, offset)
+        return get(_path(campaign, "leaderboard"), LeaderboardPage, **query)
+
+    @route
+    def leaderboard_csv(
+        self,
+        campaign: str,
+        *,
+        objective: str | None = None,
+        front: bool = False,
+        within: float | None = None,
+        wanted: TrialFilter | None = None,
+        intervals: bool = False,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> Call[str]:
+        """The same as a measurement table; `intervals` adds runs, intervals and ties."""
+        query = _ranking(objective, front, within, wanted, limit, offset)
+        path = _path(campaign, "leaderboard")
+        return get_text(path, **query, intervals=intervals or None, format="csv")
+
+    @route
+    def leaderboard_parquet(
+        self,
+        campaign: str,
+        *,
+        objective: str | None = None,
+        front: bool = False,
+        within: float | None = None,
+        wanted: TrialFilter | None = None,
+        intervals: bool = False,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> Call[bytes]:
+        """The table as a Parquet file."""
+        query = _ranking(objective, front, within, wanted, limit, offset)
+        path = _path(campaign, "leaderboard")
+        return get_bytes(path, **query, intervals=intervals or None, format="parquet")
+
+
+class EventCalls:
+    """Live events. An iteration has no end; a lost stream is opened again.
+
+    `EventsMissedError` says that events after the given one are no longer stored.
+    """
+
+    @follow
+    def events(self, *, after: int | None = None) -> Stream:
+        """Events of all campaigns: from now on, or after the event of this number."""
+        return Stream(path="/events", after=after)
+
+    @follow
+    def campaign_events(self, campaign: str, *, after: int | None = None) -> Stream:
+        """Events of a campaign and its trials: from now on, or after the event of this number."""
+        return Stream(path=_path(campaign, "events"), after=after)
+
+
+def _path(campaign: str, part: str | None = None) -> str:
+    path = f"/campaigns/{segment(campaign)}"
+    return path if part is None else f"{path}/{part}"
+
+
+def _campaigns(chosen: CampaignFilter) -> dict[str, Any]:
+    after, before = chosen.created_after, chosen.created_before
     return {
         "state": list(chosen.states),
         "model": chosen.model,
@@ -198,5 +359,31 @@ def _query(chosen: CampaignFilter) -> dict[str, Any]:
         "objective": chosen.objective,
         "created_by": chosen.created_by,
         "name_contains": chosen.name_contains,
-        **moments,
+        "created_after": after and after.isoformat(),
+        "created_before": before and before.isoformat(),
+    }
+
+
+def _trials(
+    wanted: TrialFilter | None, sort: SortKey | None, *, descending: bool
+) -> dict[str, Any]:
+    stated = {} if wanted is None else filter_query(wanted)
+    return {**stated, "sort": sort, "order": "desc" if descending else None}
+
+
+def _ranking(
+    objective: str | None,
+    front: bool,
+    within: float | None,
+    wanted: TrialFilter | None,
+    limit: int,
+    offset: int,
+) -> dict[str, Any]:
+    return {
+        **({} if wanted is None else filter_query(wanted)),
+        "objective": objective,
+        "front": front or None,
+        "within": within,
+        "limit": limit,
+        "offset": offset,
     }

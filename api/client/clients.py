@@ -1,4 +1,4 @@
-"""The two clients: the same calls, waited for or awaited."""
+"""The two clients: the same methods, blocking or for asyncio."""
 
 from __future__ import annotations
 
@@ -7,43 +7,36 @@ from typing import Self
 
 import httpx
 
-from api.client.access import AccessCalls
-from api.client.allocations import AllocationCalls
-from api.client.campaigns import CampaignCalls
-from api.client.catalogue import CatalogueCalls
-from api.client.events import EventCalls
+from api.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
 from api.client.following import AsyncFollower, SyncFollower
-from api.client.leaderboards import LeaderboardCalls
-from api.client.retries import DEFAULT_RETRIES, Retries
-from api.client.sending import TIMEOUT_S, Connection
-from api.client.service import ServiceCalls
-from api.client.trials import TrialCalls
-from api.client.workers import WorkerCalls
+from api.client.sending import DEFAULT_RETRIES, TIMEOUT_S, Connection, Retries
+from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
 from api.errors import ServiceError
-from api.local_service import LocalService, find_service
-from api.token_file import read_token
-from results_db.data_dir import DataDir
+from api.security.token_file import read_token
+from results_db.database.data_dir import DataDir
+from search_spaces.connection.running_service import LocalService
+from search_spaces.connection.service_address import service_of
+from search_spaces.errors import ServiceNotFoundError
 
 
 class Calls(
     CampaignCalls,
-    CatalogueCalls,
     TrialCalls,
     LeaderboardCalls,
-    AllocationCalls,
-    WorkerCalls,
-    ServiceCalls,
-    AccessCalls,
     EventCalls,
+    ServiceCalls,
+    CatalogueCalls,
+    AllocationCalls,
+    AccessCalls,
 ):
-    """Every route of the API, as methods of both clients."""
+    """Every route of the API but those that only workers call, as methods of both clients."""
 
 
 class Client(Calls, SyncFollower):
-    """A service, seen from outside; safe to share between threads.
+    """A blocking client of a service; threads may share it.
 
-    Every method raises `ServiceError` when the service refuses or does not answer; the message is the
-    service's own.
+    Every method raises `ServiceError` when the service refuses or does not answer. The message of a
+    refusal is the service's.
     """
 
     def __init__(
@@ -59,14 +52,16 @@ class Client(Calls, SyncFollower):
         """A client of the service at an address.
 
         Args:
-            url: where it is, as http://127.0.0.1:8080.
-            token: what it lets in.
+            url: such as http://127.0.0.1:8080.
+            token: a token of the service.
             timeout_s: longest silence of the service within an answer.
-            retries: how often, and after what pauses, what may be sent again is sent.
-            tls: whose certificates are trusted; None: those that the system trusts.
-            transport: speaks to the service in place of the network.
+            retries: how often, and after which pauses, requests are sent again.
+            tls: trusted certificates; None: those that the system trusts.
+            transport: replaces the network.
         """
-        self._connection = _connection(url, token, timeout_s, retries, tls)
+        self._connection = Connection(
+            url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls
+        )
         self._http = httpx.Client(transport=transport, **self._connection.settings)
 
     @classmethod
@@ -92,10 +87,11 @@ class Client(Calls, SyncFollower):
 
 
 class AsyncClient(Calls, AsyncFollower):
-    """The same service for programs with an event loop of asyncio; methods are awaited.
+    """A client of a service for asyncio; its methods are awaited.
 
-    Every method raises `ServiceError` when the service refuses or does not answer; the message is the
-    service's own. Lists are asynchronous iterators: `async for trial in client.trials("tiny")`.
+    Every method raises `ServiceError` when the service refuses or does not answer. The message of a
+    refusal is the service's. Lists are asynchronous iterators:
+    `async for trial in client.trials("tiny")`.
     """
 
     def __init__(
@@ -109,7 +105,9 @@ class AsyncClient(Calls, AsyncFollower):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """A client of the service at an address; the arguments are those of `Client`."""
-        self._connection = _connection(url, token, timeout_s, retries, tls)
+        self._connection = Connection(
+            url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls
+        )
         self._http = httpx.AsyncClient(transport=transport, **self._connection.settings)
 
     @classmethod
@@ -134,23 +132,9 @@ class AsyncClient(Calls, AsyncFollower):
         await self._http.aclose()
 
 
-def _connection(
-    url: str, token: str, timeout_s: float, retries: Retries, tls: ssl.SSLContext | None
-) -> Connection:
-    return Connection(url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls)
-
-
 def _service_of(data_dir: DataDir) -> tuple[LocalService, str]:
     try:
-        service = find_service(data_dir)
-    except OSError as error:
-        raise ServiceError(
-            f"the data directory {data_dir.path} cannot be used ({error.strerror}): name another with "
-            "--data-dir, or say where the service is with --url and --token-file"
-        ) from error
-    if service is None:
-        raise ServiceError(
-            f"no service runs on the data directory {data_dir.path}: start one with "
-            "`layout-tuner up`, or say where it is with --url and --token-file"
-        )
+        service = service_of(data_dir.path)
+    except ServiceNotFoundError as error:
+        raise ServiceError(str(error)) from error
     return service, read_token(data_dir.token_file)

@@ -1,4 +1,4 @@
-"""Streams of events, followed: taken up again where they were lost, for as long as somebody asks for more."""
+"""How event streams are followed: a lost stream is opened again after the last event received."""
 
 from __future__ import annotations
 
@@ -13,66 +13,54 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import ValidationError
 
-from api.client.call import Call, reader_of
-from api.client.sending import AsyncSender, Connection, SyncSender, refusal
+from api.client.call import Call, Stream, get
+from api.client.sending import AsyncSender, Connection, SyncSender
 from api.errors import EventsMissedError, ServiceError
-from api.schemas import EventRead
+from api.schemas.campaigns_and_trials import EventRead
 
 _OPENED = "stream.opened"
 _CLOSED = "stream.closed"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
-    """Events that are followed."""
-
-    path: str
-    """From the root of the service."""
-    after: int | None = None
-    """The last event that is known; 0: none, from the first that is kept; None: what comes from now on."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Place:
-    """How far a stream was heard, over all of its connections."""
+    """The position in a stream, over all of its connections."""
 
     stream: Stream
     connection: Connection
     last: str = ""
-    """The number of the last event; empty: none was heard yet."""
+    """The number of the last event; empty: none was received yet."""
     attempt: int = 0
-    """How often in a row it was asked for in vain."""
-    asked_at: float = 0.0
-    """When it was asked for last, by the monotonic clock."""
-    was_heard: bool = False
-    """Whether an event has come since then, or the service's word that it ends the stream."""
+    """Failed attempts in a row to open the stream."""
+    opened_at: float = 0.0
+    """When the last attempt began, by the monotonic clock."""
+    was_useful: bool = False
+    """Whether the last attempt received an event, or a message that the service ends the stream."""
     ended_at_once: int = 0
-    """How often in a row it ended as soon as it began, without such a word."""
+    """Attempts in a row that ended at once without such a message."""
     call: Call[EventRead] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.stream.after is not None:
             self.last = str(self.stream.after)
-        self.call = Call(
-            method="GET", path=self.stream.path, read=reader_of(EventRead), is_repeatable=True
-        )
+        self.call = get(self.stream.path, EventRead)
 
     def request(self) -> Mapping[str, Any]:
-        """The request that goes on from here."""
+        """The request that continues after the last event."""
         self.attempt += 1
-        self.asked_at, self.was_heard = time.monotonic(), False
+        self.opened_at, self.was_useful = time.monotonic(), False
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         after = {} if self.stream.after is None else {"after": self.stream.after}
         return {
             "method": "GET",
-            "url": self.stream.path,
+            "url": self.call.path,
             "params": after,
             "headers": headers | ({"Last-Event-ID": self.last} if self.last else {}),
         }
 
     def read(self, said: ServerSentEvent) -> EventRead | None:
-        """The event, where it is one; what the stream says of itself is kept here."""
-        self.was_heard |= said.event != _OPENED
+        """The event; None for a message about the stream itself, which is noted here."""
+        self.was_useful |= said.event != _OPENED
         if said.event == _CLOSED or not said.data:
             return None
         self.attempt = 0
@@ -80,7 +68,7 @@ class _Place:
         if said.event == _OPENED:
             if json.loads(said.data)["missed"]:
                 raise EventsMissedError(
-                    f"events after {said.id} are kept no more: read anew what you follow"
+                    f"events after {said.id} are no longer stored: read again what you follow"
                 )
             return None
         try:
@@ -91,49 +79,42 @@ class _Place:
                 "client and service of the same version?"
             ) from error
 
-    def pause_after_answer(self, response: httpx.Response) -> float:
-        """Seconds until it is asked for again.
+    def pause_after_refusal(self, response: httpx.Response) -> float:
+        """Seconds until the stream is opened again.
 
         Raises:
             ServiceError: the service refuses.
         """
-        pause_s = self.connection.retries.pause_after_answer(self.call, self.attempt, response)
-        if pause_s is None:
-            raise refusal(response)
-        return pause_s
+        return self.connection.pause_after_refusal(self.call, self.attempt, response)
 
     def pause_after_end(self) -> float:
-        """Seconds until it is asked for again.
+        """Seconds until the stream is opened again.
 
         Raises:
-            ServiceError: it ended as soon as it began, often enough.
+            ServiceError: the stream ended at once too often.
         """
         retries = self.connection.retries
-        if self.was_heard or time.monotonic() - self.asked_at > retries.longest_pause_s:
+        if self.was_useful or time.monotonic() - self.opened_at > retries.longest_pause_s:
             self.ended_at_once = 0
             return retries.first_pause_s
         self.ended_at_once += 1
-        pause_s = retries.pause_after_end(self.ended_at_once)
+        pause_s = retries.pause_s(self.ended_at_once)
         if pause_s is None:
             raise ServiceError(
                 f"the live events of {self.connection.url} end as soon as they begin, "
-                f"{self.ended_at_once} times now; is that a service, and does a proxy before it let streams "
-                "through?"
+                f"{self.ended_at_once} times now; is that a service, and does a proxy before it "
+                "let streams through?"
             )
         return pause_s
 
     def pause_after_error(self, error: httpx.TransportError) -> float:
-        """Seconds until it is asked for again.
+        """Seconds until the stream is opened again.
 
         Raises:
-            ServiceError: it was asked for in vain often enough.
+            ServiceError: it could not be opened too often.
         """
-        # One that was open a moment ago is asked for as often as any other.
-        attempt = max(self.attempt, 1)
-        pause_s = self.connection.retries.pause_after_error(self.call, attempt, error)
-        if pause_s is None:
-            self.connection.unanswered(error)
-        return pause_s
+        # A stream that was open until now gets as many attempts as a new one.
+        return self.connection.pause_after_error(self.call, max(self.attempt, 1), error)
 
 
 class SyncFollower(SyncSender):
@@ -143,11 +124,10 @@ class SyncFollower(SyncSender):
         """Every event of a stream, each once; waits for the next.
 
         Raises:
-            ServiceError: the service refuses, or answers no more.
+            ServiceError: the service refuses or does not answer any more.
         """
         place = _Place(stream=stream, connection=self._connection)
         while True:
-            pause_s = 0.0
             try:
                 with self._http.stream(**place.request()) as response:
                     if response.is_success:
@@ -157,24 +137,23 @@ class SyncFollower(SyncSender):
                         pause_s = place.pause_after_end()
                     else:
                         response.read()
-                        pause_s = place.pause_after_answer(response)
+                        pause_s = place.pause_after_refusal(response)
             except httpx.TransportError as error:
                 pause_s = place.pause_after_error(error)
             time.sleep(pause_s)
 
 
 class AsyncFollower(AsyncSender):
-    """Follows streams beside others, in an event loop of asyncio."""
+    """Follows streams in an event loop of asyncio."""
 
     async def follow(self, stream: Stream) -> AsyncIterator[EventRead]:
         """Every event of a stream, each once; waits for the next.
 
         Raises:
-            ServiceError: the service refuses, or answers no more.
+            ServiceError: the service refuses or does not answer any more.
         """
         place = _Place(stream=stream, connection=self._connection)
         while True:
-            pause_s = 0.0
             try:
                 async with self._http.stream(**place.request()) as response:
                     if response.is_success:
@@ -184,7 +163,7 @@ class AsyncFollower(AsyncSender):
                         pause_s = place.pause_after_end()
                     else:
                         await response.aread()
-                        pause_s = place.pause_after_answer(response)
+                        pause_s = place.pause_after_refusal(response)
             except httpx.TransportError as error:
                 pause_s = place.pause_after_error(error)
             await asyncio.sleep(pause_s)

@@ -1,24 +1,51 @@
-"""`layout-tuner campaign`: submit, import, show, watch, pause, ...; longer subcommands have own files."""
+"""`layout-tuner campaign`: list, submit, import, show, pause, resume, cancel, analysis, watch."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import fields
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from api.client import Client
-from api.commands.analysis import print_analysis
-from api.commands.campaign_changes import budget_words, clone, delete, update
-from api.commands.campaign_list import list_campaigns
-from api.commands.connection import json_option, print_json, service_options
+from api.commands.campaign_changes import (
+    budget_words,
+    clone,
+    delete,
+    precision_words,
+    print_submitted,
+    update,
+)
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_facts, print_json
 from api.commands.watching import watch_campaign
-from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
-from api.figures import duration, figure, unit
-from api.schemas import CampaignDetail, CostRead
-from search_spaces.counting import counted
+from api.http.documents import read_json, read_yaml
+from api.schemas.campaigns_and_trials import (
+    AnalysisRead,
+    CampaignDetail,
+    CampaignPage,
+    CampaignRead,
+    CostRead,
+)
+from api.service.formatting import (
+    duration,
+    effect_words,
+    figure,
+    moment,
+    percent,
+    state_words,
+    unit,
+)
+from results_db.campaigns.filter import CampaignFilter
+from results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
+from search_spaces.spec.campaign import STRATEGIES
+from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.text_table import print_table
 
 
 @click.group()
@@ -26,8 +53,59 @@ def campaign() -> None:
     """Submit, follow and steer campaigns."""
 
 
-for _command in (list_campaigns, update, clone, delete):
+for _command in (update, clone, delete):
     campaign.add_command(_command)
+
+
+def _moment(
+    _context: click.Context, _parameter: click.Parameter, written: str | None
+) -> datetime | None:
+    if written is None:
+        return None
+    try:
+        at = datetime.fromisoformat(written)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{written!r} is not a time; write 2026-08-01 or 2026-08-01T12:00+02:00"
+        ) from error
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+@campaign.command("list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(CAMPAIGN_STATES, case_sensitive=False),
+    help="Only these states; may be repeated.",
+)
+@click.option("--model", help="Name of the model.")
+@click.option("--cluster", help="Name of the cluster.")
+@click.option("--strategy", type=click.Choice((*STRATEGIES, "imported")))
+@click.option("--objective", type=click.Choice(ALL_OBJECTIVES), help="Any of the objectives.")
+@click.option("--created-by", help="Name of the token that submitted it.")
+@click.option("--name-contains", help="A part of the name, in upper or lower case.")
+@click.option(
+    "--created-after",
+    callback=_moment,
+    metavar="TIME",
+    help="At this time or later, such as 2026-08-01; UTC without a zone.",
+)
+@click.option("--created-before", callback=_moment, metavar="TIME", help="Before this time.")
+@click.option("--limit", type=click.IntRange(min=1), help="Most campaigns to list.")
+@json_option
+@service_options
+def list_campaigns(
+    as_json: bool, client: Client, limit: int | None, states: tuple[str, ...], **asked: Any
+) -> None:
+    """List campaigns, the newest first: all, or those that match every option."""
+    chosen = CampaignFilter(states=cast("Any", states), **asked)
+    found = list(islice(client.campaigns(chosen), limit))
+    if as_json:
+        print_json(CampaignPage(campaigns=found, next_cursor=None))
+        return
+    columns = ("name", "state", "model", "cluster", "by", ">trials", ">best", "unit", ">time left")
+    print_table(columns, [_list_row(each) for each in found])
 
 
 @campaign.command()
@@ -40,16 +118,7 @@ def submit(file: Path, as_json: bool, client: Client) -> None:
     A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
     is a failure (exit code 1).
     """
-    created = client.create_campaign(read_campaign_file(file))
-    if as_json:
-        print_json(created)
-        return
-    click.echo(
-        f"campaign {created.name} submitted: {counted(created.num_legal_layouts, 'legal layout')}, "
-        f"{budget_words(created)}"
-    )
-    for warning in created.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_submitted(client.create_campaign(read_document_file(file, "the campaign")), as_json)
 
 
 @campaign.command("import")
@@ -69,8 +138,8 @@ def import_table(
 ) -> None:
     """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
 
-    Its trials are ranked and listed as any others; `start_from: [NAME]` lets a campaign start from them.
-    A table that is refused is named with the row, and nothing of it is kept.
+    Its trials are ranked and listed like others; `start_from: [NAME]` lets a campaign start from
+    them. If a row is refused, the message names it, and nothing is imported.
     """
     try:
         content = table.read_bytes()
@@ -94,29 +163,20 @@ def table(name: str, client: Client) -> None:
     click.echo(client.table(name), nl=False)
 
 
-def read_campaign_file(file: Path) -> dict[str, Any]:
-    """The document in a campaign file."""
-    return read_document_file(file, "the campaign")
-
-
 def read_document_file(file: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML file, or a JSON file where its name ends in .json."""
     read = read_json if file.suffix.lower() == ".json" else read_yaml
     try:
-        document = read(file.read_bytes())
+        content = file.read_bytes()
+        if not content.strip():
+            raise click.UsageError(f"{file} is empty")
+        document = read(content)
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
     except DocumentMalformedError as error:
         raise click.UsageError(f"{file}: {error}") from error
     if not isinstance(document, dict):
         raise click.UsageError(f"{file}: {what} is not a mapping of fields to values")
-    try:
-        json.dumps(document, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(
-            f"{file}: cannot be sent ({error}): YAML reads .nan, .inf and dates where a number or a "
-            "text is meant; write a number, or put the text in quotes"
-        ) from error
     return document
 
 
@@ -166,7 +226,7 @@ def analysis(name: str, as_json: bool, client: Client) -> None:
     if as_json:
         print_json(found)
     else:
-        print_analysis(found)
+        _print_analysis(found)
 
 
 @campaign.command()
@@ -175,37 +235,80 @@ def analysis(name: str, as_json: bool, client: Client) -> None:
 def watch(name: str, client: Client) -> None:
     """Follow a campaign until it ends: trials done, best so far, time left.
 
-    Exit code 0 when it completed, 1 when it failed or was cancelled.
+    Exit code 0 when it completed, 1 when it failed or was cancelled, 130 when watching was
+    interrupted.
     """
     ended = watch_campaign(client, name)
     if ended.state != "COMPLETED":
         raise click.exceptions.Exit(1)
 
 
+def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
+    progress = campaign.progress
+    planned = "" if progress.trials_planned is None else f"/{progress.trials_planned}"
+    return (
+        campaign.name,
+        state_words(campaign.state, campaign.reason),
+        campaign.model,
+        campaign.cluster,
+        campaign.created_by,
+        f"{progress.trials_ended}{planned}",
+        figure(progress.best),
+        unit(campaign.objective),
+        "-" if campaign.ended_at else duration(progress.seconds_left),
+    )
+
+
+def _print_analysis(analysis: AnalysisRead) -> None:
+    """Prints the importances, then the steps around the winner."""
+    if analysis.importances:
+        rows = [(each.knob, f"{each.importance:.1%}") for each in analysis.importances]
+        # A title would be cut to the width of a narrow table.
+        click.echo(
+            f"{analysis.campaign}: share of the variation of {analysis.objective} over "
+            f"{counted(analysis.num_layouts, 'layout')}"
+        )
+        print_table(("knob", ">importance"), rows)
+    else:
+        click.echo(
+            f"measured: {counted(analysis.num_layouts, 'layout')}, too few to tell which knob matters"
+        )
+    click.echo(f"one step from the winner, trial {analysis.winner} ({analysis.winner_layout})")
+    columns = ("knob", ">from", ">to", ">effect", "source", "also changed")
+    print_table(columns, [_step_row(step) for step in analysis.steps])
+
+
+def _step_row(step: KnobStepRead) -> tuple[str, ...]:
+    effect = effect_words(step.effect, step.state, step.is_apart)
+    return (step.knob, step.value, step.stepped_value, effect, step.source, ", ".join(step.also))
+
+
 def _show(campaign: CampaignDetail, as_json: bool) -> None:
     if as_json:
         print_json(campaign)
-        return
-    for label, value in _facts(campaign):
-        click.echo(f"{label:<14}{value}")
+    else:
+        print_facts(_facts(campaign))
 
 
 def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     progress = campaign.progress
     states = ", ".join(f"{count} {state}" for state, count in progress.trials.items() if count)
-    ended = f" ({campaign.reason})" if campaign.reason else ""
     facts = [
         ("campaign", f"{campaign.name} (id {campaign.id})"),
-        ("state", f"{campaign.state}{ended}"),
+        ("state", state_words(campaign.state, campaign.reason)),
         ("model", campaign.model),
         ("cluster", campaign.cluster),
-        ("constants", campaign.spec["cluster"]["source"] or "of unknown origin"),
+        ("constants", campaign.spec.get("cluster", {}).get("source") or "of unknown origin"),
+        ("precision", precision_words(campaign)),
         ("strategy", _strategy(campaign)),
         ("submitted", _submitted(campaign)),
         ("budget", budget_words(campaign)),
         ("starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"),
         ("trials", states or "none yet"),
-        ("used", _used(campaign)),
+        (
+            "used",
+            f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours",
+        ),
         ("cost", _cost(campaign.cost)),
     ]
     if progress.best is not None:
@@ -219,8 +322,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     if progress.waiting_reason:
         facts.append(("waiting", progress.waiting_reason))
     facts += [("warning", warning) for warning in campaign.warnings]
-    for place, line in enumerate(campaign.notes.splitlines()):
-        facts.append(("" if place else "notes", line))
+    if campaign.notes:
+        facts.append(("notes", campaign.notes.rstrip()))
     return facts
 
 
@@ -232,22 +335,13 @@ def _strategy(campaign: CampaignDetail) -> str:
 
 def _submitted(campaign: CampaignDetail) -> str:
     by = f" by {campaign.created_by}" if campaign.created_by else ""
-    return f"{campaign.created_at:%Y-%m-%d %H:%M} UTC{by}"
-
-
-def _used(campaign: CampaignDetail) -> str:
-    return f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours"
+    return f"{moment(campaign.created_at)}{by}"
 
 
 def _cost(cost: CostRead) -> str:
-    """Node-hours by what they were spent on, with their shares."""
+    """Node-hours, with the share of each use."""
     if not cost.total:
         return "none yet"
-    parts = (
-        ("iterations", cost.iterations),
-        ("start", cost.start),
-        ("idle", cost.idle),
-        ("lost", cost.lost),
-    )
-    shares = ", ".join(f"{name} {part / cost.total:.1%}" for name, part in parts)
+    uses = [use.name for use in fields(Cost)]
+    shares = ", ".join(f"{use} {percent(getattr(cost, use) / cost.total)}" for use in uses)
     return f"{cost.total / 3600:.3g} node-hours held: {shares}"

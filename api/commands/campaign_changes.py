@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,16 +11,19 @@ from typing import Any, Final, TypeVar
 import click
 
 from api.client import Client
-from api.commands.connection import json_option, print_json, service_options
-from api.documents import read_yaml
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
-from api.figures import duration
-from api.schemas import CampaignDetail
+from api.http.documents import read_yaml
+from api.schemas.campaigns_and_trials import CampaignDetail
+from api.service.formatting import duration
 from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.counting import counted
+from search_spaces.spec.default_precision import STORED_WITHOUT
+from search_spaces.terminal.console import on_interrupt
+from search_spaces.terminal.plurals import counted
 
 DELETE_PATIENCE_S: Final = 180.0
-"""Longest wait for workers to stop a cancelled campaign's trials: their leases run out before."""
+"""Longest wait for workers to stop a cancelled campaign's trials; leases expire before."""
 POLL_S: Final = 0.5
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,14 +50,14 @@ def budget_options(function: Function) -> Function:
 @click.command()
 @click.argument("name")
 @budget_options
-@click.option("--no-trials", is_flag=True, help="Take that bound away.")
-@click.option("--no-node-hours", is_flag=True, help="Take that bound away.")
-@click.option("--no-wall-time", is_flag=True, help="Take that bound away.")
-@click.option("--notes", help="What is written beside it, in place of what was.")
+@click.option("--no-trials", is_flag=True, help="Remove this bound.")
+@click.option("--no-node-hours", is_flag=True, help="Remove this bound.")
+@click.option("--no-wall-time", is_flag=True, help="Remove this bound.")
+@click.option("--notes", help="New notes, instead of the old ones.")
 @click.option(
     "--notes-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same, from a file.",
+    help="File with the new notes.",
 )
 @json_option
 @service_options
@@ -69,8 +71,8 @@ def update(
 ) -> None:
     """Change the budget of a campaign that has not ended, and its notes.
 
-    Bounds that are not named stay. The driver goes by them at once. A campaign that has ended is not
-    reopened: clone it.
+    Bounds that are not named stay. The driver applies changes at once. A campaign that has ended
+    is not reopened: clone it.
     """
     if notes is not None and notes_file is not None:
         raise click.UsageError("--notes and --notes-file exclude each other")
@@ -105,7 +107,7 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def budget_words(campaign: CampaignDetail) -> str:
-    """When a campaign ends by itself."""
+    """The budget of a campaign in words."""
     budget = campaign.spec["budget"]
     bounds = []
     if budget["trials"] is not None:
@@ -115,6 +117,27 @@ def budget_words(campaign: CampaignDetail) -> str:
     if budget["wall_time_s"] is not None:
         bounds.append(duration(budget["wall_time_s"]))
     return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
+
+
+def precision_words(campaign: CampaignDetail) -> str:
+    """The precisions in a campaign's space."""
+    if "space" not in campaign.spec:
+        return "unknown"  # the stored description cannot be read
+    precision = campaign.spec["space"].get("precision", STORED_WITHOUT)
+    return precision if isinstance(precision, str) else ", ".join(precision)
+
+
+def print_submitted(campaign: CampaignDetail, as_json: bool) -> None:
+    """Prints a campaign that `submit` or `clone` made, and its warnings."""
+    if as_json:
+        print_json(campaign)
+        return
+    click.echo(
+        f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
+        f"precision {precision_words(campaign)}, {budget_words(campaign)}"
+    )
+    for warning in campaign.warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 @click.command()
@@ -150,16 +173,7 @@ def clone(
         changes |= _changed_fields(spec, settings)
         if budget:
             changes["budget"] = _other_budget(changes.get("budget", spec["budget"]), budget)
-    made = client.clone_campaign(campaign, changes)
-    if as_json:
-        print_json(made)
-        return
-    click.echo(
-        f"campaign {made.name} submitted: {counted(made.num_legal_layouts, 'legal layout')}, "
-        f"{budget_words(made)}"
-    )
-    for warning in made.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_submitted(client.clone_campaign(campaign, changes), as_json)
 
 
 def _other_budget(budget: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +186,7 @@ def _other_budget(budget: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed_fields(spec: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The fields of the document, each in whole, in which something is set."""
+    """The complete fields of the document in which a setting changes something."""
     changed: dict[str, Any] = {}
     for setting in settings:
         path, equals, written = setting.partition("=")
@@ -181,7 +195,10 @@ def _changed_fields(spec: Mapping[str, Any], settings: Sequence[str]) -> dict[st
             raise click.UsageError(
                 f"--set {setting}: write it as FIELD=VALUE, as space.tp='[1, 2]'"
             )
-        value = _read_value(setting, written)
+        try:
+            value = read_yaml(written.encode())
+        except DocumentMalformedError as error:
+            raise click.UsageError(f"--set {setting}: {error}") from error
         if not inner:
             changed[top] = value
             continue
@@ -190,28 +207,15 @@ def _changed_fields(spec: Mapping[str, Any], settings: Sequence[str]) -> dict[st
     return changed
 
 
-def _read_value(setting: str, written: str) -> Any:
-    try:
-        value = read_yaml(written.encode())
-        json.dumps(value, allow_nan=False)
-    except DocumentMalformedError as error:
-        raise click.UsageError(f"--set {setting}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(
-            f"--set {setting}: no JSON has such a value; put quotes around a text"
-        ) from error
-    return value
-
-
 def _set_inside(field: Any, path: Sequence[str], value: Any, setting: str) -> None:
     *parents, last = path
     for parent in parents:
         field = field.get(parent) if isinstance(field, dict) else None
     if not isinstance(field, dict):
         raise click.UsageError(
-            f"--set {setting}: the field has nothing inside that could be set; set it in whole"
+            f"--set {setting}: the field has no fields of its own; set the whole field"
         )
-    # A span has two spellings, and the campaign's document the other one of the two.
+    # A duration has two spellings: the stored document has the field NAME_s.
     field.pop(f"{last}_s", None)
     field[last] = value
 
@@ -232,13 +236,17 @@ def delete(name: str, cancel: bool, yes: bool, client: Client) -> None:
         )
     if cancel and found.state not in ENDED_CAMPAIGN_STATES:
         client.cancel_campaign(name)
-        _wait_for_workers(client, name)
+        with on_interrupt(
+            f"waiting has ended: campaign {name} is cancelled, and not deleted; "
+            f"`layout-tuner campaign delete {name}` deletes it"
+        ):
+            _wait_for_workers(client, name)
     client.delete_campaign(name)
     click.echo(f"campaign {found.name} deleted, with {counted(trials, 'trial')}")
 
 
 def _wait_for_workers(client: Client, name: str) -> None:
-    """Until no worker has a trial of the campaign."""
+    """Waits until no worker has a trial of the campaign."""
     deadline = time.monotonic() + DELETE_PATIENCE_S
     while running := client.campaign(name).progress.trials["RUNNING"]:
         if time.monotonic() > deadline:

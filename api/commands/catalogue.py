@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import yaml
 
-from api.campaign_schemas import CatalogueEntry
 from api.client import Client
 from api.commands.campaign import read_document_file
-from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import print_table
-from api.figures import memory
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_json
+from api.schemas.catalogue import CatalogueEntry, UnreadableEntry
+from api.service.formatting import memory
+from search_spaces.errors import SiteInvalidError
+from search_spaces.spec.site import cluster_part
+from search_spaces.terminal.text_table import print_table
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -32,7 +36,7 @@ def cluster() -> None:
 @json_option
 @service_options
 def list_models(as_json: bool, client: Client) -> None:
-    """List presets, then one's own."""
+    """List presets, then the models of users."""
     page = client.models()
     if as_json:
         print_json(page)
@@ -52,6 +56,7 @@ def list_models(as_json: bool, client: Client) -> None:
         for each in page.models
     ]
     print_table(columns, rows)
+    _print_unreadable(page.unreadable)
 
 
 @model.command("show")
@@ -69,15 +74,15 @@ def show_model(name: str, as_json: bool, client: Client) -> None:
 @json_option
 @service_options
 def put_model(name: str, file: Path, as_json: bool, client: Client) -> None:
-    """Keep the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
-    _told(client.put_model(name, read_document_file(file, "the model")), "model", as_json)
+    """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
+    _print_stored(client.put_model(name, read_document_file(file, "the model")), "model", as_json)
 
 
 @model.command("delete")
 @click.argument("name")
 @service_options
 def delete_model(name: str, client: Client) -> None:
-    """Delete a model of one's own; campaigns stay as they are."""
+    """Delete a model that is not a preset; campaigns stay as they are."""
     client.delete_model(name)
     click.echo(f"model {name} deleted")
 
@@ -86,7 +91,7 @@ def delete_model(name: str, client: Client) -> None:
 @json_option
 @service_options
 def list_clusters(as_json: bool, client: Client) -> None:
-    """List presets, then one's own."""
+    """List presets, then the clusters of users."""
     page = client.clusters()
     if as_json:
         print_json(page)
@@ -103,6 +108,7 @@ def list_clusters(as_json: bool, client: Client) -> None:
         for each in page.clusters
     ]
     print_table(("name", "by", "device", ">nodes", ">devices a node", ">memory a device"), rows)
+    _print_unreadable(page.unreadable)
 
 
 @cluster.command("show")
@@ -120,9 +126,23 @@ def show_cluster(name: str, as_json: bool, client: Client) -> None:
 @json_option
 @service_options
 def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
-    """Keep the cluster in FILE (YAML or JSON) under NAME: fields, or {preset: ..., field: ...}."""
-    made = client.put_cluster(name, read_document_file(file, "the cluster"))
-    _told(made, "cluster", as_json)
+    """Store the cluster in FILE (YAML or JSON) under NAME: fields, or {preset: ..., field: ...}.
+
+    A section `site` is checked and stays on this machine: it is for `allocation submit`.
+    """
+    document = read_document_file(file, "the cluster")
+    try:
+        described = cluster_part(document)
+    except SiteInvalidError as error:
+        raise click.UsageError(f"{file}: {error}") from error
+    made = client.put_cluster(name, described)
+    _print_stored(made, "cluster", as_json)
+    if "site" in document:
+        click.echo(
+            f"note: the section site of {file} is not sent to the service; `layout-tuner allocation "
+            f"submit --cluster {file}` uses it",
+            err=True,
+        )
     if made.warning and not as_json:
         click.echo(f"warning: {made.warning}", err=True)
 
@@ -131,9 +151,14 @@ def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
 @click.argument("name")
 @service_options
 def delete_cluster(name: str, client: Client) -> None:
-    """Delete a cluster of one's own; campaigns stay as they are."""
+    """Delete a cluster that is not a preset; campaigns stay as they are."""
     client.delete_cluster(name)
     click.echo(f"cluster {name} deleted")
+
+
+def _print_unreadable(entries: Sequence[UnreadableEntry]) -> None:
+    for entry in entries:
+        click.echo(f"{entry.id} cannot be read ({entry.reason}); delete it", err=True)
 
 
 def _by(entry: CatalogueEntry) -> str:
@@ -148,8 +173,8 @@ def _show(entry: CatalogueEntry, as_json: bool) -> None:
     click.echo(text, nl=False)
 
 
-def _told(entry: CatalogueEntry, kind: str, as_json: bool) -> None:
+def _print_stored(entry: CatalogueEntry, kind: str, as_json: bool) -> None:
     if as_json:
         print_json(entry)
     else:
-        click.echo(f"{kind} {entry.name} is kept; campaign files can name it")
+        click.echo(f"{kind} {entry.name} is stored; campaign files can name it")

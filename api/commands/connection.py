@@ -6,49 +6,23 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
-import httpx
-from pydantic import BaseModel
 
-from api.browser_guard import is_local
 from api.client import Client
-from api.errors import ApiError, TokenFileInvalidError
-from api.token_file import read_token
-from results_db.data_dir import DataDir
-from search_spaces.errors import CertificateUnreadableError
-from search_spaces.pinned_certificate import CERTIFICATE_VARIABLE, trusting
-
-URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
-TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+from api.errors import ApiError, ServiceError
+from api.security.token_file import read_token
+from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
+from search_spaces.connection.tls import trusting
+from search_spaces.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def service_options(function: Function) -> Function:
-    """Adds --url, --token-file, --certificate and --data-dir, and hands the command an open `Client`."""
+    """Adds the options of the connection, and passes the command an open `Client`."""
 
-    @click.option("--url", envvar=URL_VARIABLE, help="The service's address.", show_envvar=True)
-    @click.option(
-        "--token-file",
-        envvar=TOKEN_FILE_VARIABLE,
-        type=click.Path(path_type=Path),
-        help="File that holds the service's token.",
-        show_envvar=True,
-    )
-    @click.option(
-        "--certificate",
-        envvar=CERTIFICATE_VARIABLE,
-        type=click.Path(path_type=Path),
-        help="Certificate of a service that no authority vouches for: it is trusted by itself.",
-        show_envvar=True,
-    )
-    @click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        help="Data directory of a service on this machine; used where --url is not given.",
-    )
     @functools.wraps(function)
     def command(
         *arguments: Any,
@@ -61,6 +35,9 @@ def service_options(function: Function) -> Function:
         with refusals_as_messages(), connect(url, token_file, data_dir, certificate) as client:
             return function(*arguments, client=client, **options)
 
+    for option, text in reversed(list(SERVICE_OPTIONS.items())):
+        kind = None if option == "--url" else click.Path(path_type=Path)
+        command = click.option(option, type=kind, help=text)(command)
     return command  # type: ignore[return-value]
 
 
@@ -71,39 +48,31 @@ def connect(
     certificate: Path | None = None,
 ) -> Client:
     """A client of the service that the options name."""
-    local = DataDir(data_dir) if data_dir else DataDir.default()
-    if url is None:
-        return Client.of_data_dir(local)
-    if token_file is None and data_dir is None and _is_elsewhere(url):
-        raise TokenFileInvalidError(
-            f"{url} is on another machine, whose tokens are others: name the "
-            "file of a token of that service with --token-file"
-        )
-    tls = None if certificate is None else trusting(certificate)
-    return Client(url, read_token(token_file or local.token_file), tls=tls)
-
-
-def _is_elsewhere(url: str) -> bool:
-    """Whether a URL is that of another machine; what is none the client refuses in its own words."""
-    try:
-        address = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return bool(address.host) and not is_local(address.netloc.decode())
+    place = locate_service(
+        url=url, token_file=token_file, certificate=certificate, data_dir=data_dir
+    )
+    tls = None if place.certificate is None else trusting(place.certificate)
+    return Client(place.url, read_token(place.token_file), tls=tls)
 
 
 @contextmanager
 def refusals_as_messages() -> Iterator[None]:
-    """What cannot be asked, or is refused, ends the command with one sentence and exit code 1."""
+    """Errors of requests end the command with a message and exit code 1.
+
+    Several wrong fields of a document have a line each.
+    """
     try:
         yield
-    except (ApiError, CertificateUnreadableError) as error:
+    except ServiceError as error:
+        raise click.ClickException(_refusal(error)) from error
+    except (ApiError, CertificateUnreadableError, ServiceNotFoundError) as error:
         raise click.ClickException(str(error)) from error
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def print_json(document: BaseModel) -> None:
-    """Prints a document of the service as JSON."""
-    click.echo(document.model_dump_json(indent=2))
+def _refusal(error: ServiceError) -> str:
+    fields = (error.problem and error.problem.errors) or []
+    if len(fields) < 2:
+        return str(error)
+    most = "the first " if len(fields) == MAX_PARTS else ""
+    lines = [f"  {each.field.removeprefix('body.')}: {each.message}" for each in fields]
+    return "\n".join([f"the service refuses {most}{len(fields)} things:", *lines])

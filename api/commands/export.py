@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
 from api.client import Client
-from api.commands.connection import json_option, print_json, service_options
-from api.schemas import ExportFileRead, ExportRead
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_json
+from api.exporters import FORMATS
+from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
 
 
 @click.command()
 @click.argument("campaign")
-@click.option("--format", "format_name", required=True, help="As trainer, or megatron-lm.")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(tuple(FORMATS)),
+    required=True,
+    help="What trains: our own trainer, or another framework.",
+)
 @click.option("--trial", type=click.IntRange(min=1), help="Number of the trial; default: the best.")
 @click.option(
     "--out",
@@ -48,8 +57,20 @@ def export(
     click.echo(f"trial {bundle.trial} of {campaign}, as {bundle.format} ({bundle.target_version}):")
     for file in bundle.files:
         click.echo(f"  {out / file.name}")
+    for command in bundle.commands:
+        click.echo(f"run it {command.when}: {_command_line(command.words, bundle, out)}")
     for note in bundle.notes:
         click.echo(f"note: {note}")
+
+
+def _command_line(words: list[str], bundle: ExportRead, out: Path) -> str:
+    """A command for the current directory, with paths of files, quoted for a shell."""
+    names = {file.name for file in bundle.files}
+    return shlex.join(_as_argument(out / word) if word in names else word for word in words)
+
+
+def _as_argument(path: Path) -> str:
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _write(bundle: ExportRead, out: Path, force: bool) -> None:
@@ -64,7 +85,7 @@ def _write(bundle: ExportRead, out: Path, force: bool) -> None:
 
 
 def _target(out: Path, file: ExportFileRead) -> Path:
-    """Where a file goes: into the folder, whatever name a service sends."""
+    """The path of a file. A name that would leave the folder is refused."""
     plain = Path(file.name).name == file.name and file.name.isprintable()
     if not plain or file.name in ("", ".", ".."):
         raise click.ClickException(f"the service sent the file name {file.name!r}; nothing written")

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from api.client import Client
-from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import layout_extras, memory, objective_figure, print_table, unit, zero
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_json
 from api.commands.trial_conditions import read_conditions, where_option
-from api.schemas import LeaderboardPage, RankedTrial
-from search_spaces.counting import counted
-from search_spaces.objectives import OBJECTIVES
+from api.schemas.campaigns_and_trials import LeaderboardPage, RankedTrial
+from api.service.formatting import (
+    LAYOUT_HEADINGS,
+    half_interval,
+    layout_cells,
+    memory,
+    objective_figure,
+    percent,
+    unit,
+)
+from api.service.parquet import num_rows
+from search_spaces.spec.objectives import OBJECTIVES
+from search_spaces.terminal.console import write_bytes
+from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.text_table import print_table
+
+_OUTPUT: Final = Path("-")
 
 
 @click.command()
@@ -34,8 +49,8 @@ from search_spaces.objectives import OBJECTIVES
 @click.option("--csv", "as_csv", is_flag=True, help="Print a measurement table.")
 @click.option(
     "--parquet",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write the measurement table to this file, as Parquet.",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
+    help="Write the measurement table to this file, as Parquet; - is the output, unless a terminal.",
 )
 @click.option(
     "--intervals", is_flag=True, help="With --csv or --parquet: also runs, intervals and ties."
@@ -57,13 +72,14 @@ def leaderboard(
 ) -> None:
     """Rank the layouts that a campaign measured, the best first.
 
-    Repeats of a layout count together; what follows the figure is half of its 95 % interval.
+    Repeats of a layout count together; half of the 95 % interval follows the figure.
 
-    With --where only layouts that meet the conditions are listed, by the measurement of their first trial;
-    what they are compared with stays the first of all.
+    With --where only layouts that meet the conditions are listed, by the measurement of their first
+    trial. Each keeps its rank on the whole leaderboard, and is compared with the first of all, also
+    with --front and --within.
 
-    A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials that
-    break its constraints are counted, and not ranked.
+    A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials
+    that break its constraints are counted, and not ranked.
     """
     if as_csv + as_json + (parquet is not None) > 1:
         raise click.UsageError("--csv, --json and --parquet exclude each other")
@@ -78,14 +94,16 @@ def leaderboard(
         click.echo(client.leaderboard_csv(campaign, intervals=intervals, **asked), nl=False)
         return
     if parquet is not None:
-        _write(parquet, client.leaderboard_parquet(campaign, intervals=intervals, **asked))
+        _refuse_terminal(parquet)
+        content = client.leaderboard_parquet(campaign, intervals=intervals, **asked)
+        _write(parquet, content, limit)
         return
     page = client.leaderboard(campaign, **asked)
     if as_json:
         print_json(page)
         return
     if page.trials:
-        _print_ranking(campaign, page, front=front, within=within)
+        _print_ranking(campaign, page, conditions, front=front, within=within)
     else:
         met = " that meets every --where" if conditions else ""
         click.echo(f"campaign {campaign} has no ranked trial{met} yet")
@@ -104,29 +122,52 @@ def _print_remarks(page: LeaderboardPage) -> None:
         )
 
 
-def _write(path: Path, content: bytes) -> None:
+def _refuse_terminal(path: Path) -> None:
     try:
-        path.write_bytes(content)
+        is_terminal = sys.stdout.isatty() if path == _OUTPUT else _is_terminal(path)
+    except OSError:
+        return  # writing the file reports the problem
+    if is_terminal:
+        raise click.UsageError(
+            "--parquet: the table is binary, and that is a terminal: name a file, or send the output "
+            "into one"
+        )
+
+
+def _is_terminal(path: Path) -> bool:
+    if not path.is_char_device():
+        return False
+    with path.open("rb") as opened:
+        return opened.isatty()
+
+
+def _write(path: Path, content: bytes, limit: int) -> None:
+    try:
+        if path == _OUTPUT:
+            write_bytes(content)
+        else:
+            path.write_bytes(content)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written to: {error.strerror}") from error
+    rows = num_rows(content)
+    where = "the output" if path == _OUTPUT else path
+    more = f"; --limit is {limit}, there may be more" if rows == limit else ""
+    click.echo(f"wrote {counted(rows, 'row')} to {where}{more}", err=path == _OUTPUT)
 
 
 def _print_ranking(
-    campaign: str, page: LeaderboardPage, *, front: bool, within: float | None
+    campaign: str,
+    page: LeaderboardPage,
+    conditions: Sequence[str],
+    *,
+    front: bool,
+    within: float | None,
 ) -> None:
     others = [name for name in page.objectives if name != page.objective]
     columns = (
         ">rank",
         ">trial",
-        ">nodes",
-        ">tp",
-        ">pp",
-        ">dp",
-        ">mbs",
-        ">acc",
-        ">batch",
-        ">zero",
-        "also",
+        *LAYOUT_HEADINGS,
         f">{unit(page.objective)}",
         *(f">{unit(name)}" for name in others),
         *(("front",) if others else ()),
@@ -139,51 +180,47 @@ def _print_ranking(
     what = "of the front, " if front else ""
     which = "best" if within is None else "cheapest"
     close = "" if within is None else f", at most {within:g} % under the best"
-    title = f"{campaign}: {what}the {which} {len(page.trials)} of {page.total} by {page.objective}{close}"
+    met = f", where {' and '.join(conditions)}" if conditions else ""
+    title = (
+        f"{campaign}: {what}the {which} {len(page.trials)} of {page.total} by {page.objective}"
+        f"{close}{met}"
+    )
     rows = [_row(trial, (page.objective, *others)) for trial in page.trials]
-    print_table(columns, rows, title)
-
-
-def _half_interval(trial: RankedTrial) -> str:
-    if trial.value_high is None:
-        return "-"
-    return f"±{trial.value_high / trial.value - 1:.1%}"
+    print_table(columns, rows, title, keys=2)
 
 
 def _notes(page: LeaderboardPage) -> list[str]:
-    """What the order alone does not say: who is as good as the first, and who was stopped early."""
-    tied = [str(trial.number) for trial in page.trials[1:] if trial.tied_with_first]
+    """Notes on ties with the first layout, and on layouts that were stopped early."""
+    tied = [str(trial.number) for trial in page.trials if trial.tied_with_first and trial.rank > 1]
     short = [str(trial.number) for trial in page.trials if trial.shortened]
+    best = min((trial.rank for trial in page.trials), default=1)
     notes = []
+    if best > 1:
+        notes.append(
+            f"ranks are those of the whole leaderboard: the best that is listed is rank {best}"
+        )
     if tied:
-        notes.append(f"cannot be told apart from the first (95 %): trial {', '.join(tied)}")
+        first = "the first" if best == 1 else "rank 1, which is not listed"
+        notes.append(f"cannot be told apart from {first} (95 %): trial {', '.join(tied)}")
     if short:
         notes.append(f"stopped early, slower than the best of their time: trial {', '.join(short)}")
     return notes
 
 
 def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
-    layout, measured = trial.layout, trial.measurement
+    measured = trial.measurement
     assert measured is not None  # it is ranked
     speedup = measured.step_time_s / trial.step_time_s
     return (
         str(trial.rank),
         str(trial.number),
-        str(layout.num_nodes),
-        str(layout.tp),
-        str(layout.pp),
-        str(layout.dp),
-        str(layout.micro_batch_size),
-        str(layout.num_microbatches),
-        str(trial.global_batch_size),
-        zero(layout),
-        layout_extras(layout),
+        *layout_cells(trial.layout).values(),
         objective_figure(objectives[0], trial.value),
         *(objective_figure(name, trial.objectives[name]) for name in objectives[1:]),
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
         f"{trial.step_time_s:.4g} s",
-        _half_interval(trial),
+        half_interval(trial.value, trial.value_high),
         str(trial.num_runs),
-        "-" if measured.mfu is None else f"{measured.mfu * speedup:.1%}",
+        percent(measured.mfu, speedup),
         memory(measured.peak_memory_bytes),
     )

@@ -1,4 +1,4 @@
-"""`layout-tuner report`: a campaign as one document."""
+"""`layout-tuner report`: a campaign's report as a file."""
 
 from __future__ import annotations
 

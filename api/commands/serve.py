@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
@@ -16,17 +17,23 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.collection import keep_for_good, nothing_collected
 from api.errors import ApiError
-from api.listening import Endpoint, endpoint_options, is_loopback, listening
-from api.local_service import announced, serving
+from api.http.bind_address import Endpoint, endpoint_options, is_loopback, listening
+from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
+from api.http.protocol import LimitedProtocol
+from api.http.server import LimitedServer
+from api.security.token_file import load_or_make_token
+from api.service.gc_tuning import keep_for_good, nothing_collected
+from api.service.local_service import announced, serving
 from api.settings import Settings
-from api.token_file import load_or_make_token
-from results_db.data_dir import DataDir
-from results_db.database_option import database_option
+from results_db.admin.retention import Retention
+from results_db.database.data_dir import DataDir
+from results_db.database.option import database_option
+from results_db.database.outage_log import once_it_answers
+from results_db.database.stderr_log import log_to_stderr
 from results_db.errors import ResultsDbError
-from results_db.retention import Retention
 from results_db.store import Store
+from search_spaces.connection.data_home import PRIVATE_UMASK
 
 SHUTDOWN_PATIENCE_S: Final = 5
 
@@ -42,6 +49,12 @@ SHUTDOWN_PATIENCE_S: Final = 5
     help="How often a viewer's or a submitter's token may ask; admins and workers ten times as often.",
 )
 @click.option(
+    "--max-connections",
+    type=click.IntRange(1, 100_000),
+    help="Connections that are open at once; idle ones are closed for new ones. "
+    f"[default: {MAX_CONNECTIONS}, or what the limit of open files allows]",
+)
+@click.option(
     "--keep",
     multiple=True,
     envvar="LAYOUT_TUNER_KEEP",
@@ -50,31 +63,39 @@ SHUTDOWN_PATIENCE_S: Final = 5
     help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
     "[default: events=30 requests=7, all else for ever]",
 )
+@click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
     endpoint: Endpoint,
     data_dir: Path | None,
     requests_per_s: float,
+    max_connections: int | None,
     keep: tuple[str, ...],
+    supervisor: int | None,
     database: str | None,
 ) -> None:
     """Run the HTTP service alone (`up` runs all of it).
 
     Several may serve one PostgreSQL, each on a port of its own; a data directory's SQLite has one.
     """
+    os.umask(PRIVATE_UMASK)
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         tls = endpoint.tls_context()
         retention = Retention.read(keep)
+        log_to_stderr("api", "results_db", "uvicorn")
+        limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
-        # The store before the token: a directory of a newer version is refused before anything is
-        # written to it.
+        # The store is opened before the token is made: nothing is written to a directory of a
+        # newer version.
         with (
             serving(data, shared=database is not None),
             listening(endpoint) as listener,
-            closing(Store.open(data, database=database)) as store,
+            closing(once_it_answers(lambda: Store.open(data, database=database))) as store,
         ):
-            _serve(data, store, endpoint, listener, tls, requests_per_s, retention)
+            _serve(
+                data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
+            )
     except (ApiError, ResultsDbError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -86,7 +107,9 @@ def _serve(
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     requests_per_s: float,
+    limits: ConnectionLimits,
     retention: Retention,
+    supervisor: int | None,
 ) -> None:
     stopping = Event()
     settings = Settings(
@@ -102,23 +125,30 @@ def _serve(
     url = endpoint.url(listener.getsockname()[1])
     with (
         _ended_in_order(stopping),
-        announced(data, url, endpoint.tls_certificate, shared=store.is_shared),
+        announced(
+            data,
+            url,
+            endpoint.tls_certificate,
+            shared=store.is_shared,
+            supervisor=supervisor,
+        ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
         with nothing_collected():
             config = _config(create_app(settings, store), endpoint, tls)
         keep_for_good()
-        _Server(config, stopping).run(sockets=[listener])
+        _Server(config, limits, stopping).run(sockets=[listener])
 
 
 def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        log_level="info",
+        log_config=None,  # it logs as everything else does, see `log_to_stderr`
         access_log=False,
         server_header=False,
+        http=LimitedProtocol,
         ws="none",
-        # Whoever is no proxy must not say whose request it is: guesses are counted by address.
+        # Only proxies may state the client's address: wrong tokens are counted by address.
         proxy_headers=endpoint.is_behind_proxy,
         forwarded_allow_ips=list(endpoint.proxies),
         timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
@@ -126,16 +156,16 @@ def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvi
     )
 
 
-class _Server(uvicorn.Server):
-    """Ends when it is told to, from before it begins; tells waiting requests that the end has come."""
+class _Server(LimitedServer):
+    """A server that ends when `stopping` is set, also before its start."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Event) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, stopping: Event) -> None:
         self._stopping = stopping
-        super().__init__(config)
+        super().__init__(config, limits)
 
     @property
     def should_exit(self) -> bool:
-        """Whether the end has come; uvicorn looks ten times a second."""
+        """Whether to end; uvicorn checks it ten times a second."""
         return self._stopping.is_set()
 
     @should_exit.setter
@@ -146,15 +176,15 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _ended_in_order(stopping: Event) -> Iterator[None]:
-    """SIGTERM and SIGINT end the service with exit code 0 from now on, however early they come.
+    """SIGTERM and SIGINT in the block end the service with exit code 0.
 
-    They raise nothing: an exception in the middle of whatever is being imported or made then may be lost,
-    and the service would go on. uvicorn handles them while it runs, and raises them again at its end.
+    They raise no exception: one that is raised during an import may be lost, and the service would
+    go on. uvicorn handles the signals while it runs, and raises them again at its end.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(*_: object) -> None:
-        # Asked first: a second signal might otherwise wait for the lock that the first one holds.
+        # Checked first: a second signal might wait for the lock that the first one holds.
         if not stopping.is_set():
             stopping.set()
 

@@ -11,19 +11,21 @@ from typing import cast
 import click
 from pydantic import ValidationError
 
-from api.access_schemas import TokenCreate, TokenRead
 from api.client import Client
-from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import print_table
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_json
 from api.errors import ServiceError
-from results_db.actor import TOKEN_ROLES, TokenRole
-from search_spaces.duration import read_duration_s
+from api.schemas.access import TokenCreate, TokenRead
+from api.service.formatting import moment
+from results_db.access.actor import TOKEN_ROLES, TokenRole
+from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
+from search_spaces.terminal.text_table import print_table
 
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke the tokens that let people and workers in."""
+    """Make, list and revoke the tokens of people and workers."""
 
 
 @token.command()
@@ -35,7 +37,7 @@ def token() -> None:
     help="What it may do: viewer reads; submitter also submits campaigns, and changes its own; admin does "
     "everything; worker leases trials and reports them, and nothing else.",
 )
-@click.option("--expires-in", metavar="TIME", help="When it ends by itself, as 12h or 90d.")
+@click.option("--expires-in", metavar="TIME", help="When it expires, such as 12h or 90d.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -47,10 +49,9 @@ def create(
     name: str, role: str, expires_in: str | None, out: Path | None, as_json: bool, client: Client
 ) -> None:
     """Make a token in the NAME of a person or a worker; it is shown this once."""
+    until = None if expires_in is None else datetime.now(UTC) + _span(expires_in, "--expires-in")
     try:
-        wanted = TokenCreate(
-            name=name, role=cast("TokenRole", role), expires_at=_end(expires_in, "--expires-in")
-        )
+        wanted = TokenCreate(name=name, role=cast("TokenRole", role), expires_at=until)
     except ValidationError as error:
         raise click.UsageError(f"the name of a token: {error.errors()[0]['msg']}") from error
     if out is not None:
@@ -61,8 +62,8 @@ def create(
     if as_json:
         print_json(TokenRead(**created.model_dump(exclude={"token"})) if out else created)
         return
-    until = f" until {_when(created.expires_at)}" if created.expires_at else ""
-    click.echo(f"token {created.id} of {created.name}: {created.role}{until}", err=True)
+    end = f" until {moment(created.expires_at)}" if created.expires_at else ""
+    click.echo(f"token {created.id} of {created.name}: {created.role}{end}", err=True)
     click.echo(f"it is in {out}" if out else created.token, err=out is not None)
 
 
@@ -84,9 +85,9 @@ def list_tokens(revoked: bool, as_json: bool, client: Client) -> None:
                 each.name,
                 each.role,
                 _state(each),
-                _when(each.created_at),
+                moment(each.created_at),
                 each.created_by,
-                _when(each.last_used_at) if each.last_used_at else "never",
+                moment(each.last_used_at) if each.last_used_at else "never",
             )
             for each in page.tokens
         ],
@@ -110,20 +111,20 @@ def revoke(token_name: str, as_json: bool, client: Client) -> None:
 @json_option
 @service_options
 def whoami(as_json: bool, client: Client) -> None:
-    """Say whose token is used, and what it may do."""
+    """Show the name and the role of the token in use."""
     found = client.whoami()
     if as_json:
         print_json(found)
         return
-    until = f" until {_when(found.expires_at)}" if found.expires_at else ""
+    until = f" until {moment(found.expires_at)}" if found.expires_at else ""
     click.echo(f"{found.name}: {found.role}{until}")
 
 
 @click.command()
-@click.option("--by", "actor", help="Only changes in this name.")
-@click.option("--action", help="Only such changes, as campaign.pause.")
-@click.option("--of", "target", help="Only changes of what is called so.")
-@click.option("--within", metavar="TIME", help="Only of the last, as 2h or 7d.")
+@click.option("--by", "actor", help="Only changes by this name.")
+@click.option("--action", help="Only this kind of change, such as campaign.pause.")
+@click.option("--of", "target", help="Only changes of the object of this name.")
+@click.option("--within", metavar="TIME", help="Only changes within this time, such as 2h or 7d.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @json_option
 @service_options
@@ -148,7 +149,7 @@ def audit(
         ("when", "who", "role", "from", "what", "of", "details"),
         [
             (
-                _when(each.at),
+                moment(each.at),
                 each.actor,
                 each.role,
                 each.address,
@@ -176,18 +177,10 @@ def _id_of(client: Client, named: str) -> int:
 
 def _state(token: TokenRead) -> str:
     if token.revoked_at is not None:
-        return f"revoked {_when(token.revoked_at)}"
+        return f"revoked {moment(token.revoked_at)}"
     if not token.is_valid:
         return "expired"
-    return f"until {_when(token.expires_at)}" if token.expires_at else "valid"
-
-
-def _when(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _end(expires_in: str | None, option: str) -> datetime | None:
-    return None if expires_in is None else datetime.now(UTC) + _span(expires_in, option)
+    return f"until {moment(token.expires_at)}" if token.expires_at else "valid"
 
 
 def _span(text: str, option: str) -> timedelta:
@@ -199,7 +192,7 @@ def _span(text: str, option: str) -> timedelta:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise click.UsageError(f"{path} is there already; name a new file with --out")
+        raise click.UsageError(f"{path} exists; name a new file with --out")
     if not path.parent.is_dir():
         raise click.UsageError(f"there is no directory {path.parent}")
 
@@ -211,6 +204,6 @@ def _keep(path: Path, token: str) -> None:
             file.write(f"{token}\n")
     except OSError as error:
         raise ServiceError(
-            f"the token was made, and cannot be kept in {path} ({error.strerror}): revoke it, and make "
-            "another"
+            f"the token was made, but cannot be written to {path} ({error.strerror}): revoke it, and "
+            "make another"
         ) from error

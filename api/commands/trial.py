@@ -9,14 +9,31 @@ from typing import Final
 import click
 
 from api.client import Client
-from api.commands.connection import json_option, print_json, service_options
-from api.commands.display import duration, figure, layout_extras, memory, print_table, zero
+from api.commands.connection import service_options
+from api.commands.display import json_option, print_facts, print_json
 from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
-from api.schemas import MAX_ID, TrialDetailRead, TrialPage, TrialRead, TrialsAdded
+from api.schemas.campaigns_and_trials import (
+    TrialDetailRead,
+    TrialPage,
+    TrialRead,
+    TrialsAdded,
+)
+from api.service.formatting import (
+    LAYOUT_HEADINGS,
+    duration,
+    figure,
+    layout_cells,
+    memory,
+    percent,
+    state_words,
+)
 from results_db.records import AttemptRecord
-from results_db.trial_filter import TrialFilter
-from results_db.trial_order import SORT_KEYS, SortKey
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import SORT_KEYS, SortKey
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.terminal.console import write_bytes
+from search_spaces.terminal.text_table import print_table
 
 DEFAULT_LIMIT: Final = 50
 TRIAL_HELP: Final = "TRIAL is an id, or CAMPAIGN/NUMBER as tiny/3."
@@ -37,7 +54,9 @@ def trial() -> None:
     metavar="KEY",
     help="A knob, a metric, number, ended_at or node_seconds.  [default: number]",
 )
-@click.option("--descending", is_flag=True, help="The most first; those without a value stay last.")
+@click.option(
+    "--descending", is_flag=True, help="The largest first; trials without a value stay last."
+)
 @click.option("--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True)
 @json_option
 @service_options
@@ -50,7 +69,7 @@ def list_trials(
     as_json: bool,
     client: Client,
 ) -> None:
-    """List a campaign's trials: those that are meant, in any order."""
+    """List a campaign's trials: all, or those that match, sorted by any key."""
     wanted = read_conditions(conditions)
     walk = client.trials(campaign, wanted=wanted, sort=sort, descending=descending)
     found = list(islice(walk, limit + 1))
@@ -59,10 +78,11 @@ def list_trials(
         print_json(TrialPage(trials=shown, next_cursor=None))
     else:
         columns = (
-            *(">id", ">trial", "state", ">nodes", ">tp", ">pp", ">dp", ">mbs", ">acc", ">batch"),
-            *(">zero", "also", ">tokens/s", ">step", ">MFU", ">memory"),
+            *(">id", ">trial", "state"),
+            *LAYOUT_HEADINGS,
+            *(">tokens/s", ">step", ">MFU", ">memory"),
         )
-        print_table(columns, [_row(each) for each in shown])
+        print_table(columns, [_row(each) for each in shown], keys=2)
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -79,16 +99,20 @@ def show(trial: str, as_json: bool, client: Client) -> None:
     if as_json:
         print_json(found)
         return
-    for label, value in _facts(found):
-        click.echo(f"{label:<14}{value}")
+    print_facts(_facts(found))
 
 
 @trial.command()
 @click.argument("trial")
+@click.option("--raw", is_flag=True, help="Print the bytes as they are, control characters too.")
 @service_options
-def log(trial: str, client: Client) -> None:
-    """Print the last lines that a trial's ranks printed."""
-    click.echo(client.trial_log(_trial_id(client, trial)), nl=False)
+def log(trial: str, raw: bool, client: Client) -> None:
+    """Print the last lines that a trial's ranks printed; control characters are spelled out."""
+    printed = client.trial_log(_trial_id(client, trial))
+    if raw:
+        write_bytes(printed.encode("utf-8", "surrogatepass"))
+    else:
+        click.echo(printed, nl=False)
 
 
 @trial.command()
@@ -126,10 +150,10 @@ def cancel(trial: str, as_json: bool, client: Client) -> None:
         print_json(cancelled)
     elif cancelled.state == "RUNNING":
         click.echo(
-            f"trial {cancelled.id} runs; its worker is told with its next heartbeat to stop it"
+            f"{_named(trial, cancelled)} runs; its worker is told with its next heartbeat to stop it"
         )
     else:
-        click.echo(f"trial {cancelled.id} is {cancelled.state}")
+        click.echo(f"{_named(trial, cancelled)} is {cancelled.state}")
 
 
 for _command in (show, log, repeat, requeue, cancel):
@@ -150,6 +174,13 @@ def _trial_id(client: Client, trial: str) -> int:
     return page.trials[0].id
 
 
+def _named(asked: str, trial: TrialRead) -> str:
+    """A trial as the user named it, and in the other way."""
+    if "/" in asked:
+        return f"trial {asked} (id {trial.id})"
+    return f"trial {trial.id} (number {trial.number} of campaign {trial.campaign_id})"
+
+
 def _print_added(added: TrialsAdded, as_json: bool) -> None:
     if as_json:
         print_json(added)
@@ -159,36 +190,24 @@ def _print_added(added: TrialsAdded, as_json: bool) -> None:
 
 
 def _row(trial: TrialRead) -> tuple[str, ...]:
-    layout, measured = trial.layout, trial.measurement
+    measured = trial.measurement
     return (
         str(trial.id),
         str(trial.number),
-        _state(trial),
-        str(layout.num_nodes),
-        str(layout.tp),
-        str(layout.pp),
-        str(layout.dp),
-        str(layout.micro_batch_size),
-        str(layout.num_microbatches),
-        str(trial.global_batch_size),
-        zero(layout),
-        layout_extras(layout),
+        state_words(trial.state, trial.reason),
+        *layout_cells(trial.layout).values(),
         "-" if measured is None else figure(measured.tokens_per_s),
         "-" if measured is None else f"{measured.step_time_s:.4g} s",
-        "-" if measured is None or measured.mfu is None else f"{measured.mfu:.1%}",
+        percent(None if measured is None else measured.mfu),
         "-" if measured is None else memory(measured.peak_memory_bytes),
     )
-
-
-def _state(trial: TrialRead) -> str:
-    return trial.state if trial.reason is None else f"{trial.state} ({trial.reason})"
 
 
 def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
     facts = [
         ("trial", f"{trial.number} of campaign {trial.campaign_id} (id {trial.id})"),
         ("layout", trial.layout_key),
-        ("state", _state(trial)),
+        ("state", state_words(trial.state, trial.reason)),
     ]
     if trial.message:
         facts.append(("message", trial.message))
@@ -201,7 +220,7 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
         facts += [
             ("step time", f"{measured.step_time_s:.4g} s"),
             ("tokens/s", figure(measured.tokens_per_s)),
-            ("MFU", "-" if measured.mfu is None else f"{measured.mfu:.1%}"),
+            ("MFU", percent(measured.mfu)),
             ("peak memory", memory(measured.peak_memory_bytes)),
             ("iterations", str(len(trial.iterations))),
         ]

@@ -1,4 +1,4 @@
-"""`--where`: which trials are meant, as people write it."""
+"""The option `--where`: conditions that select trials."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from api.http.filter_encoding import SINGULAR
 from results_db.errors import TrialFilterInvalidError
-from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
-from search_spaces.reading import nearest
+from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from search_spaces.documents.reading import nearest
+from search_spaces.protocol.metrics import METRICS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
-_PLURAL: Final = {"number": "numbers", "state": "states", "reason": "reasons", "node": "nodes"}
-_LISTED: Final = tuple(
-    {plural: word for word, plural in _PLURAL.items()}.get(name, name) for name in LISTED_FIELDS
-)
+_PLURAL: Final = {singular: name for name, singular in SINGULAR.items()}
+_LISTED: Final = tuple(SINGULAR.get(name, name) for name in LISTED_FIELDS)
 _BOUNDS: Final = {">=": "min", "<=": "max"}
 
 where_option = click.option(
@@ -32,10 +32,10 @@ where_option = click.option(
 
 
 def read_conditions(conditions: Sequence[str]) -> TrialFilter:
-    """The filter that conditions make together.
+    """The filter of all conditions.
 
     Raises:
-        click.UsageError: one is none, or they leave nothing between them.
+        click.UsageError: a condition is malformed, or they contradict each other.
     """
     stated: dict[str, Any] = {}
     for condition in conditions:
@@ -56,7 +56,7 @@ def _read(condition: str) -> tuple[str, Any]:
             f"--where {condition!r} is not NAME=VALUE, NAME>=NUMBER or NAME<=NUMBER"
         )
     name, sign, text = parts.groups()
-    known: Sequence[str] = _LISTED if sign == "=" else METRICS
+    known: Sequence[str] = _LISTED if sign == "=" else tuple(METRICS)
     if name not in known:
         raise click.UsageError(
             f"--where {condition!r}: {name!r} does not go with {sign}{nearest(name, known)}"
@@ -68,7 +68,7 @@ def _read(condition: str) -> tuple[str, Any]:
 
 
 def _value(field: str, text: str, condition: str) -> Any:
-    if field == "sequence_parallel":
+    if CHOICES.get(field) == (False, True):
         words = {"true": True, "false": False}
         if text.lower() in words:
             return words[text.lower()]
@@ -86,5 +86,5 @@ def _bound(metric: str, text: str, condition: str) -> float:
         value = float(text)
     except ValueError as error:
         raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
-    # 8e9 bytes are a whole number, written shortly.
-    return int(value) if metric.endswith("_bytes") and value.is_integer() else value
+    # 8e9 is accepted as a whole number of bytes.
+    return int(value) if METRICS[metric].is_whole and value.is_integer() else value

@@ -13,16 +13,18 @@ import click
 import httpx
 
 from api.errors import ApiError
-from api.listening import Endpoint, endpoint_options
-from api.local_service import LocalService, find_service
-from api.supervisor import Child, start_and_wait, until_signalled, watch
-from api.token_file import read_token
-from results_db.data_dir import DataDir
-from results_db.database_option import DATABASE_VARIABLE, database_option
+from api.http.bind_address import Endpoint, endpoint_options
+from api.service.supervisor import Child, start_and_wait, until_signalled, watch
+from results_db.database.data_dir import DataDir
+from results_db.database.option import DATABASE_VARIABLE, database_option
+from results_db.database.outage_log import START_PATIENCE_S
 from results_db.errors import ResultsDbError
+from search_spaces.connection.data_home import PRIVATE_UMASK
+from search_spaces.connection.running_service import LocalService, find_service
 from search_spaces.errors import CertificateUnreadableError
 
-SERVE_PATIENCE_S = 30.0
+SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
+"""The service waits for a database that does not answer, then takes some time to start."""
 
 
 @click.command()
@@ -32,6 +34,7 @@ SERVE_PATIENCE_S = 30.0
 @database_option
 def up(data_dir: Path | None, endpoint: Endpoint, cluster: str, database: str | None) -> None:
     """Run everything on this machine: service, driver and worker."""
+    os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         data.create()
@@ -45,10 +48,17 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) 
     with until_signalled() as stopping:
         children = [serve]
         try:
-            start_and_wait(serve, lambda: _service(data, serve) is not None, SERVE_PATIENCE_S)
+            if not start_and_wait(
+                serve,
+                lambda: _service(data, serve) is not None,
+                SERVE_PATIENCE_S,
+                stopping=stopping,
+                say=_say,
+            ):
+                return
             service = _service(data, serve)
             assert service is not None
-            # A free port was taken for good: the worker would not find a service that moved.
+            # A restarted service keeps its port: the worker would not find another one.
             port = httpx.URL(service.url).port or endpoint.port
             serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
@@ -60,23 +70,24 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) 
             _greet(data, service.url)
             ready = _Readiness(service)
             watch(children, stopping=stopping, say=_say, each_round=ready.look)
-            _say("stopping")
+            _say("stopping the worker, the driver and the service")
         finally:
-            # The worker first: it ends its probe, returns its lease, and needs the service for that.
+            # The worker is first: it needs the service to return its lease.
             for child in reversed(children):
                 child.stop()
+    _say("stopped; campaigns go on at the next `layout-tuner up`")
 
 
 def _serve(data: DataDir, endpoint: Endpoint, database: str | None) -> Child:
-    options = ("--data-dir", str(data.path), *endpoint.arguments)
+    options = ("--data-dir", str(data.path), "--supervisor", str(os.getpid()), *endpoint.arguments)
     return _child(data, "serve", *options, database=database)
 
 
 def _child(data: DataDir, command: str, *options: str, database: str | None = None) -> Child:
-    # -P: files of the directory that the user stands in are no modules of ours.
+    # -P: do not import modules from the current directory.
     argv = [sys.executable, "-P", "-m", "api.cli", command, *options]
-    # In the environment, not among the arguments, which every user of the machine can list; and only of
-    # those that open the database: a worker and its ranks hold no password of it.
+    # In the environment: all users of the machine can list arguments. Only processes that open the
+    # database get it; a worker and its ranks have no password of the database.
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
     if database is not None:
         environment[DATABASE_VARIABLE] = database
@@ -106,21 +117,21 @@ def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
 
 
 def _service(data: DataDir, serve: Child) -> LocalService | None:
-    """Our own service, once it answers."""
+    """The service of this child, once it answers."""
     assert serve.process is not None
-    service = find_service(data, pid=serve.process.pid)
+    service = find_service(data.path, pid=serve.process.pid)
     return None if service is None or _health(service) is None else service
 
 
 def _health(service: LocalService) -> Any:
-    """What the service says of itself; None while it does not answer."""
+    """The health that the service reports; None while it does not answer."""
     tls = service.tls_context()
     try:
         answer = httpx.get(
             f"{service.url}/v1/health",
             timeout=2.0,
             verify=True if tls is None else tls,
-            trust_env=False,  # a proxy would look for its own loopback
+            trust_env=False,  # a proxy would connect to its own loopback
         )
         return answer.raise_for_status().json()
     except (httpx.HTTPError, ValueError):
@@ -128,7 +139,7 @@ def _health(service: LocalService) -> Any:
 
 
 class _Readiness:
-    """Says once that the driver is at work and a worker has registered."""
+    """Prints once that the driver runs and a worker has registered."""
 
     def __init__(self, service: LocalService) -> None:
         self._service, self._said = service, False
@@ -138,7 +149,7 @@ class _Readiness:
             return
         health = _health(self._service)
         if health is None:
-            return  # being restarted; asked again in the next round
+            return  # it restarts; the next round asks again
         if health["driver_alive"] and health["workers"]:
             _say(f"ready: the driver is at work, and {health['workers']} worker")
             self._said = True
@@ -146,8 +157,6 @@ class _Readiness:
 
 def _greet(data: DataDir, url: str) -> None:
     _say(f"layout-tuner is up at {url}")
-    if sys.stdout.isatty():  # what is kept of our output is a log, and logs hold no tokens
-        _say(f"  token      {read_token(data.token_file)}")
     _say(f"  token file {data.token_file} (an admin's, readable by you alone)")
     _say(f"  API        {url}/docs")
     _say(f"  logs       {data.logs}")

@@ -1,34 +1,40 @@
-"""Follows a campaign in the terminal: one line that changes, or plain lines where there is none."""
+"""Follows a campaign: one line that is updated in a terminal, or a line per change in a file."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from api.client import Client
-from api.commands.display import duration, figure, unit
 from api.errors import ServiceError
-from api.schemas import CampaignDetail
+from api.schemas.campaigns_and_trials import CampaignDetail
+from api.service.formatting import duration, figure, unit
+from search_spaces.terminal.console import LiveLine, escaped_line, on_interrupt, terminal_width
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
-"""How long the service may be away (it is being started again) before watching is given up."""
+"""How long the service may be away, for example during a restart, before watching ends."""
 
 
 def watch_campaign(client: Client, name: str) -> CampaignDetail:
     """Shows progress until the campaign ends; returns it as it ended."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        return _follow(client, name, _print_changes())
-    with console.status("") as status:
-        ended = _follow(client, name, lambda campaign: status.update(Text(progress_line(campaign))))
-    click.echo(progress_line(ended))
-    return ended
+    with on_interrupt(
+        f"watching has ended; campaign {name} goes on: `layout-tuner campaign watch {name}` "
+        f"follows it again, `layout-tuner campaign cancel {name}` ends it"
+    ):
+        if terminal_width(sys.stdout) is None:
+            return _follow(client, name, _print_changes())
+        line = LiveLine(sys.stdout)
+        try:
+            ended = _follow(client, name, lambda campaign: line.show(progress_line(campaign)))
+        finally:
+            line.clear()
+        click.echo(progress_line(ended))
+        return ended
 
 
 def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -> CampaignDetail:
@@ -53,7 +59,7 @@ def _read_patiently(client: Client, name: str) -> CampaignDetail:
 
 
 def _print_changes() -> Callable[[CampaignDetail], None]:
-    """Prints a line when a trial has ended or something else happened, not when time passed."""
+    """Prints a line when a trial has ended or the state has changed."""
     last: object = None
 
     def show(campaign: CampaignDetail) -> None:
@@ -68,7 +74,7 @@ def _print_changes() -> Callable[[CampaignDetail], None]:
 
 
 def progress_line(campaign: CampaignDetail) -> str:
-    """Trials done, best so far, time left, in one line."""
+    """The state, ended trials, the best so far and the time left, in one line."""
     progress = campaign.progress
     of = "" if progress.trials_planned is None else f" of {progress.trials_planned}"
     parts = [f"{campaign.name}: {campaign.state}", f"{progress.trials_ended}{of} trials done"]
@@ -82,4 +88,4 @@ def progress_line(campaign: CampaignDetail) -> str:
         parts.append(f"waiting: {progress.waiting_reason}")
     elif progress.seconds_left is not None:
         parts.append(f"about {duration(progress.seconds_left)} left")
-    return ", ".join(parts)
+    return escaped_line(", ".join(parts))

@@ -1,7 +1,7 @@
 """Exporters: a layout as the files of a training job.
 
-Each exporter is a pure function of a campaign's model and one layout. What the format cannot say is
-said in the bundle's notes, never left out in silence.
+Each exporter is a pure function of a campaign's model and one layout. The bundle's notes say what
+the format cannot express.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from api.exporters.base import (
     ExportBundle,
+    ExportCommand,
     Exporter,
     ExportFile,
     ExportFormatUnknownError,
@@ -24,7 +25,7 @@ from api.exporters.trainer import export_trainer
 FORMATS: Final[Mapping[str, Exporter]] = MappingProxyType(
     {"megatron-lm": export_megatron_lm, "trainer": export_trainer}
 )
-"""Exporters by the name that users give."""
+"""Exporters by the names of their formats."""
 
 
 def export(format_name: str, source: ExportSource) -> ExportBundle:
@@ -45,6 +46,7 @@ def export(format_name: str, source: ExportSource) -> ExportBundle:
 __all__ = [
     "FORMATS",
     "ExportBundle",
+    "ExportCommand",
     "ExportFile",
     "ExportFormatUnknownError",
     "ExportImpossibleError",

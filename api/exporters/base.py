@@ -1,16 +1,16 @@
-"""What every exporter takes and gives."""
+"""The input and the output of exporters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 
 class ExportError(ValueError):
-    """Base of what exporters refuse."""
+    """Base of the errors of exporters."""
 
 
 class ExportFormatUnknownError(ExportError):
@@ -23,7 +23,7 @@ class ExportImpossibleError(ExportError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSource:
-    """What is exported: one trial's layout, with the model it was measured for."""
+    """The input of an exporter: the layout of a trial, and the campaign's model."""
 
     campaign: str
     """Name of the campaign."""
@@ -32,11 +32,11 @@ class ExportSource:
     model: ModelShape
     layout: Layout
     seed: int
-    """Of the campaign: same initial weights and tokens as the probes."""
+    """The campaign's seed, for the same initial weights and tokens as in the probes."""
     warmup: int
-    """Untimed iterations of a probe; the training job leaves the same number out of its figure."""
+    """Untimed iterations of a probe; the training job does not time as many."""
     compile: bool = False
-    """Whether the probes went through torch.compile."""
+    """Whether the probes used torch.compile."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -55,15 +55,26 @@ class ExportFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExportCommand:
+    """A command line that runs the job."""
+
+    when: str
+    """Where it runs, such as "under torchrun"."""
+    words: tuple[str, ...]
+    """Program and arguments; the name of a file of the bundle stands for its path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExportBundle:
-    """All files of a training job, and what the format could not say."""
+    """All files of a training job, and notes on them."""
 
     format: str
     target_version: str
-    """Version of the framework that the files were written for."""
+    """The framework's version that the files are for."""
     files: tuple[ExportFile, ...]
+    commands: tuple[ExportCommand, ...]
     notes: tuple[str, ...] = ()
-    """What the user must know or add, one sentence each."""
+    """What the user must know or add, in one sentence each."""
 
 
 Exporter = Callable[[ExportSource], ExportBundle]

@@ -8,9 +8,15 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from api.exporters.base import ExportBundle, ExportFile, ExportImpossibleError, ExportSource
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from api.exporters.base import (
+    ExportBundle,
+    ExportCommand,
+    ExportFile,
+    ExportImpossibleError,
+    ExportSource,
+)
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 TARGET_VERSION: Final = "Megatron-LM of 2026-08 (d98e8a64)"
 
@@ -83,9 +89,18 @@ def export_megatron_lm(source: ExportSource) -> ExportBundle:
     return ExportBundle(
         format="megatron-lm",
         target_version=TARGET_VERSION,
+        commands=_commands(source, name),
         files=(ExportFile(name=name, content=script, executable=True),),
         notes=_notes(source),
     )
+
+
+def _commands(source: ExportSource, name: str) -> tuple[ExportCommand, ...]:
+    megatron = "MEGATRON_DIR=/path/to/Megatron-LM"
+    if source.layout.num_nodes > 1:
+        when = f"in a Slurm allocation of {source.layout.num_nodes} nodes"
+        return (ExportCommand(when=when, words=("env", megatron, "LAUNCH=srun", "bash", name)),)
+    return (ExportCommand(when="here", words=("env", megatron, "bash", name)),)
 
 
 def _parallel_flags(layout: Layout) -> list[list[str]]:
@@ -123,7 +138,7 @@ def _model_flags(model: ModelShape) -> list[list[str]]:
         ["--num-attention-heads", str(model.num_heads)],
         ["--seq-length", str(model.seq_length)],
         ["--max-position-embeddings", str(model.seq_length)],
-        # The vocabulary is taken as it is: the probe did not pad it either.
+        # No padding of the vocabulary, as in the probe.
         ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
         ["--make-vocab-size-divisible-by", "1"],
         ["--attention-dropout", "0.0", "--hidden-dropout", "0.0"],

@@ -1,14 +1,15 @@
-"""The embedded trainer's own job file, which `layout-tuner train` runs."""
+"""The job file of the embedded trainer, for `layout-tuner train`."""
 
 from __future__ import annotations
 
 import json
 from typing import Final
 
-from api.exporters.base import ExportBundle, ExportFile, ExportSource
+from api.exporters.base import ExportBundle, ExportCommand, ExportFile, ExportSource
 
 JOB_FORMAT: Final = "layout-tuner/trainer"
 JOB_VERSION: Final = 1
+JOB_FILE: Final = "job.json"
 DEFAULT_STEPS: Final = 100
 
 
@@ -24,15 +25,24 @@ def export_trainer(source: ExportSource) -> ExportBundle:
         "warmup": source.warmup,
         "compile": source.compile,
     }
-    ranks = source.layout.num_devices
     return ExportBundle(
         format="trainer",
         target_version=f"job version {JOB_VERSION}",
-        files=(ExportFile(name="job.json", content=json.dumps(job, indent=2) + "\n"),),
-        notes=(
-            "run it: layout-tuner train --config job.json",
-            f"or under torchrun: torchrun --nproc-per-node {source.ranks_per_node} "
-            f"--nnodes {source.layout.num_nodes} -m workers.trainer.train --config job.json "
-            f"({ranks} ranks in all)",
+        files=(ExportFile(name=JOB_FILE, content=json.dumps(job, indent=2) + "\n"),),
+        commands=_commands(source),
+    )
+
+
+def _commands(source: ExportSource) -> tuple[ExportCommand, ...]:
+    num_nodes, per_node = str(source.layout.num_nodes), str(source.ranks_per_node)
+    module = ("-m", "workers.trainer.train", "--config", JOB_FILE)
+    if source.layout.num_nodes > 1:
+        tasks = ("--nodes", num_nodes, "--ntasks-per-node", per_node)
+        when = f"in a Slurm allocation of {num_nodes} nodes"
+        return (ExportCommand(when=when, words=("srun", *tasks, "python", *module)),)
+    return (
+        ExportCommand(when="here", words=("layout-tuner", "train", "--config", JOB_FILE)),
+        ExportCommand(
+            when="under torchrun", words=("torchrun", "--nproc-per-node", per_node, *module)
         ),
     )

@@ -1,4 +1,4 @@
-"""Where the service listens, and what stands between it and others: loopback, TLS, or a proxy."""
+"""The address that the service listens on, and its protection: loopback, TLS, or a proxy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import functools
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -25,22 +25,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where the service listens, as its command line says."""
+    """The address that the service listens on, from its command line."""
 
     host: str
     port: int
-    """0 takes a free one."""
+    """0: any free port."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    """The certificate's, in PEM; both are there or neither is."""
+    """The certificate's key, in PEM; both are given or neither."""
     is_behind_proxy: bool = False
-    """Whether a proxy encrypts, and says for whom it asks."""
+    """Whether a proxy encrypts and states the address of the client."""
     proxies: tuple[str, ...] = LOCAL_PROXIES
-    """Addresses or networks of the proxies that are believed who they ask for."""
+    """Addresses or networks of proxies whose X-Forwarded-For is trusted."""
 
     @property
     def arguments(self) -> list[str]:
-        """The options that say the same."""
+        """The same as options of the command line."""
         return [
             *("--host", self.host, "--port", str(self.port)),
             *(("--tls-certificate", str(self.tls_certificate)) if self.tls_certificate else ()),
@@ -50,18 +50,18 @@ class Endpoint:
         ]
 
     def url(self, port: int) -> str:
-        """Where clients of this machine find it."""
-        # A wildcard is no address to connect to.
+        """The URL for clients on this machine."""
+        # Clients cannot connect to a wildcard address.
         wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared only
         shown = wildcards.get(self.host.strip("[]"), self.host.strip("[]"))
         scheme = "http" if self.tls_certificate is None else "https"
         return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """The service's side of TLS; None where it speaks plain HTTP.
+        """The TLS context of the service; None: plain HTTP.
 
         Raises:
-            ServiceStartError: one of the two files is missing, unreadable, or not of the other.
+            ServiceStartError: one of the two files is missing or unreadable, or they do not match.
         """
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ServiceStartError("--tls-certificate and --tls-key go together: give both")
@@ -83,7 +83,7 @@ class Endpoint:
 
 
 def endpoint_options(function: Function) -> Function:
-    """Adds --host, --port, and what protects others' requests; hands the command an `Endpoint`."""
+    """Adds --host, --port and the options for TLS and proxies; passes the command an `Endpoint`."""
 
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
     @click.option(
@@ -112,24 +112,8 @@ def endpoint_options(function: Function) -> Function:
         "repeated. By default this machine.",
     )
     @functools.wraps(function)
-    def command(
-        *arguments: Any,
-        host: str,
-        port: int,
-        tls_certificate: Path | None,
-        tls_key: Path | None,
-        is_behind_proxy: bool,
-        proxies: Sequence[str],
-        **options: Any,
-    ) -> Any:
-        endpoint = Endpoint(
-            host=host,
-            port=port,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            is_behind_proxy=is_behind_proxy,
-            proxies=tuple(proxies),
-        )
+    def command(*arguments: Any, **options: Any) -> Any:
+        endpoint = Endpoint(**{field.name: options.pop(field.name) for field in fields(Endpoint)})
         return function(*arguments, endpoint=endpoint, **options)
 
     return command  # type: ignore[return-value]
@@ -137,10 +121,11 @@ def endpoint_options(function: Function) -> Function:
 
 @contextmanager
 def listening(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """A socket that listens already: who reads our address can connect at once.
+    """A socket that already listens, so clients can connect as soon as the address is printed.
 
     Raises:
-        ServiceStartError: the port is taken, the address is not ours, or others could listen in.
+        ServiceStartError: the port is in use, the address is not of this machine, or it would be
+            reachable from other machines without encryption.
     """
     host, port = endpoint.host, endpoint.port
     try:
@@ -150,8 +135,8 @@ def listening(endpoint: Endpoint) -> Iterator[socket.socket]:
     except OSError as error:
         raise ServiceStartError(f"{host!r} is not an address to listen on: {error}") from error
     _refuse_unprotected(endpoint, str(address[0]))
-    # Named: asyncio turns Nagle's algorithm off only for sockets that say that they speak TCP. With it,
-    # an answer waits 40 ms for the client to acknowledge its headers.
+    # asyncio turns Nagle's algorithm off only for sockets with the protocol TCP. With Nagle's
+    # algorithm, a response waits 40 ms for the client to acknowledge its headers.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -163,7 +148,7 @@ def listening(endpoint: Endpoint) -> Iterator[socket.socket]:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether a socket is reached from this machine alone."""
+    """Whether a socket is reachable from this machine only."""
     return _is_loopback(str(listener.getsockname()[0]))
 
 
@@ -206,6 +191,6 @@ def _refuse_open_to_all(key: Path) -> None:
 
 def _refuse_encrypted_key() -> NoReturn:
     raise ServiceStartError(
-        "the key of --tls-key is encrypted, and nobody is asked for its password: decrypt it "
+        "the key of --tls-key is encrypted, and the service does not ask for its password: decrypt it "
         "(openssl pkey), open to you alone"
     )

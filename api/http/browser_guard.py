@@ -1,8 +1,7 @@
-"""What keeps browsers from being used against the service: whose page asks, and what its answers may do."""
+"""Protection against pages of other sites in a browser: checks of Host and Origin, safe headers."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from http import HTTPStatus
 from typing import Final
@@ -11,7 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import problem_response
+from api.http.problems import problem_response
+from search_spaces.connection.service_address import is_loopback_host
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?")
 
@@ -20,11 +20,11 @@ ANSWER_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""On every answer that does not state its own: nothing of ours is a page, but for those that say so."""
+"""Added to every response that lacks them; the few pages of the service set their own."""
 
 
 class BrowserGuard:
-    """Refuses requests that a page from elsewhere makes, and says what answers may do."""
+    """Middleware that refuses requests of other sites' pages and adds `ANSWER_HEADERS`."""
 
     def __init__(self, app: ASGIApp, *, local_hosts_only: bool, is_behind_proxy: bool) -> None:
         self._app = app
@@ -63,14 +63,6 @@ class BrowserGuard:
 
 
 def is_local(host: str) -> bool:
-    """Whether a Host header names this machine as only this machine can: by a loopback address or name."""
+    """Whether a Host header is a loopback address or name."""
     found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    name = found[1].strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return found is not None and is_loopback_host(found[1])

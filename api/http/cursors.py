@@ -1,4 +1,4 @@
-"""Where a page of trials ended, as clients carry it."""
+"""Cursors: the end of a page, in the form that clients return it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,54 @@ import math
 from typing import Any, Final
 
 from api.errors import PageInvalidError
-from results_db.trial_filter import MAX_BOUND, MAX_KNOB
-from results_db.trial_order import KNOWN_AT_THE_END, SORT_KEYS, PageEnd, TrialOrder
+from api.schemas.text_types import id_in
+from results_db.trials.filter import MAX_BOUND, MAX_KNOB
+from results_db.trials.sort_order import KNOWN_AT_THE_END, SORT_KEYS, PageEnd, TrialOrder
+from search_spaces.protocol.metrics import METRICS
 
 MAX_CURSOR: Final = 200
-"""Longest cursor in characters, longer than any that is written."""
+"""Most characters of a cursor; those that the service writes are shorter."""
 
-_SECONDS_AND_RATES: Final = KNOWN_AT_THE_END - {"ended_at", "peak_memory_bytes"}
-"""Keys whose values are no whole numbers."""
+_WHOLE_METRICS: Final = frozenset(name for name, metric in METRICS.items() if metric.is_whole)
+_SECONDS_AND_RATES: Final = KNOWN_AT_THE_END - {"ended_at"} - _WHOLE_METRICS
+"""Keys whose values are not whole numbers."""
 
 _DIRECTION: Final = {False: "asc", True: "desc"}
 
 
+def write_cursor(position: int) -> str:
+    """The end of a page in a list sorted by id; clients must not interpret it."""
+    return _encoded(str(position))
+
+
+def read_cursor(cursor: str | None) -> int | None:
+    """The position in a cursor of `write_cursor`.
+
+    Raises:
+        PageInvalidError: this service did not write it.
+    """
+    if cursor is None:
+        return None
+    try:
+        position = id_in(_decoded(cursor))
+    except ValueError:
+        position = None
+    if position is None:
+        raise PageInvalidError(f"cursor {cursor[:80]!r} is not one of this service")
+    return position
+
+
 def write_trial_cursor(end: PageEnd, campaign_id: int, order: TrialOrder) -> str:
-    """The end of a page; what is in it is our business."""
-    parts = [
-        campaign_id,
-        order.key,
-        _DIRECTION[order.descending],
-        end.ended_seq,
-        end.value,
-        end.trial_id,
-    ]
-    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+    """The end of a page of trials; clients must not interpret it."""
+    order_parts = [campaign_id, order.key, _DIRECTION[order.descending]]
+    return _encoded(json.dumps([*order_parts, end.ended_seq, end.value, end.trial_id]))
 
 
 def read_trial_cursor(cursor: str, campaign_id: int, order: TrialOrder) -> PageEnd:
-    """Reads `write_trial_cursor` back.
+    """The end of a page in a cursor of `write_trial_cursor`.
 
     Raises:
-        PageInvalidError: this service never wrote it, or wrote it for another list.
+        PageInvalidError: this service did not write it, or wrote it for another list.
     """
     parts = _parts(cursor)
     if parts is None:
@@ -54,27 +72,35 @@ def read_trial_cursor(cursor: str, campaign_id: int, order: TrialOrder) -> PageE
     return PageEnd(ended_seq=end[0], value=end[1], trial_id=end[2])
 
 
+def _encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decoded(cursor: str) -> str:
+    padded = cursor + "=" * (-len(cursor) % 4)
+    return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+
+
 def _parts(cursor: str) -> list[Any] | None:
-    """What was written, or None where it was not."""
+    """The parts of a cursor of trials; None: this service did not write it."""
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        parts = json.loads(text)
+        parts = json.loads(_decoded(cursor))
     except (ValueError, RecursionError):
         return None
     if not isinstance(parts, list) or len(parts) != 6:
         return None
     campaign_id, key, direction, ended_seq, value, trial_id = parts
     texts_fit = key in SORT_KEYS and direction in ("asc", "desc")
-    ids_fit = all(type(part) is int and 0 <= part <= MAX_KNOB for part in (campaign_id, trial_id))
-    seq_fits = type(ended_seq) is int and 0 <= ended_seq <= MAX_KNOB
-    return parts if texts_fit and ids_fit and seq_fits and _is_value(key, value) else None
+    numbers = (campaign_id, trial_id, ended_seq)
+    numbers_fit = all(type(part) is int and 0 <= part <= MAX_KNOB for part in numbers)
+    return parts if texts_fit and numbers_fit and _is_value(key, value) else None
 
 
 def _is_value(key: str, value: object) -> bool:
-    """Whether a trial can have this value of a key; databases refuse to compare some others."""
+    """Whether a trial can have this value of a key; databases cannot compare some other values."""
     if key in KNOWN_AT_THE_END and value is None:
         return True
     if key in _SECONDS_AND_RATES:
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-    most = MAX_BOUND if key == "peak_memory_bytes" else MAX_KNOB
+    most = MAX_BOUND if key in _WHOLE_METRICS else MAX_KNOB
     return type(value) is int and 0 <= value <= most

@@ -1,4 +1,4 @@
-"""The interactive OpenAPI page, from files that are installed with us: it works offline."""
+"""The interactive OpenAPI page. Its files are installed with the service, so it works offline."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CONTENT_SECURITY_POLICY: Final = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:"
 )
-"""The browser itself refuses anything from another host."""
+"""The browser refuses everything from other hosts."""
 
 
 def install(app: FastAPI) -> None:
-    """Serves the page at /docs, and sends the root there."""
-    # The package ships the files of Swagger UI and nothing that we need to run.
+    """Serves the page at /docs, and redirects / to it."""
+    # Only the files of Swagger UI are used, not the package's code.
     assets = resources.files("fastapi_swagger") / "resources"
     app.mount(ASSETS_PATH, StaticFiles(directory=str(assets)), name="docs-assets")
 

@@ -1,19 +1,27 @@
-"""Reading documents that people write, JSON or YAML: strict, and with the line of what is wrong."""
+"""Strict parsers of JSON and YAML documents; errors state the line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator
+import re
+from collections.abc import Callable, Hashable
 from typing import Any, Final, NoReturn
 
 import yaml
+from pydantic_core import from_json
 
-from api.errors import DocumentMalformedError
-from search_spaces.reading import shown
+from api.errors import DocumentInvalidError, DocumentMalformedError
+from search_spaces.documents.limits import (
+    MAX_DEPTH,
+    document_problem,
+    is_plainly_acceptable,
+    visible_text_problem,
+)
+from search_spaces.documents.reading import shown
 
 try:
     from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML was built without libyaml; this one is slower and reads the same
+except ImportError:  # without libyaml: slower, same results
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 JSON_TYPE: Final = "application/json"
@@ -23,57 +31,89 @@ YAML_TYPES: Final = (
     "text/yaml",
     "text/x-yaml",
 )
-MAX_DEPTH: Final = 100
-"""Deepest nesting of YAML; a campaign needs five."""
+
+MAX_NUMBER_LENGTH: Final = 400
+"""Most characters of a number in YAML; the largest finite one has 309 digits."""
 
 
 def read_json(body: bytes) -> Any:
-    """Parses JSON.
+    """Parses a JSON document that a user wrote.
 
     Raises:
-        DocumentMalformedError: it is not JSON, names a field twice, holds NaN or infinity, or text
-            that cannot be shown.
+        DocumentMalformedError: it is not JSON, or has a field twice.
+        DocumentInvalidError: it is nested too deeply, or no field accepts a number or text in it.
+    """
+    document = _parse_json(_text(body))
+    _refuse_invalid(document_problem(document, visible_text_problem))
+    return document
+
+
+def read_json_request(body: bytes) -> Any:
+    """Parses the JSON body of any request; texts may have several lines.
+
+    Raises:
+        DocumentMalformedError: as `read_json`.
+        DocumentInvalidError: it is nested too deeply, a number is too large, or a text cannot be
+            stored.
     """
     try:
-        document = json.loads(
-            _text(body), object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant
-        )
+        document = from_json(body, allow_inf_nan=False)  # much faster than the parser below
+        if is_plainly_acceptable(body, document):
+            return document
+    except ValueError:
+        pass  # the parser below raises an error with the service's message
+    document = _parse_json(_text(body))
+    _refuse_invalid(document_problem(document))
+    return document
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
         raise DocumentMalformedError(
             f"malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise DocumentMalformedError(f"malformed JSON: {error}") from error
+    except ValueError as error:
+        raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
     except RecursionError as error:
-        raise DocumentMalformedError("malformed JSON: it is nested too deeply") from error
-    _refuse_unprintable(document, "JSON")
-    return document
+        raise DocumentInvalidError(_TOO_DEEP) from error
 
 
 def read_yaml(body: bytes) -> Any:
-    """Parses YAML without tags, aliases, merge keys and repeated keys.
+    """Parses YAML that JSON can express: no tags, aliases, merge keys or repeated keys.
 
     Raises:
-        DocumentMalformedError: it is not such YAML, or holds text that cannot be shown.
+        DocumentMalformedError: it is not such YAML.
+        DocumentInvalidError: it is nested too deeply, or JSON has no such value.
     """
     text = _text(body)
     try:
         _refuse_surprises(text)
-        # A safe loader: it makes plain values only.
+        # A safe loader: it makes only plain values.
         document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        where = f" at {_place(mark)}" if mark else ""
         raise DocumentMalformedError(f"malformed YAML{where}: {error.problem}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
+        if "integer string conversion" in str(error):
+            raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
         raise DocumentMalformedError(f"malformed YAML: {_one_line(error)}") from error
-    _refuse_unprintable(document, "YAML")
+    except RecursionError as error:
+        raise DocumentInvalidError(_TOO_DEEP) from error
+    _refuse_invalid(document_problem(document, visible_text_problem))
     return document
 
 
+def media_type_of(content_type: str) -> str:
+    """A content type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
 def reader_of(content_type: str) -> Callable[[bytes], Any] | None:
-    """The reader for a content type; None when there is none. No type at all is JSON."""
-    essence = content_type.partition(";")[0].strip().lower()
+    """The parser for a content type; None: there is none. An empty type is JSON."""
+    essence = media_type_of(content_type)
     if essence in YAML_TYPES:
         return read_yaml
     if essence in ("", JSON_TYPE) or essence.endswith("+json"):
@@ -81,31 +121,18 @@ def reader_of(content_type: str) -> Callable[[bytes], Any] | None:
     return None
 
 
-def texts_of(document: Any) -> Iterator[str]:
-    """Every string of a document, those that are keys included."""
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            waiting += value.keys()
-            waiting += value.values()
-        elif isinstance(value, (list, tuple)):
-            waiting += value
+_TOO_DEEP: Final = f"it is nested too deeply, more than {MAX_DEPTH} levels"
+_TOO_MANY_DIGITS: Final = "a whole number has thousands of digits, more than any field accepts"
 
 
-def _refuse_unprintable(document: Any, kind: str) -> None:
-    """Refuses control characters, and halves of surrogate pairs, which are no text at all."""
-    for text in texts_of(document):
-        if not text.isprintable():
-            raise DocumentMalformedError(
-                f"malformed {kind}: the text {shown(text)} has characters that cannot be shown"
-            )
+def _refuse_invalid(problem: tuple[str, str] | None) -> None:
+    if problem:
+        field, why = problem
+        raise DocumentInvalidError(why, field=field)
 
 
 def _refuse_surprises(text: str) -> None:
-    """Refuses aliases (a few of them can stand for gigabytes), tags, and bottomless nesting."""
+    """Refuses aliases (a few can expand to gigabytes), tags, deep nesting and long numbers."""
     depth = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -118,13 +145,21 @@ def _refuse_surprises(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                _refuse("it is nested too deeply", event.start_mark)
+                raise DocumentInvalidError(f"{_place(event.start_mark)}: {_TOO_DEEP}")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
+            _refuse_long_number(event.value)
+
+
+def _refuse_long_number(scalar: str) -> None:
+    """Refuses it before it is converted: a long number to the base 60 (1:30) takes seconds."""
+    if len(scalar) > MAX_NUMBER_LENGTH and _NUMBER.fullmatch(scalar):
+        raise DocumentInvalidError(_TOO_MANY_DIGITS)
 
 
 class _StrictKeys:
-    """Refuses keys that a reader of the file would not expect; mixed into a loader."""
+    """A mixin of a loader that refuses repeated keys, merge keys, and keys that are not scalars."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -133,12 +168,20 @@ class _StrictKeys:
                 _refuse("a key is a list or a mapping; it must be a word", key_node.start_mark)
             if key_node.tag == _MERGE_TAG:
                 _refuse("merge keys are not supported; write the fields out", key_node.start_mark)
-            key = self.construct_object(key_node)  # type: ignore[attr-defined]
+            key = _spelled(self.construct_object(key_node))  # type: ignore[attr-defined]
             if key in seen:
                 _refuse(f"the key {shown(key_node.value)} is there twice", key_node.start_mark)
             seen.add(key)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
-        return mapping
+        return {_spelled(key): value for key, value in mapping.items()}
+
+
+def _spelled(key: Hashable) -> Hashable:
+    """A key in the form of JSON: a whole number becomes text. Other keys are refused later."""
+    return str(key) if type(key) is int else key
+
+
+_NUMBER: Final = re.compile(r"[-+]?[0-9.][0-9a-fA-FxX:_.]*")
 
 
 class _StrictLoader(_StrictKeys, _SafeLoader):
@@ -146,6 +189,10 @@ class _StrictLoader(_StrictKeys, _SafeLoader):
 
 
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
+
+
+def _place(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _refuse(problem: str, mark: Any) -> NoReturn:
@@ -163,10 +210,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 )
             seen.add(name)
     return mapping
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise DocumentMalformedError(f"malformed JSON: {name} is not a JSON number")
 
 
 def _text(body: bytes) -> str:

@@ -1,8 +1,8 @@
-"""Entity tags: who polls a page is answered 304, before anything is computed, while it has not changed.
+"""Entity tags: a poll of a page that has not changed is answered 304 before anything is computed.
 
-A tag follows from the campaign's events, so a page may have one if whatever it shows comes with an
-event. It is taken before the page is read: a change in between makes the page newer than its tag, and
-the next poll reads it again.
+A tag is computed from the number of the campaign's last event, so only a page whose every change
+has an event may have one. The tag is computed before the page is read: after a change in between,
+the page is newer than its tag, and the next poll reads it again.
 """
 
 from __future__ import annotations
@@ -20,41 +20,22 @@ from api.version import version
 UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.NOT_MODIFIED: {"description": "The page is as it was; see `If-None-Match`"}
 }
-"""For the `responses` of a route that has a tag."""
+"""The `responses` of a route that has a tag."""
 
 IfNoneMatch = Annotated[
     str | None,
-    Header(description="The ETag of the page that the client has; 304 if it still stands."),
+    Header(description="The ETag of the page that the client has; 304 if it is unchanged."),
 ]
 
 _TAG: Final = re.compile(r'(?:W/)?"([^"]*)"')
 
 
-class PageUnchanged(Exception):  # noqa: N818 - it is no error
-    """The client has the page as it is."""
+class PageUnchanged(Exception):  # noqa: N818 - not an error
+    """The client has the current page."""
 
     def __init__(self, tag: str) -> None:
         super().__init__(tag)
         self.tag = tag
-
-
-def campaign_tag(
-    campaign: CampaignDep,
-    store: StoreDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
-) -> str:
-    """The tag of a page of the campaign, which goes into its headers.
-
-    A route that makes its own `Response` puts `tag_headers` there itself.
-
-    Raises:
-        PageUnchanged: the client has this page.
-    """
-    tag = tag_of(request, store.campaign_mark(campaign.id), if_none_match)
-    response.headers.update(tag_headers(tag))
-    return tag
 
 
 def live_campaign_tag(
@@ -64,18 +45,24 @@ def live_campaign_tag(
     response: Response,
     if_none_match: IfNoneMatch = None,
 ) -> str:
-    """As `campaign_tag`, of a page that shows the progress of running trials too."""
-    tag = tag_of(request, store.campaign_mark(campaign.id, beats=True), if_none_match)
+    """The tag of a page that shows a campaign and the progress of its running trials.
+
+    It is added to the headers of the response. A route that makes its own `Response` adds
+    `tag_headers` itself.
+
+    Raises:
+        PageUnchanged: the client has this page.
+    """
+    tag = tag_of(request, store.page_version(campaign.id, beats=True), if_none_match)
     response.headers.update(tag_headers(tag))
     return tag
 
 
-CampaignTag = Annotated[str, Depends(campaign_tag)]
 LiveCampaignTag = Annotated[str, Depends(live_campaign_tag)]
 
 
 def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
-    """The tag of a page of a campaign at `Store.campaign_mark`.
+    """The tag of a page of a campaign whose `Store.page_version` is `mark`.
 
     Raises:
         PageUnchanged: the client has this page.
@@ -90,7 +77,7 @@ def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
 
 
 def tag_headers(tag: str) -> dict[str, str]:
-    """The headers of a page with this tag; clients keep it and ask whether it still stands."""
+    """The headers of a page with this tag; clients keep the page and revalidate it."""
     return {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
 
 
@@ -100,5 +87,5 @@ def _unchanged(_request: Request, unchanged: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Makes the application answer 304."""
+    """Makes the application answer 304 to `PageUnchanged`."""
     app.add_exception_handler(PageUnchanged, _unchanged)

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents; the one table of HTTP status codes."""
+"""Errors as problem documents (RFC 9457), and the table of their HTTP status codes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from api import errors as api_errors
 from api.exporters import base as exporters
-from api.schemas import FieldError, Problem
+from api.schemas.campaigns_and_trials import FieldError, Problem
 from results_db import errors as db_errors
 from search_spaces import errors as space_errors
 
@@ -21,6 +22,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
+    api_errors.DocumentInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.QueryUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -54,6 +56,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.DocumentUnreadableError: HTTPStatus.CONFLICT,
     db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ListingInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -61,7 +64,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     exporters.ExportFormatUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     exporters.ExportImpossibleError: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
-"""What each of our errors is over HTTP; an error that is not here is a fault of ours."""
+"""The status of each error; an error that is not here is a fault of the service."""
 
 
 def problem_response(
@@ -72,10 +75,10 @@ def problem_response(
     errors: list[FieldError] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """A problem document as an answer.
+    """A response with a problem document.
 
-    `kind` is the last part of its type, as "campaign-duplicate"; without one it is named after the
-    status.
+    `kind` is the last part of its type, for example "campaign-duplicate"; by default it is the name
+    of the status.
     """
     title = HTTPStatus(status).phrase
     problem = Problem(
@@ -94,22 +97,23 @@ def problem_response(
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the application a problem document."""
+    """Makes the application answer every error with a problem document."""
     for known in STATUS_OF:
         app.add_exception_handler(known, _known_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _fault)
 
 
 async def names_fields_of_body(request: Request) -> None:
-    """A dependency of routes that read a campaign's document: the fields that a refusal names are the body's."""
+    """A dependency of routes that read a document: fields in refusals are fields of the body."""
     request.state.names_fields_of_body = True
 
 
 def _known_error(request: Request, error: Exception) -> Response:
     status = next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
-    # Whoever asks again at once would find the database as it is.
+    # An immediate retry would find the database in the same state.
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
     return problem_response(
         status, str(error), kind=_kind(error), errors=_fields_of(request, error), headers=headers
@@ -117,12 +121,22 @@ def _known_error(request: Request, error: Exception) -> Response:
 
 
 def _fields_of(request: Request, error: Exception) -> list[FieldError] | None:
-    """The field that an error is about, where it is one of the request."""
+    """The fields of the request that an error is about."""
+    if isinstance(error, api_errors.DocumentInvalidError):
+        return [FieldError(field=_body_field(error.field), message=_printable(error.problem))]
     is_of_body = getattr(request.state, "names_fields_of_body", False)
-    if not (is_of_body and isinstance(error, space_errors.SearchSpaceError) and error.field):
+    if not (is_of_body and isinstance(error, space_errors.SearchSpaceError)):
         return None
-    field, problem = _printable(f"body.{error.field}"), _printable(error.problem)
-    return [FieldError(field=field, message=problem)]
+    if len(error.parts) == 1 and not error.field:
+        return None  # the error is about the whole document
+    return [
+        FieldError(field=_body_field(part.field), message=_printable(part.problem))
+        for part in error.parts[: space_errors.MAX_PARTS]
+    ]
+
+
+def _body_field(field: str) -> str:
+    return _printable(f"body.{field}" if field else "body")
 
 
 def _kind(error: Exception) -> str:
@@ -135,8 +149,15 @@ def _kebab(title: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """What a client sent may be no text at all (half of a surrogate pair); the answer must be."""
+    """Escapes what is not valid text, such as half of a surrogate pair in a request."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads this response; without it, a half-sent body would be logged as a fault."""
+    return problem_response(
+        HTTPStatus.BAD_REQUEST, "the connection was closed before the request body was complete"
+    )
 
 
 def _http_error(request: Request, error: Exception) -> Response:
@@ -148,7 +169,7 @@ def _http_error(request: Request, error: Exception) -> Response:
         detail = f"{request.method} is not possible here; /docs lists what is"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # The framework names the methods of one route only; a path may have several.
+        # The framework states the methods of one route only; a path may have several.
         headers["Allow"] = ", ".join(request.app.state.routes.methods(request.url.path))
     return problem_response(error.status_code, detail, headers=headers or None)
 
@@ -156,19 +177,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 def _invalid_request(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
-    if found and found[0]["type"] == "json_invalid":
-        return problem_response(
-            HTTPStatus.BAD_REQUEST,
-            _where_json_broke(error.body, found[0]),
-            kind="document-malformed",
-        )
-    fields = [
-        FieldError(
-            field=_printable(".".join(str(part) for part in entry["loc"])),
-            message=entry["msg"].removeprefix("Value error, "),
-        )
-        for entry in found[:20]
-    ]
+    fields = [_field_error(entry) for entry in found[:20]]
     detail = "; ".join(f"{entry.field}: {entry.message}" for entry in fields[:3])
     if len(found) > 3:
         detail += f"; and {len(found) - 3} more"
@@ -177,12 +186,22 @@ def _invalid_request(_request: Request, error: Exception) -> Response:
     )
 
 
-def _where_json_broke(body: Any, entry: dict[str, Any]) -> str:
-    position = int(entry["loc"][1])
-    before = body[:position] if isinstance(body, str) else ""
-    line = before.count("\n") + 1
-    column = position - (before.rfind("\n") + 1) + 1
-    return f"malformed JSON at line {line}, column {column}: {entry['ctx']['error']}"
+def _field_error(entry: dict[str, Any]) -> FieldError:
+    """An error of pydantic; errors of our own readers add the field inside the document."""
+    parts = [str(part)[:80] for part in entry["loc"]]
+    message = _MESSAGES.get(entry["type"], entry["msg"]).removeprefix("Value error, ")
+    cause = entry.get("ctx", {}).get("error")
+    if isinstance(cause, space_errors.SearchSpaceError):
+        parts += [cause.field] if cause.field else []
+        message = cause.problem
+    return FieldError(field=_printable(".".join(parts)), message=_printable(message))
+
+
+_MESSAGES: Final = {
+    "unexpected_keyword_argument": "Extra inputs are not permitted",
+    "dataclass_type": "Input should be a valid dictionary or object to extract fields from",
+}
+"""By pydantic's type of error: for dataclasses, the same message as for models."""
 
 
 def _fault(_request: Request, _error: Exception) -> Response:

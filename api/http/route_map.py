@@ -1,19 +1,23 @@
-"""Which operation a request asks for, known before anything of it is read."""
+"""The operation that a request asks for, found before its headers and body are read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Final, Self
 
 from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
+from starlette.types import Scope
+
+_FOUND: Final = "layout_tuner.asked"
+"""Key of a request's scope, under which `RouteMap.asked` keeps its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An operation, and what its path names."""
+    """An operation, and the parameters in its path."""
 
     operation: str
     path_parameters: Mapping[str, str]
@@ -21,38 +25,40 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RouteMap:
-    """The routes of an application in its own order: the first that fits is the one that answers."""
+    """The routes of an application in its order; the first that matches answers a request."""
 
     _by_method: Mapping[str, Sequence[tuple[re.Pattern[str], str]]]
-    operations: frozenset[str] = field(default_factory=frozenset)
-    """Every route by name, and what is mounted."""
+    operations: frozenset[str]
+    """The names of all routes and mounts."""
 
     @classmethod
     def of(cls, routes: Sequence[BaseRoute]) -> Self:
-        """Reads the routes once; they must all be there."""
+        """Reads all routes of an application."""
         by_method: dict[str, list[tuple[re.Pattern[str], str]]] = {}
         operations = set()
         for route in iter_route_contexts(routes):
             name = str(route.name)
             operations.add(name)
             for method in route.methods or ():
-                by_method.setdefault(method, []).append((_regex(route), name))
+                by_method.setdefault(method, []).append((route.path_regex, name))
         return cls(by_method, frozenset(operations))
 
-    def find(self, method: str, path: str) -> Asked | None:
-        """What answers; None where nothing does, or something that is mounted."""
-        for regex, operation in self._by_method.get(method, ()):
-            found = regex.match(path)
-            if found:
-                return Asked(operation, found.groupdict())
-        return None
+    def asked(self, scope: Scope) -> Asked | None:
+        """The operation of a request; None: no route matches, or a mount.
+
+        It is found once for each request, whichever middleware needs it first.
+        """
+        if _FOUND not in scope:
+            scope[_FOUND] = self._find(scope["method"], scope["path"])
+        found: Asked | None = scope[_FOUND]
+        return found
 
     def methods(self, path: str) -> list[str]:
-        """What may be asked of a path, whatever it names."""
-        return sorted(method for method in self._by_method if self.find(method, path) is not None)
+        """The methods that a path accepts."""
+        return sorted(method for method in self._by_method if self._find(method, path) is not None)
 
-
-def _regex(route: Any) -> re.Pattern[str]:
-    regex = route.path_regex
-    assert isinstance(regex, re.Pattern)
-    return regex
+    def _find(self, method: str, path: str) -> Asked | None:
+        for regex, operation in self._by_method.get(method, ()):
+            if found := regex.match(path):
+                return Asked(operation, found.groupdict())
+        return None

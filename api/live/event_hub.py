@@ -1,15 +1,15 @@
-"""Live events: one reader of the log a process, which hands them to all of its watchers.
+"""Live events: one reader of the log in each process, which distributes them to all watchers.
 
-A watcher costs no look at the database while nothing happens, and an event is written down as bytes once,
-however many watch it. On PostgreSQL the same turn gives new events their numbers (decision 34).
+A watcher needs no database query of its own, and an event is serialized once for all watchers. On
+PostgreSQL the same loop gives new events their numbers (decision 34).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Final
 
@@ -17,47 +17,39 @@ from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from api.errors import WatchersTooManyError
-from api.schemas import EventRead
-from results_db.errors import ResultsDbError
-from results_db.event_log import EventRecord
+from api.schemas.campaigns_and_trials import EventRead
+from results_db.database.outage_log import LoopOutage
+from results_db.events.event_log import EventRecord
 from results_db.store import Store
 
 PAGE: Final = 500
-"""Events that are read at once."""
+"""Events that are read in one query."""
 
 _log = logging.getLogger(__name__)
 
 
 def event_bytes(event: EventRecord) -> bytes:
-    """The event as it goes over the wire."""
-    document = EventRead(
-        seq=event.seq,
-        kind=event.kind,
-        at=event.at,
-        campaign_id=event.campaign_id,
-        trial_id=event.trial_id,
-        data=dict(event.data),
-    )
+    """The event in the format of the stream."""
     return format_sse_event(
-        data_str=document.model_dump_json(), event=event.kind, id=str(event.seq)
+        data_str=EventRead.of(event).model_dump_json(), event=event.kind, id=str(event.seq)
     )
 
 
 class Subscription:
-    """What one watcher has not been sent yet."""
+    """The events that one watcher has not been sent yet."""
 
     def __init__(self, campaign_id: int | None, after: int, max_waiting: int) -> None:
         self.campaign_id = campaign_id
-        """The campaign whose events it hears; None: of all."""
+        """The campaign whose events it gets; None: all campaigns."""
         self._after = after
         self.closed_because = ""
-        """Why no more will come; empty: more may."""
+        """Why it gets no more events; empty: it is open."""
         self._waiting: list[bytes] = []
         self._max_waiting = max_waiting
         self._news = asyncio.Event()
 
     def put(self, seq: int, event: bytes) -> None:
-        """Hands it an event, unless it has seen it; one that has too many unread hears no more."""
+        """Adds an event unless it was sent before; with too many unread events, closes instead."""
         if self.closed_because or seq <= self._after:
             return
         if len(self._waiting) >= self._max_waiting:
@@ -68,12 +60,12 @@ class Subscription:
         self._news.set()
 
     def close(self, why: str) -> None:
-        """Ends it; what waits is still sent."""
+        """Closes it; waiting events are still sent."""
         self.closed_because = self.closed_because or why
         self._news.set()
 
     async def next(self, patience_s: float) -> bytes:
-        """All that waits, as soon as something does; nothing when that takes too long, or it is closed."""
+        """Waits for events and returns all; nothing after the timeout or if it is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._news.wait()
@@ -84,7 +76,7 @@ class Subscription:
 
 
 class EventHub:
-    """Reads the log in turns while somebody watches."""
+    """Reads new events in a loop and distributes them to the watchers."""
 
     def __init__(
         self,
@@ -96,14 +88,15 @@ class EventHub:
         max_watchers: int,
         max_waiting: int,
     ) -> None:
-        """Made by the service at its start.
+        """A hub that is not running yet.
 
         Args:
-            store: whose log it is.
-            stopping: set when the service ends: every watcher is told.
-            interval_s: seconds between turns while somebody watches.
-            idle_interval_s: seconds between turns otherwise, which number events for other processes.
-            max_watchers: how many may watch at once.
+            store: has the log of events.
+            stopping: set when the service ends; all subscriptions are closed then.
+            interval_s: seconds between reads while there are watchers.
+            idle_interval_s: seconds between reads otherwise; they number events for other
+                processes.
+            max_watchers: most watchers at the same time.
             max_waiting: unread events after which a watcher is dropped.
         """
         self._store = store
@@ -120,15 +113,15 @@ class EventHub:
 
     @property
     def num_watchers(self) -> int:
-        """How many watch now, or catch up on what they missed."""
+        """Number of watchers, including those that still read missed events."""
         return self._num_admitted
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Holds a place from a stream's first word to its last: who catches up slowly costs as much.
+        """Counts a watcher from the beginning of its stream to the end.
 
         Raises:
-            WatchersTooManyError: there are too many already.
+            WatchersTooManyError: there are `max_watchers` already.
         """
         if self._num_admitted >= self._max_watchers:
             raise WatchersTooManyError(
@@ -142,7 +135,7 @@ class EventHub:
             self._num_admitted -= 1
 
     async def position(self) -> int:
-        """The number of the last event that was handed out: what a new subscription goes on after."""
+        """The number of the last distributed event; a new subscription continues after it."""
         async with self._starting:
             if not self._subscriptions:
                 self._handed_out = await run_in_threadpool(self._store.last_event_seq)
@@ -150,11 +143,11 @@ class EventHub:
 
     @contextmanager
     def subscribed(self, campaign_id: int | None, after: int) -> Iterator[Subscription]:
-        """Watches from `position` on; nothing may be awaited between the two.
+        """A subscription from `position` on; nothing may be awaited between the two calls.
 
         Args:
-            campaign_id: whose events; None: those of all campaigns.
-            after: the last that the watcher has seen, which is not before the position.
+            campaign_id: the campaign; None: all campaigns.
+            after: the last event that the watcher has, not before `position`.
         """
         subscription = Subscription(campaign_id, after, self._max_waiting)
         self._subscriptions.add(subscription)
@@ -165,15 +158,16 @@ class EventHub:
             self._subscriptions.discard(subscription)
 
     async def run(self) -> None:
-        """Takes turns until cancelled."""
+        """Reads and distributes events until cancelled."""
+        outage = LoopOutage(_log, "reading live events")
         while True:
             try:
                 await self._turn()
-            except ResultsDbError as error:
-                # Watchers stay: they hear what they missed once the database is back.
-                _log.warning("no live event was read: %s", error)
-            except Exception:
-                _log.exception("no live event was read")
+            except Exception as error:
+                # Watchers stay connected and get the missed events after the outage.
+                outage.failed("no live event was read", error)
+            else:
+                outage.worked()
             await self._pause()
 
     async def _pause(self) -> None:
@@ -206,20 +200,8 @@ class EventHub:
             listeners.setdefault(subscription.campaign_id, []).append(subscription)
         for event, written in page:
             if event.seq <= self._handed_out:
-                # Everybody left while the page was read, and somebody came who begins later.
+                # During the read all watchers left, and a new one came that begins later.
                 continue
             for subscription in (*listeners.get(None, ()), *listeners.get(event.campaign_id, ())):
                 subscription.put(event.seq, written)
             self._handed_out = event.seq
-
-
-@asynccontextmanager
-async def handing_out(hub: EventHub) -> AsyncIterator[None]:
-    """Takes turns in the background while the block runs."""
-    task = asyncio.create_task(hub.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -1,4 +1,4 @@
-"""One watcher's stream of events: what it missed, then what happens, until one of the two ends it."""
+"""The event stream of one watcher: first the missed events, then the live ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
@@ -13,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.event_hub import PAGE, EventHub, Subscription, event_bytes
+from api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
 from api.settings import Settings
 from results_db.errors import ResultsDbError
 from results_db.store import Store
@@ -21,16 +22,16 @@ from results_db.store import Store
 OPENED: Final = "stream.opened"
 CLOSED: Final = "stream.closed"
 RETRY_MS: Final = 1000
-"""Milliseconds after which a client that lost the stream comes again."""
+"""Milliseconds after which a client that lost the stream reconnects."""
 
 _log = logging.getLogger(__name__)
 
 
 class EventStream(Response):
-    """The answer to a watcher; `format_sse_event` writes it, and each event is written once for all.
+    """The response to a watcher, of events that are serialized once for all watchers.
 
-    FastAPI's own `EventSourceResponse` would check and write every event for every watcher, and keep two
-    tasks and two queues for each.
+    FastAPI's `EventSourceResponse` would validate and serialize every event for every watcher, and
+    run two tasks with two queues for each.
     """
 
     media_type = "text/event-stream"
@@ -47,13 +48,13 @@ class EventStream(Response):
         """A stream that has not begun.
 
         Args:
-            hub: hands out what happens.
-            store: has what happened before.
-            settings: patience, and how long a stream may last.
-            campaign_id: whose events; None: those of all campaigns.
-            after: the last event that the watcher has seen; None: it wants what happens from now on.
+            hub: distributes live events.
+            store: has past events.
+            settings: timeouts, and the longest duration of a stream.
+            campaign_id: the campaign; None: all campaigns.
+            after: the last event that the watcher has; None: the stream begins now.
         """
-        # The second tells a proxy not to keep events until there are enough of them.
+        # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
@@ -63,7 +64,7 @@ class EventStream(Response):
         self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Streams until the client hangs up, or the service has had enough of it."""
+        """Streams until the client disconnects or the service ends the stream."""
         with self._hub.admitted():
             await self._stream(receive, send)
 
@@ -87,19 +88,28 @@ class EventStream(Response):
         for error in ended:
             if isinstance(error, Exception):
                 raise error
+        if isinstance(reason := ended[1], str) and reason:
+            await self._close(send, reason)
 
     async def _resume(self) -> bool:
-        """Settles where the stream begins; whether the watcher has missed events that are kept no more."""
+        """Sets the position where the stream begins; True: missed events were deleted."""
         position = await self._hub.position()
         if self._after is None:
             self._after = position
             return False
         last = await run_in_threadpool(self._store.last_event_seq)
         if self._after > last:
-            # Of another database, or of this one before it was restored.
+            # The number is from another database, or from this one before a restore.
             self._after = last
             return True
         return self._after < await run_in_threadpool(self._store.pruned_event_seq)
+
+    async def _close(self, send: Send, reason: str) -> None:
+        """Sends the client the reason why its stream ends."""
+        chunk = _control(CLOSED, {"reason": reason})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.event_send_s):
+                await send({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def _send_all(self, send: Send, *, missed: bool) -> None:
         async for chunk in self._chunks(missed=missed):
@@ -107,7 +117,7 @@ class EventStream(Response):
                 async with asyncio.timeout(self._settings.event_send_s):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except TimeoutError:
-                # Nothing more can be said to it; the connection closes without an end.
+                # The client reads nothing, so the connection is closed without a last event.
                 _log.warning(
                     "a watcher of live events is dropped: it read nothing for %g s",
                     self._settings.event_send_s,
@@ -118,7 +128,7 @@ class EventStream(Response):
     async def _chunks(self, *, missed: bool) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.event_stream_s
-        assert self._after is not None  # `_resume` has seen to it
+        assert self._after is not None  # `_resume` has set it
         after = self._after
         yield _control(OPENED, {"after": after, "missed": missed}, seq=after, retry=RETRY_MS)
         try:
@@ -130,7 +140,7 @@ class EventStream(Response):
                     yield b"".join(event_bytes(event) for event in page)
                     after = page[-1].seq
                 if len(page) < PAGE:
-                    # That was all there was when the position was asked for.
+                    # These were all events up to the position.
                     after = max(after, position)
         except ResultsDbError as error:
             yield _control(CLOSED, {"reason": f"what was missed cannot be read: {error}"})
@@ -144,7 +154,7 @@ class EventStream(Response):
         while not subscription.closed_because:
             left_s = until_s - loop.time()
             if left_s <= 0:
-                subscription.close("it has lasted long enough: come again")
+                subscription.close("the longest time of a stream is over: come again")
             chunk = await subscription.next(min(self._settings.event_ping_s, max(left_s, 0.0)))
             if chunk:
                 yield chunk
@@ -156,7 +166,7 @@ class EventStream(Response):
 def _control(
     event: str, data: dict[str, Any], *, seq: int | None = None, retry: int | None = None
 ) -> bytes:
-    """Something that is said of the stream itself."""
+    """An event about the stream itself."""
     return format_sse_event(
         data_str=json.dumps(data),
         event=event,
@@ -165,6 +175,8 @@ def _control(
     )
 
 
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+async def _hung_up(receive: Receive) -> str:
+    """Waits until the response must end; returns the reason, empty if the client disconnected."""
+    while (message := await receive())["type"] != "http.disconnect":
         pass
+    return str(message.get("reason", ""))

@@ -1,1 +1,1 @@
-"""A campaign as one document to mail: HTML with drawings in it, without scripts, that loads nothing."""
+"""The report of a campaign: one HTML document with plots, without scripts or external resources."""

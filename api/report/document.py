@@ -1,4 +1,4 @@
-"""The report as one document."""
+"""The report: its head, its sections in order, its footer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from results_db.records import CampaignRecord
 from results_db.store import Store
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""What a browser may do with a report: show it. It goes with the file as well as with the answer."""
+"""Content security policy: a browser may only show a report. The file and the answer have it."""
 
 
 def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
-    """A campaign's report: HTML that loads nothing and runs nothing."""
-    return document(facts_of(store, campaign, made_at))
-
-
-def document(facts: ReportFacts) -> str:
-    """The whole of it."""
+    """A campaign's report: HTML without scripts or external resources."""
+    facts = facts_of(store, campaign, made_at)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -37,11 +33,11 @@ def document(facts: ReportFacts) -> str:
         tag("title", f"{facts.campaign.name}: layout-tuner report"),
         tag("style", Markup(STYLE)),
     )
-    body = tag("body", tag("main", *_parts(facts)))
+    body = tag("body", tag("main", *_sections(facts)))
     return f'<!doctype html>\n<html lang="en">{join(head, body).html}</html>\n'
 
 
-def _parts(facts: ReportFacts) -> list[Markup]:
+def _sections(facts: ReportFacts) -> list[Markup]:
     return [
         header(facts),
         summary(facts),

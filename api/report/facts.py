@@ -1,4 +1,4 @@
-"""What a report is made from, read once; everything else is how it looks."""
+"""The data of a report, read once from the store."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from typing import Final
 
 import numpy as np
 
-from results_db.records import Analysis, CampaignRecord, TrialState
-from results_db.reports import TrialPoint, WorkerShare
-from results_db.standing import Standing
+from results_db.campaigns.reports import TrialPoint, WorkerShare
+from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
-from search_spaces.objectives import MEMORY_HEADROOM, measured_objective, pareto_front
-from search_spaces.outcome import Environment
+from search_spaces.protocol.outcome import Environment
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.objectives import MEMORY_HEADROOM, measured_objective, pareto_front
 
 SHOWN: Final = 20
 """Layouts of the leaderboard that are shown."""
 LOOKED_AT: Final = 60
-"""Layouts of the leaderboard that are looked at for ties."""
+"""Layouts of the leaderboard that are checked for ties."""
 LOG_LINES: Final = 14
 """Last lines of a failed trial's log that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Trials without a result for one reason."""
+    """Trials without a result, for one reason."""
 
     reason: str
     state: TrialState
     trials: Sequence[TrialPoint]
     """In the order in which they ended."""
     log: str
-    """The last lines of the youngest of them."""
+    """The last lines of the log of the newest of them."""
 
     @property
     def nodes(self) -> Counter[str]:
-        """Where they went wrong first, as far as known."""
+        """Trials by the node that failed first, where it is known."""
         return Counter(trial.node for trial in self.trials if trial.node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A layout by two objectives."""
+    """A layout in the plane of two objectives."""
 
     trial: TrialPoint
     x: float
@@ -55,39 +56,45 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
-    """All that a report says of a campaign."""
+    """The data of a campaign's report."""
 
     campaign: CampaignRecord
     made_at: datetime
     counts: Mapping[TrialState, int]
-    best: Sequence[Standing]
-    """The first of the leaderboard."""
-    num_ranked: int
+    best: Sequence[RankedLayout]
+    """The first layouts of the leaderboard."""
+    values: Sequence[tuple[float, bool]]
+    """The objective of every ranked layout, and whether it was stopped early."""
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
     """Trials on the Pareto front over the campaign's objectives."""
     ended: Sequence[TrialPoint]
     failures: Sequence[Failure]
-    """Those that say something of layouts or machines; the most frequent first."""
+    """Failures of layouts or machines, the most frequent first."""
     environments: Sequence[tuple[Environment, int]]
     workers: Sequence[WorkerShare]
     analysis: Analysis | None
     source: str | None
-    """Where an imported campaign comes from; None: it ran here."""
+    """The source of an imported campaign; None: it ran here."""
     num_known: int
     """Trials of other campaigns that it started from."""
 
     @property
-    def winner(self) -> Standing | None:
-        """The best layout that was measured in full."""
+    def num_ranked(self) -> int:
+        """Layouts on the leaderboard."""
+        return len(self.values)
+
+    @property
+    def winner(self) -> RankedLayout | None:
+        """The best layout; None if it was stopped early."""
         first = self.best[0] if self.best else None
         return None if first is None or first.shortened else first
 
     @property
-    def tied(self) -> list[Standing]:
-        """Those that cannot be told apart from the winner, of the first that were looked at."""
-        return [standing for standing in self.best[1:] if standing.is_tied]
+    def tied(self) -> list[RankedLayout]:
+        """Layouts that are statistically tied with the winner, among the first."""
+        return [ranked for ranked in self.best[1:] if ranked.is_tied]
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -96,12 +103,12 @@ class ReportFacts:
         return found
 
     def value(self, trial: TrialPoint, objective: str) -> float | None:
-        """What a trial measured of an objective."""
+        """The value of an objective that a trial measured."""
         if trial.tokens_per_s is None:
             return None
         return measured_objective(
             objective,
-            trial,  # type: ignore[arg-type]  # its figures are there
+            trial,  # type: ignore[arg-type]  # it has all figures
             num_nodes=trial.num_nodes,
             device_memory_bytes=self.device_memory_bytes,
         )
@@ -113,7 +120,7 @@ class ReportFacts:
         return trial.state == "COMPLETED" and not trial.oversubscribed and keeps
 
     def _first_runs(self) -> list[TrialPoint]:
-        """Of every ranked layout the first run that counts; one that failed before may be a repeat."""
+        """The first ranked run of every layout; it is a repeat where the first run failed."""
         first: dict[str, TrialPoint] = {}
         for trial in self.ended:
             if self.is_ranked(trial):
@@ -122,23 +129,25 @@ class ReportFacts:
 
     @property
     def median_value(self) -> float | None:
-        """The objective of the median layout, of those that ran to their end."""
-        found = [
-            value
-            for trial in self._first_runs()
-            if not trial.shortened
-            if (value := self.value(trial, self.campaign.objective)) is not None
-        ]
-        return median(found) if found else None
+        """The median value of all ranked layouts, including those that were stopped early.
+
+        Those are slow: without them the median would be that of the better layouts.
+        """
+        return median(value for value, _ in self.values) if self.values else None
+
+    @property
+    def num_shortened(self) -> int:
+        """Ranked layouts that were stopped early; their values are estimates."""
+        return sum(shortened for _, shortened in self.values)
 
     @property
     def plane(self) -> tuple[str, str]:
-        """The two objectives that the front is drawn over: across, and up."""
+        """The objectives of the horizontal and the vertical axis of the front."""
         objectives = self.campaign.objectives
         return (objectives[1] if len(objectives) > 1 else MEMORY_HEADROOM), objectives[0]
 
     def placed(self) -> list[Placed]:
-        """Every ranked layout by two objectives, by its first run."""
+        """The first run of every ranked layout in the plane."""
         across, up = self.plane
         found = [
             (trial, x, y)
@@ -157,14 +166,14 @@ class ReportFacts:
 
 
 def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> ReportFacts:
-    """Reads them."""
+    """Reads the data of a report."""
     ended = store.ended_trials(campaign.id)
     return ReportFacts(
         campaign=campaign,
         made_at=made_at,
         counts=store.count_trials(campaign.id),
-        best=store.standings(campaign.id, campaign.objective, limit=LOOKED_AT),
-        num_ranked=store.count_ranked(campaign.id),
+        best=store.ranked_layouts(campaign.id, campaign.objective, limit=LOOKED_AT),
+        values=store.ranked_values(campaign.id),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,
@@ -178,7 +187,7 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
 
 
 def _failures(store: Store, ended: Sequence[TrialPoint]) -> list[Failure]:
-    """By reason. A cancelled trial says nothing of its layout, and is none of them."""
+    """Failures by reason, without cancelled trials: those say nothing about their layouts."""
     by_reason: dict[tuple[TrialState, str], list[TrialPoint]] = {}
     for trial in ended:
         if trial.state in ("FAILED", "INFEASIBLE"):

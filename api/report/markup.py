@@ -1,35 +1,41 @@
-"""Making HTML out of values: whatever is not markup already becomes text, so that nothing can be forgotten."""
+"""HTML from values. A value that is not `Markup` becomes text, so that all text is escaped."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-_LINE_BREAKS: Final = frozenset("\n\t")
+from search_spaces.terminal.console import escaped
+
 _COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FOLLOWED_BY_NOTHING: Final = frozenset({"meta", "br"})
 
 
 class Markup:
-    """HTML that was made here. No subclass of str: joined to a text by accident, it raises."""
+    """HTML made by this module. It is no str: adding it to a text by accident raises."""
 
     def __init__(self, html: str) -> None:
         self.html = html
 
 
 Content = Markup | str | int | float | None
-"""What stands in an element: None is nothing, all but markup is text."""
+"""Content of an element: None is empty; all but markup becomes text."""
 
 
 def text(value: str) -> Markup:
-    """A text as it is read; what cannot be shown, or would turn a line's direction, is spelled out."""
+    """A text. Terminal colours are removed; invisible characters are escaped as in a terminal."""
     plain = _COLOURS_OF_TERMINALS.sub("", value).replace("\r\n", "\n")
-    return Markup(escape("".join(map(_shown, plain))))
+    return Markup(escape(escaped(plain)))
 
 
 def tag(element: str, /, *content: Content, **attributes: str | float | None) -> Markup:
-    """An element. An attribute's underscore is a hyphen, one at its end is dropped; None leaves it out."""
+    """An element.
+
+    In names of attributes an underscore becomes a hyphen, and one at the end is dropped. An
+    attribute that is None is left out.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
@@ -41,8 +47,45 @@ def tag(element: str, /, *content: Content, **attributes: str | float | None) ->
 
 
 def join(*content: Content) -> Markup:
-    """Several pieces, one after the other."""
+    """Several pieces in one."""
     return Markup("".join(_html(each) for each in content))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Content]]) -> Markup:
+    """A table; a column whose name begins with ">" is right-aligned."""
+    kinds = ["number" if column.startswith(">") else None for column in columns]
+    heads = [
+        tag("th", column.removeprefix(">"), class_=kind)
+        for column, kind in zip(columns, kinds, strict=True)
+    ]
+    body = [
+        tag(
+            "tr",
+            *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)),
+        )
+        for row in rows
+    ]
+    head = tag("thead", tag("tr", *heads))
+    return tag("div", tag("table", head, tag("tbody", *body)), class_="wide")
+
+
+def pairs(rows: Iterable[tuple[str, Content]]) -> Markup:
+    """A table of names and values."""
+    return tag(
+        "table",
+        *(tag("tr", tag("th", name, scope="row"), tag("td", value)) for name, value in rows),
+        class_="pairs",
+    )
+
+
+def section(title: str, *content: Content) -> Markup:
+    """A section of the report with its title."""
+    return tag("section", tag("h2", title), *content)
+
+
+def note(*content: Content) -> Markup:
+    """A remark in small type."""
+    return tag("p", *content, class_="note")
 
 
 def _html(content: Content) -> str:
@@ -55,10 +98,3 @@ def _attribute(value: str | float) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return text(str(value)).html
-
-
-def _shown(character: str) -> str:
-    if character.isprintable() or character in _LINE_BREAKS:
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,35 +1,136 @@
-"""The plots of a report: what was measured in which order, the Pareto front, intervals and shares."""
+"""The plots of a report: scales and axes, the history, the Pareto front, intervals, bars."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.report.axes import Frame, Scale, drawing, scale
 from api.report.markup import Markup, join, tag
+from api.service.formatting import figure
 
 WIDTH: Final = 860
 MAX_TOLD: Final = 1_000
-"""Points of a plot that tell their trial when pointed at; beyond, they are drawn as one path."""
+"""Most points with a tooltip; more points are drawn as one path."""
 MAX_NAMED: Final = 12
-"""Points of a front that carry their trial's number."""
+"""Most points of a front that are labelled with their trial's number."""
+_ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Maps values to positions in the drawing, along one axis."""
+
+    low: float
+    high: float
+    start: float
+    """The position of the lowest value, in units of the drawing."""
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    @property
+    def ticks(self) -> list[float]:
+        """Four to seven round numbers on the scale."""
+        step = _round_step((self.high - self.low) / 7)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
+
+
+def scale(values: Iterable[float], start: float, end: float, *, from_zero: bool = False) -> Scale:
+    """A scale over the values, with a margin, or from 0."""
+    found = [value for value in values if math.isfinite(value)]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    if from_zero:
+        low = min(low, 0.0)
+    # A single value, or equal ones, need a scale that is longer than 0.
+    air = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return Scale(low=low if from_zero else low - air, high=high + air, start=start, end=end)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """The rectangle of a plot and its two scales."""
+
+    x: Scale
+    y: Scale
+    x_label: str
+    y_label: str
+
+    def draw(self) -> Markup:
+        """Grid lines, numbers and labels."""
+        left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
+        rows = [
+            join(
+                tag("line", x1=left, x2=right, y1=self.y(tick), y2=self.y(tick), class_="grid"),
+                tag("text", _number(tick), x=left - 6, y=self.y(tick) + 4, class_="end"),
+            )
+            for tick in self.y.ticks
+        ]
+        columns = [
+            join(
+                tag(
+                    "line",
+                    x1=self.x(tick),
+                    x2=self.x(tick),
+                    y1=bottom,
+                    y2=bottom + 4,
+                    class_="axis",
+                ),
+                tag("text", _number(tick), x=self.x(tick), y=bottom + 17, class_="middle"),
+            )
+            for tick in self.x.ticks
+        ]
+        return join(
+            *rows,
+            tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"),
+            *columns,
+            tag("text", self.x_label, x=(left + right) / 2, y=bottom + 34, class_="middle label"),
+            tag("text", self.y_label, x=left - 6, y=top - 10, class_="label"),
+        )
+
+
+def drawing(width: int, height: int, *content: Markup, says: str) -> Markup:
+    """A drawing that scales with the page; `says` is its text for screen readers."""
+    return tag(
+        "svg",
+        *content,
+        viewBox=f"0 0 {width} {height}",
+        width=str(width),
+        height=str(height),
+        role="img",
+        aria_label=says,
+    )
+
+
+def _round_step(step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(each * power for each in _ROUND if each * power >= step * 0.999)
+
+
+def _number(value: float) -> str:
+    # 3 * 0.1 is not exactly 0.3.
+    rounded = float(f"{value:.10g}")
+    return "0" if rounded == 0 else figure(rounded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A place in a plot."""
+    """A point of a plot."""
 
     x: float
     y: float
     kind: str
-    """What it looks like: a class of the style sheet."""
+    """A class of the style sheet."""
     says: str
-    """What is told when it is pointed at."""
+    """Its tooltip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class PlotPart:
     """A part of a whole."""
 
     name: str
@@ -46,14 +147,14 @@ def history(
     *,
     y_label: str,
 ) -> Markup:
-    """What was measured, in the order in which trials ended; the best so far; failures below.
+    """The values of trials in the order in which they ended, with the best so far.
 
     Args:
         measured: in the units of the objective.
-        best: where the best so far changes, and at the end.
-        failed: trials without a measurement that counts; their `y` is not looked at.
-        legend: kinds of points and what they are.
-        y_label: what the objective counts.
+        best: the best so far where it changes, and at the end.
+        failed: trials without a valid measurement, drawn below; their `y` is not used.
+        legend: kinds of points with their names.
+        y_label: the unit of the objective.
     """
     every = [point.x for point in (*measured, *failed)]
     x = Scale(low=0.0, high=max(every, default=1.0) + 1.0, start=70.0, end=WIDTH - 20.0)
@@ -81,14 +182,14 @@ def scatter(
     x_label: str,
     y_label: str,
 ) -> Markup:
-    """Layouts by two objectives, more of each is better, with their front.
+    """Layouts in the plane of two objectives to be maximized, with their front.
 
     Args:
         points: in the units of the objectives.
         front: its layouts from left to right, each with its name.
-        legend: kinds of points and what they are.
-        x_label: what the first number of a point counts.
-        y_label: what the second one counts.
+        legend: kinds of points with their names.
+        x_label: of the horizontal axis.
+        y_label: of the vertical axis.
     """
     x = scale([point.x for point in points], 70.0, WIDTH - 20.0)
     y = scale([point.y for point in points], 300.0, 50.0)
@@ -124,7 +225,7 @@ def interval(value: float, low: float, high: float, over: Scale, *, is_winner: b
 
 
 def bar(share: float, *, width: int = 220) -> Markup:
-    """A share of a whole as a bar."""
+    """A share as a bar."""
     length = max(min(share, 1.0), 0.0) * width
     return drawing(
         width, 12, tag("rect", x=0.0, y=1.0, width=length, height=10.0, class_="part1"), says=""
@@ -132,7 +233,7 @@ def bar(share: float, *, width: int = 220) -> Markup:
 
 
 def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
-    """A change for better (to the right) or worse (to the left), beside the largest of its table."""
+    """A bar of a change, to the right if it is better, relative to the largest of its table."""
     middle = width / 2
     length = min(abs(effect) / largest, 1.0) * middle if largest else 0.0
     left = middle if effect >= 0 else middle - length
@@ -146,8 +247,8 @@ def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
     )
 
 
-def stacked(parts: Sequence[Part]) -> Markup:
-    """The parts of a whole beside each other, and what each is below."""
+def stacked(parts: Sequence[PlotPart]) -> Markup:
+    """The parts of a whole in one bar, with a legend below."""
     whole = sum(part.size for part in parts) or 1.0
     left = 0.0
     drawn = []
@@ -179,7 +280,7 @@ def _placed(point: Point, x: Scale, y: Scale) -> Point:
 
 
 def _points(points: Sequence[Point]) -> Markup:
-    """Points at their places in the drawing."""
+    """Points at positions in the drawing."""
     if len(points) <= MAX_TOLD:
         return join(
             *(
@@ -192,7 +293,7 @@ def _points(points: Sequence[Point]) -> Markup:
 
 
 def _as_path(points: Iterable[Point], kind: str) -> Markup:
-    """Many points as one element: lines of no length, whose round ends are the points."""
+    """Many points as one element: lines of length 0 with round ends."""
     places = "".join(f"M{point.x:.1f} {point.y:.1f}h0" for point in points)
     return tag("path", d=places, class_=f"many {kind}")
 

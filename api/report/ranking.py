@@ -1,98 +1,73 @@
-"""The leaderboard, the Pareto front, and what was measured in which order."""
+"""Sections of the leaderboard, the Pareto front, and the history of measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from api.figures import layout_extras, memory, objective_figure, unit, zero
-from api.report.axes import Scale, scale
 from api.report.facts import SHOWN, ReportFacts
-from api.report.markup import Content, Markup, tag
-from api.report.plots import Point, history, interval, scatter
-from api.report.tables import note, section, table
-from results_db.reports import TrialPoint
-from results_db.standing import Standing
-from search_spaces.layout import Layout
-from search_spaces.objectives import MEMORY_HEADROOM
+from api.report.markup import Content, Markup, note, section, table, tag
+from api.report.plots import Point, Scale, history, interval, scale, scatter
+from api.service.formatting import (
+    half_interval,
+    layout_cells,
+    memory,
+    objective_figure,
+    percent,
+    unit,
+)
+from results_db.campaigns.reports import TrialPoint
+from results_db.leaderboard.ranked_layout import RankedLayout
+from search_spaces.spec.objectives import MEMORY_HEADROOM
+from search_spaces.terminal.text_table import folded
 
 _INTERVAL_WIDTH: Final = 120.0
 
 
 def leaderboard(facts: ReportFacts) -> Markup:
-    """The best layouts, each with its interval on one scale."""
+    """The best layouts, with their intervals on one scale."""
     shown = facts.best[:SHOWN]
     if not shown:
         return section("Leaderboard", tag("p", "No trial is ranked yet."))
     objective = facts.campaign.objective
-    columns, same = _told_apart([_layout_columns(standing.trial.layout) for standing in shown])
+    layouts = [layout_cells(ranked.trial.layout) for ranked in shown]
+    columns, knobs, same = folded(list(layouts[0]), [list(each.values()) for each in layouts])
     ends = [end for each in shown for end in (each.low, each.high, each.value) if end is not None]
     over = scale(ends, 6.0, _INTERVAL_WIDTH - 6.0)
     rows = [
         (
             str(rank),
-            " ".join(_marks(facts, rank, standing)),
-            str(standing.trial.number),
-            *(_layout_columns(standing.trial.layout)[column] for column in columns),
-            *_measured_columns(facts, rank, standing, over),
+            " ".join(_marks(facts, rank, ranked)),
+            str(ranked.trial.number),
+            *knobs[rank - 1],
+            *_measured_columns(facts, rank, ranked, over),
         )
-        for rank, standing in enumerate(shown, 1)
+        for rank, ranked in enumerate(shown, 1)
     ]
     figures = (f">{unit(objective)}", ">95 %", "interval", ">runs", ">MFU", ">peak memory")
-    in_all = [
-        f"{name.removeprefix('>').removeprefix('also')} {value}".strip()
-        for name, value in same.items()
-    ]
     return section(
         "Leaderboard",
-        note(f"The same in all that are shown: {', '.join(in_all)}.") if in_all else None,
+        note(f"The same in all that are shown: {', '.join(same)}.") if same else None,
         table((">rank", "", ">trial", *columns, *figures), rows),
         note(*_leaderboard_words(facts, len(shown))),
     )
 
 
-def _layout_columns(layout: Layout) -> dict[str, str]:
-    return {
-        ">nodes": str(layout.num_nodes),
-        ">tp": str(layout.tp),
-        ">pp": str(layout.pp),
-        ">dp": str(layout.dp),
-        ">mbs": str(layout.micro_batch_size),
-        ">acc": str(layout.num_microbatches),
-        ">batch": str(layout.global_batch_size),
-        ">ZeRO": zero(layout),
-        "also": layout_extras(layout),
-    }
-
-
-def _told_apart(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
-    """The columns in which rows differ, and what they have in common."""
-    first = rows[0]
-    same = {
-        column: value
-        for column, value in first.items()
-        if len(rows) > 1 and all(row[column] == value for row in rows)
-    }
-    return [column for column in first if column not in same], same
-
-
 def _measured_columns(
-    facts: ReportFacts, rank: int, standing: Standing, over: Scale
+    facts: ReportFacts, rank: int, ranked: RankedLayout, over: Scale
 ) -> tuple[Content, ...]:
-    measured = standing.trial.measurement
+    measured = ranked.trial.measurement
     assert measured is not None  # it is ranked
-    speedup = measured.step_time_s / standing.step_time_s
-    half: Content = "-"
-    drawn: Content = None
-    if standing.low is not None and standing.high is not None:
-        half = f"±{standing.high / standing.value - 1:.1%}"
-        drawn = interval(standing.value, standing.low, standing.high, over, is_winner=rank == 1)
+    speedup = measured.step_time_s / ranked.step_time_s
+    drawn = None
+    if ranked.low is not None and ranked.high is not None:
+        drawn = interval(ranked.value, ranked.low, ranked.high, over, is_winner=rank == 1)
     return (
-        objective_figure(facts.campaign.objective, standing.value),
-        half,
+        objective_figure(facts.campaign.objective, ranked.value),
+        half_interval(ranked.value, ranked.high),
         drawn,
-        str(standing.num_runs),
-        "-" if measured.mfu is None else f"{measured.mfu * speedup:.1%}",
+        str(ranked.num_runs),
+        percent(measured.mfu, speedup),
         memory(measured.peak_memory_bytes),
     )
 
@@ -113,17 +88,17 @@ def _leaderboard_words(facts: ReportFacts, num_shown: int) -> Iterator[str]:
     yield "."
 
 
-def _marks(facts: ReportFacts, rank: int, standing: Standing) -> Iterator[str]:
-    if rank > 1 and standing.is_tied:
+def _marks(facts: ReportFacts, rank: int, ranked: RankedLayout) -> Iterator[str]:
+    if rank > 1 and ranked.is_tied:
         yield "="
-    if standing.shortened:
+    if ranked.shortened:
         yield "short"
-    if len(facts.campaign.objectives) > 1 and standing.trial.id in facts.front:
+    if len(facts.campaign.objectives) > 1 and ranked.trial.id in facts.front:
         yield "front"
 
 
 def front(facts: ReportFacts) -> Markup:
-    """Layouts by two objectives, and those that no other beats."""
+    """Layouts in the plane of two objectives, and a table of the front."""
     across, up = facts.plane
     placed = facts.placed()
     if len(placed) < 2:
@@ -140,7 +115,7 @@ def front(facts: ReportFacts) -> Markup:
             ),
             says=_says(each.trial, (across, each.x), (up, each.y)),
         )
-        # Those that matter are drawn last, over the others.
+        # The winner and the front are drawn last, over the others.
         for each in sorted(
             placed, key=lambda each: (each.trial.trial_id == winner_id, each.on_front)
         )
@@ -204,7 +179,7 @@ _FAILED_KINDS = {"INFEASIBLE": "memory", "FAILED": "failed", "CANCELLED": "cance
 
 
 def progress(facts: ReportFacts) -> Markup:
-    """What was measured, in the order in which trials ended."""
+    """The values of trials in the order in which they ended."""
     if not facts.ended:
         return section("History", tag("p", "No trial has ended yet."))
     objective = facts.campaign.objective

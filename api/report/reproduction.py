@@ -1,4 +1,4 @@
-"""How to make it again: the file, the commands, and how the figures are to be read."""
+"""Sections on how to repeat the campaign, and how to read the figures."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from collections.abc import Iterator
 import yaml
 
 from api.report.facts import ReportFacts
-from api.report.markup import Markup, tag
-from api.report.tables import note, section
+from api.report.markup import Markup, note, section, tag
 from api.version import version
-from results_db.imports import IMPORTED
-from search_spaces.layout import Layout
-from search_spaces.presets.models import MODEL_PRESETS
-
-_FLAGS = (
-    "tp",
-    "pp",
-    "dp",
-    "vpp",
-    "micro_batch_size",
-    "num_microbatches",
-    "zero_stage",
-    "zero_replicas",
-    "recompute",
-    "precision",
-)
+from results_db.campaigns.imports import IMPORTED
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.presets.models import MODEL_PRESETS
 
 
 def reproduction(facts: ReportFacts) -> Markup:
-    """Commands and the campaign's file, as it was resolved."""
+    """Commands, and the campaign's file with presets written out."""
     file = yaml.safe_dump(
         dict(facts.campaign.spec),
         sort_keys=False,
@@ -73,19 +59,16 @@ def _commands(facts: ReportFacts) -> Iterator[str]:
 
 
 def _probe(facts: ReportFacts, layout: Layout) -> Iterator[str]:
-    """The winner's probe by itself, where its model can be named."""
+    """The command of the winner's probe, if its model is a preset."""
     model = facts.campaign.spec["model"]
     preset = MODEL_PRESETS.get(model["name"])
     if preset is None or preset.to_mapping() != model or layout.num_nodes > 1:
         return
-    plain = Layout()
-    knobs = [
-        f"--{knob.replace('_', '-')} {getattr(layout, knob)}"
-        for knob in _FLAGS
-        if getattr(layout, knob) != getattr(plain, knob)
-    ]
-    if layout.sequence_parallel:
-        knobs.append("--sequence-parallel")
+    knobs = []
+    for knob in KNOBS.values():
+        value = getattr(layout, knob.name)
+        if value != knob.default and knob.name != "num_nodes":
+            knobs.append(knob.option if knob.is_switch else f"{knob.option} {value}")
     probe = facts.campaign.spec.get("probe", {})
     if probe.get("compile"):
         knobs.append("--compile")
@@ -94,7 +77,7 @@ def _probe(facts: ReportFacts, layout: Layout) -> Iterator[str]:
 
 
 def reading() -> Markup:
-    """How the figures are to be read."""
+    """How to read the figures."""
     sentences = (
         "A layout's figure is at the median step time of all of its runs; the interval holds the true "
         "median with 95 % confidence, from the spread within runs and, where there are repeats, between "

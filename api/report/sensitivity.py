@@ -1,18 +1,16 @@
-"""Which knobs matter, and what one step in each does to the winner."""
+"""The section on which knobs matter, and what one step in each does to the winner."""
 
 from __future__ import annotations
 
 from api.report.facts import ReportFacts
-from api.report.markup import Content, Markup, tag
+from api.report.markup import Content, Markup, note, section, table, tag
 from api.report.plots import bar, swing
-from api.report.tables import note, section, table
-from results_db.records import Analysis, KnobStep
-
-_STATES = {"out_of_memory": "out of memory", "failed": "fails"}
+from api.service.formatting import effect_words
+from results_db.records import Analysis, KnobStepRead
 
 
 def sensitivity(facts: ReportFacts) -> Markup:
-    """The campaign's analysis, as the driver made it."""
+    """The analysis that the driver made."""
     found = facts.analysis
     if found is None:
         return section(
@@ -61,15 +59,12 @@ def _steps(found: Analysis) -> Markup | None:
     )
 
 
-def _row(step: KnobStep, largest: float) -> tuple[Content, ...]:
-    effect = _STATES.get(step.state, "") if step.effect is None else f"{step.effect:+.1%}"
-    if step.is_apart is False:
-        effect += " (tied)"
+def _row(step: KnobStepRead, largest: float) -> tuple[Content, ...]:
     return (
         step.knob,
         step.value,
         step.stepped_value,
-        effect,
+        effect_words(step.effect, step.state, step.is_apart),
         None if step.effect is None else swing(step.effect, largest),
         step.source,
         ", ".join(step.also),

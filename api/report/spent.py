@@ -1,18 +1,17 @@
-"""What went wrong, what was spent, and on what machines and software."""
+"""Sections on failures, cost, and the environment of the trials."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Final
 
-from api.figures import duration, figure, memory
 from api.report.facts import Failure, ReportFacts
-from api.report.layouts import machine, moment
-from api.report.markup import Content, Markup, tag
-from api.report.plots import Part, stacked
-from api.report.tables import note, pairs, section, table
-from results_db.imports import IMPORTED
+from api.report.markup import Content, Markup, note, pairs, section, table, tag
+from api.report.plots import PlotPart, stacked
+from api.service.formatting import duration, figure, machine, memory, moment
+from results_db.campaigns.imports import IMPORTED
 
 _REASONS: Final[Mapping[str, str]] = {
     "out_of_memory": "a device's memory was not enough; the layout cannot run there",
@@ -23,14 +22,14 @@ _REASONS: Final[Mapping[str, str]] = {
     "unsupported": "the trainer does not run such a layout",
     "node_lost": "its attempts were lost with their nodes or workers",
 }
-"""What the reasons mean."""
+"""Reasons with their meaning."""
 
 _NUMBERS_SHOWN: Final = 12
 _NODES_SHOWN: Final = 8
 
 
 def failures(facts: ReportFacts) -> Markup:
-    """Trials without a result by reason, with nodes, and the end of a log."""
+    """Trials without a result by reason, with their nodes and the end of a log."""
     if not facts.failures:
         return section("Failures", tag("p", "No trial failed, and none ran out of memory."))
     rows = [
@@ -65,7 +64,7 @@ def _numbers(failure: Failure) -> str:
 
 
 def _example(failure: Failure) -> Markup:
-    """The youngest of them, in its own words."""
+    """The newest trial of a failure, with its message and log."""
     trial = failure.trials[-1]
     where = f" on {trial.node}" if trial.node else ""
     return tag(
@@ -79,20 +78,14 @@ def _example(failure: Failure) -> Markup:
 
 
 def cost(facts: ReportFacts) -> Markup:
-    """Node-hours by what they were spent on, and how much of the budget is gone."""
+    """Node-hours by use, and the used part of the budget."""
     campaign = facts.campaign
     if campaign.strategy == IMPORTED:
         return section("Cost", tag("p", "Nothing was spent here: the campaign is imported."))
     spent = campaign.cost
-    named = (
-        ("iterations", spent.iterations),
-        ("start", spent.start),
-        ("idle", spent.idle),
-        ("lost", spent.lost),
-    )
     parts = [
-        Part(name=name, size=seconds, says=f"{_hours(seconds)} ({seconds / spent.total:.1%})")
-        for name, seconds in named
+        PlotPart(name=use, size=seconds, says=f"{_hours(seconds)} ({seconds / spent.total:.1%})")
+        for use, seconds in asdict(spent).items()
         if seconds > 0
     ]
     return section(
@@ -141,7 +134,7 @@ def _by_state(facts: ReportFacts) -> Iterator[tuple[str, Content]]:
 
 
 def environment(facts: ReportFacts) -> Markup:
-    """Machines, software, and the constants that the search believed in."""
+    """Machines, software, and the cluster as the campaign describes it."""
     cluster = facts.campaign.spec["cluster"]
     found: list[Content] = []
     if facts.environments:

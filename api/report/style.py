@@ -1,4 +1,4 @@
-"""What a report looks like, on a screen and on paper."""
+"""The style sheet of a report, for screen and paper."""
 
 from __future__ import annotations
 

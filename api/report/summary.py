@@ -1,30 +1,41 @@
-"""The first page of a report: how the campaign stands, what it found, and the winner."""
+"""The first page of a report: the state of the campaign, its result, and the winner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.figures import duration, figure, memory, objective_figure, unit
 from api.report.facts import ReportFacts
-from api.report.layouts import bounds, machine, moment, peak, short, value
-from api.report.markup import Content, Markup, join, tag
-from api.report.plots import Part, bar, stacked
-from api.report.tables import note, pairs, section, table
-from results_db.imports import IMPORTED
+from api.report.markup import Content, Markup, join, note, pairs, section, table, tag
+from api.report.plots import PlotPart, bar, stacked
+from api.service.formatting import (
+    duration,
+    figure,
+    layout_extras,
+    machine,
+    memory,
+    moment,
+    objective_figure,
+    percent,
+    state_words,
+    unit,
+    zero,
+)
+from results_db.campaigns.imports import IMPORTED
+from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import MeasurementRecord
-from results_db.standing import Standing
+from search_spaces.spec.layout import KNOBS, Layout
 
 
 def header(facts: ReportFacts) -> Markup:
-    """The campaign's name and what it is about."""
+    """The campaign's name, state, model and cluster."""
     campaign = facts.campaign
+    state = state_words(campaign.state, campaign.reason)
     cluster = campaign.spec["cluster"]
     size = machine(cluster["num_nodes"], cluster["devices_per_node"], cluster.get("device"))
-    ended = f" ({campaign.reason})" if campaign.reason else ""
     return tag(
         "header",
         tag("h1", campaign.name),
-        tag("span", f"{campaign.state}{ended}", class_=f"state {campaign.state.lower()}"),
+        tag("span", state, class_=f"state {campaign.state.lower()}"),
         tag(
             "p",
             f"{campaign.model_name} on {campaign.cluster_name} ({size}), by {campaign.objective}",
@@ -34,7 +45,7 @@ def header(facts: ReportFacts) -> Markup:
 
 
 def summary(facts: ReportFacts) -> Markup:
-    """What it found, in sentences and in four figures."""
+    """The result, in sentences and in a few figures."""
     return tag(
         "section",
         tag("p", join(*_lead(facts)), class_="lead"),
@@ -50,12 +61,13 @@ def _lead(facts: ReportFacts) -> Iterator[Content]:
     if winner is None:
         yield f"No layout has been measured to the end. {campaign.message}"
         return
+    best = objective_figure(campaign.objective, winner.value)
     yield "The best of "
     yield tag("b", f"{facts.num_ranked:,} measured layouts")
     yield " runs at "
-    yield tag("b", value(campaign.objective, winner.value))
-    yield f", {bounds(campaign.objective, winner)}: "
-    yield tag("b", short(winner.trial.layout))
+    yield tag("b", f"{best} {unit(campaign.objective)}")
+    yield f", {_bounds(campaign.objective, winner)}: "
+    yield tag("b", _short(winner.trial.layout))
     yield ". "
     tied = len(facts.tied)
     if tied:
@@ -67,7 +79,16 @@ def _lead(facts: ReportFacts) -> Iterator[Content]:
         yield "All others are slower with 95 % confidence. "
     middle = facts.median_value
     if middle and facts.num_ranked > 2:
-        yield f"That is {winner.value / middle:.2f} times what the median layout reached."
+        yield (
+            f"That is {winner.value / middle:.2f} times what the median layout reached, of all "
+            f"{facts.num_ranked:,} that are ranked"
+        )
+        if short_ones := facts.num_shortened:
+            yield (
+                f"; {short_ones:,} of them {'was' if short_ones == 1 else 'were'} stopped early, with "
+                "a step time estimated from the steps that ran"
+            )
+        yield "."
 
 
 def _cards(facts: ReportFacts) -> Iterator[Markup]:
@@ -102,7 +123,7 @@ def _remarks(facts: ReportFacts) -> Iterator[Markup]:
 
 
 def winner(facts: ReportFacts) -> Markup:
-    """The winner: its knobs, what was measured of it, and who is as good."""
+    """The winner: its knobs, its measurements, and the layouts that are tied with it."""
     best = facts.winner
     if best is None:
         return section("Winner", tag("p", "There is none yet: no layout was measured to the end."))
@@ -122,30 +143,31 @@ def winner(facts: ReportFacts) -> Markup:
     )
 
 
-def _knobs(best: Standing) -> Iterator[tuple[str, Content]]:
+def _knobs(best: RankedLayout) -> Iterator[tuple[str, Content]]:
     layout = best.trial.layout
-    yield "nodes", f"{layout.num_nodes} ({layout.num_devices} devices)"
-    yield "tensor parallel, tp", str(layout.tp)
-    yield "pipeline parallel, pp", str(layout.pp)
-    yield "data parallel, dp", str(layout.dp)
-    if layout.vpp > 1:
-        yield "virtual stages, vpp", str(layout.vpp)
-    yield "micro-batch size", str(layout.micro_batch_size)
-    yield "micro-batches a step", str(layout.num_microbatches)
-    yield "global batch", str(layout.global_batch_size)
-    copies = f", {layout.zero_replicas} copies" if layout.zero_replicas > 1 else ""
-    yield "ZeRO stage", f"{layout.zero_stage}{copies}"
-    yield "recomputation", layout.recompute
-    yield "sequence parallel", "yes" if layout.sequence_parallel else "no"
-    yield "precision", layout.precision
+    for knob in KNOBS.values():
+        is_default = getattr(layout, knob.name) == knob.default
+        if knob.is_shown and not (knob.is_count and not knob.heading and is_default):
+            yield knob.label, _knob_text(layout, knob.name)
+        if knob.name == "num_microbatches":
+            yield "global batch", str(layout.global_batch_size)
+
+
+def _knob_text(layout: Layout, name: str) -> str:
+    chosen = getattr(layout, name)
+    if name == "num_nodes":
+        return f"{chosen} ({layout.num_devices} devices)"
+    if name == "zero_stage" and layout.zero_replicas > 1:
+        return f"{chosen}, {layout.zero_replicas} copies"
+    return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)
 
 
 def _figures(
-    facts: ReportFacts, best: Standing, measured: MeasurementRecord
+    facts: ReportFacts, best: RankedLayout, measured: MeasurementRecord
 ) -> Iterator[tuple[str, Content]]:
     objective = facts.campaign.objective
     yield unit(objective), tag("b", objective_figure(objective, best.value))
-    yield "95 % interval", bounds(objective, best).removesuffix(" (95 %)")
+    yield "95 % interval", _bounds(objective, best).removesuffix(" (95 %)")
     low, high = best.step_time_low_s, best.step_time_high_s
     within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
     yield "step time", f"{best.step_time_s:.4g} s{within}"
@@ -153,19 +175,15 @@ def _figures(
     speedup = measured.step_time_s / best.step_time_s
     if objective != "tokens_per_s":
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
-    yield "MFU, HFU", f"{_share(measured.mfu, speedup)}, {_share(measured.hfu, speedup)}"
+    yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
-    yield "peak memory a device", peak(best, facts.device_memory_bytes)
+    yield "peak memory a device", _peak(best, facts.device_memory_bytes)
     yield "trial", f"{best.trial.number} (id {best.trial.id})"
     yield "measured", moment(best.trial.ended_at)
 
 
-def _share(part: float | None, times: float) -> str:
-    return "-" if part is None else f"{part * times:.1%}"
-
-
-def _step(best: Standing, measured: MeasurementRecord) -> Iterator[Markup]:
-    """Where a step of the winner goes."""
+def _step(best: RankedLayout, measured: MeasurementRecord) -> Iterator[Markup]:
+    """The time breakdown of the winner's step."""
     parts = measured.breakdown
     if parts is None:
         return
@@ -179,14 +197,14 @@ def _step(best: Standing, measured: MeasurementRecord) -> Iterator[Markup]:
     )
     yield tag("h3", f"Where its step of {best.step_time_s:.4g} s goes")
     shares = [
-        Part(name=name, size=seconds, says=f"{seconds / measured.step_time_s:.1%}")
+        PlotPart(name=name, size=seconds, says=f"{seconds / measured.step_time_s:.1%}")
         for name, seconds in named
     ]
     yield stacked([part for part in shares if part.size > 0])
 
 
 def _stages(facts: ReportFacts, measured: MeasurementRecord) -> Iterator[Markup]:
-    """How full the devices of each pipeline stage are."""
+    """The peak memory of each pipeline stage."""
     whole = facts.device_memory_bytes
     stages = measured.peak_memory_bytes_by_stage
     if len(stages) < 2 or not whole:
@@ -208,13 +226,13 @@ def _ties(facts: ReportFacts) -> Markup:
     objective = facts.campaign.objective
     rows = [
         (
-            str(standing.trial.number),
-            short(standing.trial.layout),
-            objective_figure(objective, standing.value),
-            bounds(objective, standing).removesuffix(" (95 %)"),
-            peak(standing, facts.device_memory_bytes),
+            str(ranked.trial.number),
+            _short(ranked.trial.layout),
+            objective_figure(objective, ranked.value),
+            _bounds(objective, ranked).removesuffix(" (95 %)"),
+            _peak(ranked, facts.device_memory_bytes),
         )
-        for standing in tied
+        for ranked in tied
     ]
     return join(
         tag("h3", "As good as the winner"),
@@ -224,3 +242,34 @@ def _ties(facts: ReportFacts) -> Markup:
         ),
         table((">trial", "layout", f">{unit(objective)}", "95 % interval", "peak memory"), rows),
     )
+
+
+def _short(layout: Layout) -> str:
+    """A layout in one line: knobs with a column in tables, then others not at their default."""
+    words = [
+        f"{knob.word} {zero(layout)}"
+        if knob.name == "zero_stage"
+        else knob.words(getattr(layout, knob.name))
+        for knob in KNOBS.values()
+        if knob.heading and knob.name != "precision"
+    ]
+    return ", ".join(filter(None, (*words, layout_extras(layout), layout.precision)))
+
+
+def _bounds(objective: str, ranked: RankedLayout) -> str:
+    """The 95 % interval of a layout's value."""
+    if ranked.low is None or ranked.high is None:
+        return "no interval: one iteration was timed"
+    return (
+        f"{objective_figure(objective, ranked.low)} to "
+        f"{objective_figure(objective, ranked.high)} (95 %)"
+    )
+
+
+def _peak(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
+    """The largest peak memory of a device, and the free share."""
+    measured = ranked.trial.measurement
+    found = None if measured is None else measured.peak_memory_bytes
+    if found is None or not device_memory_bytes:
+        return memory(found)
+    return f"{memory(found)} of {memory(device_memory_bytes)}, {1 - found / device_memory_bytes:.0%} free"

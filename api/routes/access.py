@@ -1,16 +1,18 @@
-"""Access: tokens made, listed, revoked; whose token it is; who changed what."""
+"""Tokens and the audit."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from api.access_schemas import (
+from api.dependencies import BookDep, HolderDep, StoreDep
+from api.http.cursors import read_cursor, write_cursor
+from api.http.request_bodies import JsonRoute
+from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
     TokenCreate,
@@ -20,68 +22,70 @@ from api.access_schemas import (
     TokenRead,
     WhoAmI,
 )
-from api.dependencies import BookDep, HolderDep, StoreDep, read_cursor, write_cursor
-from api.texts import Moment
-from results_db.access_records import TokenRecord
+from api.schemas.text_types import Moment
+from results_db.access.tokens import TokenRecord
 from results_db.store import Store
 
-router = APIRouter(prefix="/v1", tags=["access"])
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["access"])
 
-# Control characters are in no name, and one database takes no NUL.
+# No name contains control characters, and PostgreSQL cannot store NUL.
 Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 @router.get("/whoami")
 async def read_whoami(holder: HolderDep) -> WhoAmI:
-    """Read whose token the request carries, and what it may do."""
-    return WhoAmI(name=holder.name, role=holder.role, expires_at=holder.expires_at)
+    """Read the name and the role of the request's token."""
+    return WhoAmI.of(holder)
 
 
 @router.post("/tokens", status_code=HTTPStatus.CREATED)
 def create_token(body: TokenCreate, store: StoreDep) -> TokenCreated:
-    """Make a token. The answer has it this once; only a hash is kept.
+    """Create a token. Only this response contains it; the service stores a hash.
 
-    409 when the name has a valid token already.
+    409 if the name already has a valid token.
     """
     record, token = store.create_token(body.name, body.role, expires_at=body.expires_at)
-    return TokenCreated(**_fields(store, record), token=token)
+    return TokenCreated.of(record, is_valid=record.is_valid(store.now()), token=token)
 
 
 @router.get("/tokens")
 def list_tokens(
     store: StoreDep,
-    revoked: Annotated[bool, Query(description="Also those that were revoked.")] = False,
+    revoked: Annotated[bool, Query(description="Also revoked tokens.")] = False,
 ) -> TokenPage:
-    """List tokens, the youngest first; those in the data directory's files are not among them."""
-    return TokenPage(
-        tokens=[TokenRead(**_fields(store, record)) for record in store.tokens(revoked=revoked)]
-    )
+    """List tokens, the newest first, without those of the data directory."""
+    return TokenPage(tokens=[_token(store, record) for record in store.tokens(revoked=revoked)])
 
 
 @router.delete("/tokens/{token_id}")
 async def revoke_token(
     token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
 ) -> TokenRead:
-    """End a token for good: at once in this process, within two seconds in others. Twice is once."""
+    """Revoke a token: at once in this process, within two seconds in others.
+
+    Repeating it is harmless.
+    """
     record = await run_in_threadpool(store.revoke_token, token_id)
     book.forget(token_id)
-    return TokenRead(**_fields(store, record))
+    return _token(store, record)
 
 
 @router.get("/audit")
 def list_audit(
     store: StoreDep,
-    actor: Annotated[Word | None, Query(description="Only changes in this name.")] = None,
-    action: Annotated[Word | None, Query(description='As "campaign.pause".')] = None,
-    target_kind: Annotated[Word | None, Query(description='As "campaign".')] = None,
-    target: Annotated[Word | None, Query(description="Only of what is called so.")] = None,
+    actor: Annotated[Word | None, Query(description="Only changes by this name.")] = None,
+    action: Annotated[Word | None, Query(description='For example "campaign.pause".')] = None,
+    target_kind: Annotated[Word | None, Query(description='For example "campaign".')] = None,
+    target: Annotated[
+        Word | None, Query(description="Only changes of the target with this name.")
+    ] = None,
     since: Annotated[Moment | None, Query(description="At this time or later.")] = None,
     until: Annotated[Moment | None, Query(description="Before this time.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=80)] = None,
 ) -> AuditPage:
-    """List who changed what and when, the youngest change first."""
-    # One more than asked for tells whether there is a next page.
+    """List who changed what and when, the newest change first."""
+    # One entry more than the page shows whether there is a next page.
     found = store.audit(
         actor=actor,
         action=action,
@@ -94,10 +98,10 @@ def list_audit(
     )
     page = found[:limit]
     return AuditPage(
-        entries=[AuditEntryRead(**asdict(entry)) for entry in page],
+        entries=[AuditEntryRead.of(entry) for entry in page],
         next_cursor=write_cursor(page[-1].id) if len(found) > limit else None,
     )
 
 
-def _fields(store: Store, record: TokenRecord) -> dict[str, Any]:
-    return {**asdict(record), "is_valid": record.is_valid(store.now())}
+def _token(store: Store, record: TokenRecord) -> TokenRead:
+    return TokenRead.of(record, is_valid=record.is_valid(store.now()))

@@ -1,39 +1,99 @@
-"""Allocations: what each node does, what runs and waits there, and what it cost."""
+"""Allocations: their nodes, their trials and their cost; nodes, and their quarantine."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from api.allocation_schemas import AllocationPage, AllocationRead
-from api.allocation_views import allocation_reads
 from api.dependencies import StoreDep
+from api.http.request_bodies import JsonRoute
+from api.schemas.allocations import (
+    AllocationPage,
+    AllocationRead,
+    ClusterNodeRead,
+    NodePage,
+    NodeQuarantineCreate,
+)
+from api.schemas.from_records import allocation_reads
 
-router = APIRouter(prefix="/v1/allocations", tags=["allocations"])
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["allocations"])
+
+AllocationId = Annotated[str, Path(max_length=64)]
+ClusterName = Annotated[str, Path(max_length=200)]
+NodeName = Annotated[str, Path(max_length=255)]
 
 
-@router.get("")
+@router.get("/allocations")
 def list_allocations(
     store: StoreDep,
     all: Annotated[  # noqa: A002 - the parameter's name in the URL
-        bool, Query(description="Also those that have ended, or whose workers fell silent.")
+        bool,
+        Query(description="Also those that have ended, or whose workers sent no heartbeat lately."),
     ] = False,
     name: Annotated[
         str | None,
-        Query(max_length=200, description="Only those whose worker, job or session is called so."),
+        Query(
+            max_length=200, description="Only those with this worker name, job id or session id."
+        ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AllocationPage:
-    """List allocations, the youngest first: what each node does, and why trials wait."""
+    """List allocations, the newest first: the status of each node, and why trials wait."""
     found = store.allocations(live=not all, called=name, limit=limit)
     return AllocationPage(allocations=allocation_reads(store, found))
 
 
-@router.get("/{allocation_id}")
-def read_allocation(
-    allocation_id: Annotated[str, Path(max_length=64)], store: StoreDep
-) -> AllocationRead:
-    """Read an allocation, by its worker's session."""
+@router.get("/allocations/{allocation_id}")
+def read_allocation(allocation_id: AllocationId, store: StoreDep) -> AllocationRead:
+    """Read an allocation, by its worker's session id."""
     (read,) = allocation_reads(store, [store.allocation(allocation_id)])
     return read
+
+
+@router.delete("/allocations/{allocation_id}", status_code=HTTPStatus.NO_CONTENT)
+def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
+    """Remove an allocation and all that its worker reported, for example if that is unreadable.
+
+    A running worker loses its session, returns its trials, and registers again. An allocation that
+    ran trials stays in the list, without its nodes and versions.
+    """
+    store.remove_allocation(allocation_id)
+
+
+@router.get("/nodes")
+def list_nodes(
+    store: StoreDep,
+    cluster: Annotated[
+        str | None, Query(max_length=200, description="Only nodes of this cluster.")
+    ] = None,
+) -> NodePage:
+    """List the nodes of allocations, and nodes in quarantine that no allocation has now."""
+    return NodePage(nodes=[ClusterNodeRead.of(node) for node in store.nodes(cluster)])
+
+
+@router.post("/nodes/{cluster}/{node}/quarantine")
+def quarantine_node(
+    cluster: ClusterName,
+    node: NodeName,
+    store: StoreDep,
+    body: NodeQuarantineCreate | None = None,
+) -> ClusterNodeRead:
+    """Put a node into quarantine: no probe starts there until it is released.
+
+    Repeating it is harmless. Its worker gets the order with its next heartbeat, and later workers
+    when they register. 404 if no allocation of the cluster ever had such a node.
+    """
+    reason = (body or NodeQuarantineCreate()).reason
+    return ClusterNodeRead.of(store.quarantine_node(cluster, node, reason))
+
+
+@router.post("/nodes/{cluster}/{node}/release")
+def release_node(cluster: ClusterName, node: NodeName, store: StoreDep) -> ClusterNodeRead:
+    """Release a node from quarantine.
+
+    Its worker gets the order with its next heartbeat, and checks the node. 409 if it is not in
+    quarantine, 404 if no allocation of the cluster ever had such a node.
+    """
+    return ClusterNodeRead.of(store.release_node(cluster, node))

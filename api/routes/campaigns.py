@@ -1,4 +1,4 @@
-"""Campaigns: submitted, listed, read, changed, paused, resumed, cancelled, cloned, deleted."""
+"""Campaigns."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.campaign_documents import (
+from api.dependencies import CampaignDep, SettingsDep, StoreDep
+from api.http.cursors import read_cursor, write_cursor
+from api.http.problems import names_fields_of_body
+from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,
     ChangesDep,
     DocumentDep,
+    JsonRoute,
     body_of,
 )
-from api.campaign_schemas import CampaignChange
-from api.dependencies import CampaignDep, SettingsDep, StoreDep, read_cursor, write_cursor
-from api.owners import OwnCampaignDep
-from api.problems import names_fields_of_body
-from api.schemas import CampaignDetail, CampaignPage
-from api.submission import Submission
-from api.texts import IdempotencyKeyText, Moment, QueryText
-from api.views import campaign_detail, campaigns_read
-from results_db.campaign_filter import CampaignFilter
+from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
+from api.schemas.from_records import campaign_detail, campaigns_read
+from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
+from api.security.ownership import OwnCampaignDep
+from api.service.submission import Submission
+from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
-from search_spaces.campaign import StrategyName
-from search_spaces.objectives import AnyObjective
+from search_spaces.spec.campaign import StrategyName
+from search_spaces.spec.objectives import AnyObjective
 
-router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+router = APIRouter(route_class=JsonRoute, prefix="/v1/campaigns", tags=["campaigns"])
 
 IdempotencyKey = Annotated[
     IdempotencyKeyText | None,
     Header(
-        description="The same key with the same request makes one campaign, however often it is sent."
+        description="Requests with the same key and content create one campaign, however often sent."
     ),
 ]
 REPLAY: Final = "Idempotent-Replay"
-"""Header of an answer to a request that had made its campaign before."""
+"""Header of the response to a repeated request, whose campaign existed already."""
 
 _OF_DOCUMENTS: Final = [Depends(names_fields_of_body)]
 
@@ -45,7 +46,7 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
         "headers": {
             "Location": {"description": "The campaign.", "schema": {"type": "string"}},
             REPLAY: {
-                "description": "`true` where an earlier sending of the request made it.",
+                "description": "`true` if an earlier request with the same key created it.",
                 "schema": {"type": "string"},
             },
         }
@@ -54,7 +55,7 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def get_submission(store: StoreDep, settings: SettingsDep) -> Submission:
-    """Makes campaigns in the name of whoever asks."""
+    """Submits campaigns in the name of the actor."""
     return Submission(store, settings.data_dir)
 
 
@@ -77,14 +78,14 @@ def create_campaign(
 ) -> CampaignDetail:
     """Submit a campaign, as JSON or YAML. It starts at once.
 
-    Refused with 422 when a field is wrong, when no layout of the space is legal (the answer says
-    which rule excluded how many), when the model is too large for every layout, or when the key was sent
-    with another document; with 409 when the name is taken. Nothing is kept of a campaign that is refused.
-    Constants of its cluster that it does not state, and that were measured on this machine
-    (`layout-tuner calibrate`), are taken from there.
+    422 if a field is wrong, if no layout of the space is legal (the answer states how many each
+    rule excluded), if the model is too large for every layout, or if the key was sent with another
+    document; 409 if the name is taken. A refused campaign leaves nothing behind. Constants of the
+    cluster that the document omits are taken from `layout-tuner calibrate` on this machine, if it
+    was run.
     """
     campaign, is_replay = submission.create(document, idempotency_key)
-    _tell(response, campaign, is_replay=is_replay)
+    _add_headers(response, campaign, is_replay=is_replay)
     return campaign_detail(store, campaign)
 
 
@@ -103,17 +104,17 @@ def clone_campaign(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> CampaignDetail:
-    """Submit a campaign like another one, but for the fields of the document that the body names.
+    """Submit a copy of a campaign, with the fields of the body in place of its own.
 
-    Each of them takes the place of the whole field. Without a name it is called after the other one,
-    with the first number that is free. It is refused as a new campaign is.
+    Each field of the body replaces the whole field. Without a name, the copy gets the name of the
+    original with the first free number. It is refused for the same reasons as a new campaign.
     """
     clone, is_replay = submission.clone(campaign, changes, idempotency_key)
-    _tell(response, clone, is_replay=is_replay)
+    _add_headers(response, clone, is_replay=is_replay)
     return campaign_detail(store, clone)
 
 
-def _tell(response: Response, campaign: CampaignRecord, *, is_replay: bool) -> None:
+def _add_headers(response: Response, campaign: CampaignRecord, *, is_replay: bool) -> None:
     response.headers["Location"] = f"{router.prefix}/{campaign.name}"
     if is_replay:
         response.headers[REPLAY] = "true"
@@ -126,23 +127,23 @@ def list_campaigns(
     model: Annotated[QueryText | None, Query(description="Name of the model.")] = None,
     cluster: Annotated[QueryText | None, Query(description="Name of the cluster.")] = None,
     strategy: Annotated[
-        StrategyName | Literal["imported"] | None, Query(description="How layouts are proposed.")
+        StrategyName | Literal["imported"] | None, Query(description="Name of the strategy.")
     ] = None,
     objective: Annotated[
-        AnyObjective | None, Query(description="Any of the campaign's objectives.")
+        AnyObjective | None, Query(description="One of the campaign's objectives.")
     ] = None,
     created_by: Annotated[
         QueryText | None, Query(description="Name of the token that submitted it.")
     ] = None,
     name_contains: Annotated[
-        QueryText | None, Query(description="A part of the name, in upper or lower case.")
+        QueryText | None, Query(description="Part of the name; upper and lower case are equal.")
     ] = None,
-    created_after: Annotated[Moment | None, Query(description="This moment or later.")] = None,
-    created_before: Annotated[Moment | None, Query(description="Earlier than this moment.")] = None,
+    created_after: Annotated[Moment | None, Query(description="At this time or later.")] = None,
+    created_before: Annotated[Moment | None, Query(description="Before this time.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=80)] = None,
 ) -> CampaignPage:
-    """List campaigns that meet all that is asked, the youngest first."""
+    """List the campaigns that pass all filters, the newest first."""
     chosen = CampaignFilter(
         states=tuple(state or ()),
         model=model,
@@ -154,7 +155,7 @@ def list_campaigns(
         created_after=created_after,
         created_before=created_before,
     )
-    # One more than asked for tells whether there is a next page.
+    # One campaign more than the page shows whether there is a next page.
     found = store.campaigns(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
     page = found[:limit]
     return CampaignPage(
@@ -165,7 +166,7 @@ def list_campaigns(
 
 @router.get("/{campaign}")
 def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
-    """Read a campaign: its state, its progress, and the description it is judged against."""
+    """Read a campaign: its state, its progress, and its description."""
     return campaign_detail(store, campaign)
 
 
@@ -173,10 +174,10 @@ def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
 def update_campaign(
     campaign: OwnCampaignDep, changes: CampaignChange, store: StoreDep
 ) -> CampaignDetail:
-    """Change a campaign's budget, while it has not ended, and its notes. All of it, or nothing.
+    """Change a campaign's budget and its notes: either all of it, or nothing.
 
-    The driver goes by the new budget at once. 409 for the budget of a campaign that has ended: it is not
-    reopened; clone it.
+    The driver uses the new budget at once. 409 for the budget of a campaign that has ended: clone
+    it instead.
     """
     given = changes.model_dump(exclude_unset=True)
     changed = store.update_campaign(
@@ -187,27 +188,27 @@ def update_campaign(
 
 @router.delete("/{campaign}", status_code=HTTPStatus.NO_CONTENT)
 def delete_campaign(campaign: OwnCampaignDep, store: StoreDep) -> None:
-    """Delete a campaign that has ended, with all that was measured for it.
+    """Delete a campaign that has ended, with all its measurements.
 
-    409 while it has not ended, while a worker still stops one of its trials, and while an open campaign
-    names it in `start_from`.
+    409 if it has not ended, while a worker still stops one of its trials, and while an open
+    campaign names it in `start_from`.
     """
     store.delete_campaign(campaign.id)
 
 
 @router.post("/{campaign}/pause")
 def pause_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
-    """Hand out no more trials; those that run finish. 409 when it has ended."""
+    """Pause a campaign: no more trials start, and running ones finish. 409 if it has ended."""
     return campaign_detail(store, store.pause_campaign(campaign.id))
 
 
 @router.post("/{campaign}/resume")
 def resume_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
-    """Take a paused campaign up again. 409 when it has ended."""
+    """Resume a paused campaign. 409 if it has ended."""
     return campaign_detail(store, store.resume_campaign(campaign.id))
 
 
 @router.post("/{campaign}/cancel")
 def cancel_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
-    """End a campaign now. Waiting trials are cancelled, running ones are stopped by their workers."""
+    """End a campaign now. Waiting trials are cancelled; workers stop the running ones."""
     return campaign_detail(store, store.cancel_campaign(campaign.id))

@@ -1,4 +1,4 @@
-"""Live events, as server-sent events that a client can take up again where it lost them."""
+"""Live events, as a stream of server-sent events that a client can resume."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from fastapi import APIRouter, Header, Query, Response
 
 from api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
 from api.errors import EventNumberInvalidError
-from api.event_stream import EventStream
-from api.schemas import MAX_ID
+from api.live.event_stream import EventStream
+from api.schemas.text_types import id_in
+from search_spaces.documents.limits import MAX_ID
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
 LastEventId = Annotated[
     str | None,
-    Header(max_length=40, description="Go on after this event; what a client sends by itself."),
+    Header(
+        max_length=40,
+        description="Continue after this event; clients of event streams send it by themselves.",
+    ),
 ]
 After = Annotated[
     int | None,
     Query(
         ge=0,
         le=MAX_ID,
-        description="The same as a parameter; 0 begins with the first event that is kept. Without "
-        "either, what happens from now on.",
+        description="The same as a parameter; 0 begins with the first stored event. Without either, "
+        "the stream begins now.",
     ),
 ]
 
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.OK: {
-        "description": "A stream that ends with the connection. `stream.opened` comes first: its `id` is "
-        "the number to go on after, and `missed` says that events before it are kept no more. Each "
-        "`data` is a document as in the example; `stream.closed` says why the service ends it.",
+        "description": "A stream that ends with the connection. `stream.opened` comes first: its "
+        "`id` is the number to continue after, and `missed` is true if earlier events were deleted. "
+        "Each `data` is a document as in the example; `stream.closed` states why the service ends it.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},
@@ -60,9 +64,9 @@ def stream_campaign_events(
     last_event_id: LastEventId = None,
     after: After = None,
 ) -> Response:
-    """Hear what happens to a campaign and its trials, as it happens.
+    """Stream the events of a campaign and its trials.
 
-    A client that lost the stream sends `Last-Event-ID`, and hears what it missed first.
+    A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """
     return EventStream(
         hub,
@@ -81,19 +85,20 @@ def stream_events(
     last_event_id: LastEventId = None,
     after: After = None,
 ) -> Response:
-    """Hear what happens to all campaigns, as it happens.
+    """Stream the events of all campaigns.
 
-    A client that lost the stream sends `Last-Event-ID`, and hears what it missed first.
+    A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """
     return EventStream(hub, store, settings, campaign_id=None, after=_number(last_event_id, after))
 
 
 def _number(last_event_id: str | None, after: int | None) -> int | None:
-    """Where to go on; the header, which is of a later time than the address, goes first."""
+    """The event to continue after; the header wins, because a client updates it by itself."""
     if not last_event_id:
         return after
-    if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MAX_ID:
+    number = id_in(last_event_id)
+    if number is None:
         raise EventNumberInvalidError(
             f"Last-Event-ID {last_event_id!r} is not the number of an event of this service"
         )
-    return int(last_event_id)
+    return number

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Query
 from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
-from api.schemas import MAX_ID, ExportFileRead, ExportRead
-from results_db.imports import IMPORTED
+from api.schemas.campaigns_and_trials import ExportRead
+from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
-from search_spaces.rules import violations
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.rules import violations
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -29,13 +30,13 @@ def export_trial(
     ],
     trial: Annotated[
         int | None,
-        Query(ge=1, le=MAX_ID, description="Number of the trial; the best one by default."),
+        Query(ge=1, le=MAX_ID, description="Number of the trial; by default the best one."),
     ] = None,
 ) -> ExportRead:
-    """Write a training job's files for the campaign's best trial, or for another one.
+    """Write the files of a training job with the layout of the best trial, or of another one.
 
-    409 when the campaign has no ranked trial yet, or when the other one is not COMPLETED: nobody
-    knows that such a job would run. Nor does anybody of a layout that was imported and is not legal.
+    409 if the campaign has no ranked trial yet, if the other trial is not COMPLETED, or if an
+    imported layout is not legal: it is unknown whether such a job would run.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     notes: list[str] = []
@@ -44,16 +45,7 @@ def export_trial(
         source = store.import_source(campaign.id) or "a table that does not say where"
         notes.append(f"the layout was not measured here: it is imported, from {source}")
     bundle = exporters.export(format, _source(campaign, chosen))
-    return ExportRead(
-        format=bundle.format,
-        trial=chosen.number,
-        target_version=bundle.target_version,
-        files=[
-            ExportFileRead(name=file.name, content=file.content, executable=file.executable)
-            for file in bundle.files
-        ],
-        notes=[*notes, *bundle.notes],
-    )
+    return ExportRead.of(bundle, trial=chosen.number, notes=[*notes, *bundle.notes])
 
 
 def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
@@ -77,8 +69,8 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
 
 
 def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
-    """Other trainers run layouts that ours does not: uneven stages, or tp that leaves the node."""
-    spec = CampaignSpec.from_mapping(campaign.spec)
+    """Other trainers run layouts that ours does not: uneven stages, or tp across nodes."""
+    spec = CampaignSpec.from_stored(campaign.spec)
     sentences = violations(
         trial.layout,
         spec.model,
@@ -93,7 +85,7 @@ def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
 
 
 def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:
-    spec = CampaignSpec.from_mapping(campaign.spec)
+    spec = CampaignSpec.from_stored(campaign.spec)
     return exporters.ExportSource(
         campaign=campaign.name,
         trial=trial.number,

@@ -1,26 +1,26 @@
-"""Health, readiness and metrics: whether the service is there, can work, and how it stands."""
+"""Health, readiness and metrics of the service."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Annotated, Final, cast
+from typing import Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
-from api.dependencies import SettingsDep, StoreDep
-from api.metrics import CONTENT_TYPE, Metrics
-from api.progress import driver_is_alive
-from api.schemas import Health, Readiness
+from api.dependencies import MetricsDep, SettingsDep, StoreDep
+from api.schemas.campaigns_and_trials import Health, Readiness
+from api.service.metrics import CONTENT_TYPE
+from api.service.progress import driver_is_alive
 from api.settings import Settings
 from api.version import version
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 
 LEAST_FREE_BYTES: Final = 64 << 20
-"""With less on the data directory's disk, the next outcome may not be kept."""
+"""With less free space on the data directory's disk, the next outcome may not be stored."""
 
 router = APIRouter(prefix="/v1", tags=["health"])
 metrics_router = APIRouter(tags=["health"])
@@ -28,24 +28,17 @@ metrics_router = APIRouter(tags=["health"])
 
 @router.get("/health", responses={503: {"model": Health}})
 def read_health(store: StoreDep, response: Response) -> Health:
-    """Say whether the database answers, and whether a driver and workers are there."""
+    """Say whether the database answers, and whether a driver and workers are running."""
     try:
-        driver_seen_at = store.driver_seen_at()
-        workers = len(store.workers())
+        driver_seen_at, workers = store.driver_seen_at(), len(store.workers())
+        database = True
     except DatabaseUnavailableError:
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return Health(
-            status="degraded",
-            version=version(),
-            database=False,
-            driver_seen_at=None,
-            driver_alive=False,
-            workers=0,
-        )
+        driver_seen_at, workers, database = None, 0, False
     return Health(
-        status="ok",
+        status="ok" if database else "degraded",
         version=version(),
-        database=True,
+        database=database,
         driver_seen_at=driver_seen_at,
         driver_alive=driver_is_alive(driver_seen_at, store.now()),
         workers=workers,
@@ -54,10 +47,10 @@ def read_health(store: StoreDep, response: Response) -> Health:
 
 @router.get("/ready", responses={503: {"model": Readiness}})
 def read_readiness(store: StoreDep, settings: SettingsDep, response: Response) -> Readiness:
-    """Say whether requests may be sent here: a proxy asks this before it does.
+    """Say whether the process can take requests; a proxy asks this first.
 
-    503, with the reasons, while the process ends, where the database does not answer, is read only or has
-    another version's schema, and where the data directory's disk is nearly full.
+    503, with the reasons, while the process ends, if the database does not answer, is read-only or
+    has the schema of another version, and if the data directory's disk is nearly full.
     """
     reasons = list(_why_not_ready(store, settings))
     if reasons:
@@ -65,14 +58,9 @@ def read_readiness(store: StoreDep, settings: SettingsDep, response: Response) -
     return Readiness(is_ready=not reasons, reasons=reasons)
 
 
-def get_metrics(request: Request) -> Metrics:
-    """The application's metrics."""
-    return cast("Metrics", request.app.state.metrics)
-
-
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
-def read_metrics(metrics: Annotated[Metrics, Depends(get_metrics)]) -> Response:
-    """Metrics as Prometheus reads them: of this process's requests, and of the whole service."""
+def read_metrics(metrics: MetricsDep) -> Response:
+    """Read metrics in the format of Prometheus: of this process's requests and of the service."""
     return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -83,7 +71,7 @@ def _why_not_ready(store: Store, settings: Settings) -> Iterator[str]:
         for reason in store.why_not_usable():
             yield f"the database cannot be worked on: {reason}"
     except DatabaseUnavailableError:
-        # Its words may name hosts and paths, which whoever asks here need not know; the log has them.
+        # The message may name hosts and paths, and /ready needs no token; the log has it.
         yield "the database does not answer"
     if settings.data_dir is not None:
         try:

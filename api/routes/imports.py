@@ -1,4 +1,4 @@
-"""Measurements that others took: imported as campaigns of their own; and campaigns as tables."""
+"""Measurement tables: imported as campaigns, and written for a campaign."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import DocumentTypeUnsupportedError
-from api.imports import read_import
-from api.measurement_table import trial_table
-from api.schemas import ImportRead
-from api.views import campaigns_read
-from results_db.imports import IMPORTED
+from api.http.documents import media_type_of
+from api.schemas.campaigns_and_trials import ImportRead
+from api.schemas.from_records import campaigns_read
+from api.service.imports import read_import
+from api.service.measurement_table import trial_table
+from results_db.campaigns.imports import IMPORTED
 from search_spaces.tables import write_table
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
@@ -23,8 +24,8 @@ _CSV_CONTENT = {CSV_TYPE: {"schema": {"type": "string"}}}
 
 
 async def table_body(request: Request) -> bytes:
-    """The body as it came."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """The unparsed body."""
+    content_type = media_type_of(request.headers.get("content-type", ""))
     if content_type not in ("", CSV_TYPE):
         raise DocumentTypeUnsupportedError(f"content type {content_type[:80]!r} is not {CSV_TYPE}")
     return await request.body()
@@ -40,17 +41,22 @@ def import_campaigns(
     store: StoreDep,
     name: Annotated[
         str | None,
-        Query(max_length=64, description="Of the campaign; several are numbered after it."),
+        Query(
+            max_length=64,
+            description="Name of the campaign; if there are several, each gets a number after it.",
+        ),
     ] = None,
     cell: Annotated[
         list[str] | None,
-        Query(description="Only these cells, as model=GPT-3.6B,num_devices=64; may be repeated."),
+        Query(
+            description="Only these cells, for example model=GPT-3.6B,num_devices=64; may be repeated."
+        ),
     ] = None,
 ) -> ImportRead:
-    """Import a measurement table: every cell becomes a campaign that has ended.
+    """Import a measurement table: each cell becomes a campaign that has ended.
 
-    Refused with 422 when it is no measurement table (the answer names the row and the reason), with
-    409 when a name is taken. Either all of it is imported, or nothing.
+    422 if it is not a measurement table (the answer states the row and the reason), 409 if a name
+    is taken. Either all of it is imported, or nothing.
     """
     imports, notes = read_import(body, name=name, cells=cell or ())
     campaigns = store.import_campaigns(imports)
@@ -63,15 +69,15 @@ def import_campaigns(
     responses={200: {"content": _CSV_CONTENT}},
 )
 def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
-    """All that a campaign measured as a measurement table, failures included, in order.
+    """Read all measurements of a campaign as a measurement table, in order, with failures.
 
-    Of an imported campaign it is the table that it was made of.
+    For an imported campaign this is the imported table.
     """
     if campaign.strategy == IMPORTED:
         text = write_table(store.imported_table(campaign.id))
     else:
         ended = store.trials(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
-        # Ranks that shared devices measured something else.
-        told = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
-        text = trial_table(campaign, told)
+        # Measurements of ranks that shared devices are left out.
+        shown = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
+        text = trial_table(campaign, shown)
     return Response(text, media_type=CSV_TYPE)

@@ -1,4 +1,4 @@
-"""The leaderboard: a campaign's layouts, ranked, as JSON, as a table, or as a file of columns."""
+"""The leaderboard of a campaign, as JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic_core import to_json
 
 from api.dependencies import CampaignName, StoreDep, campaign_named, campaign_reference
-from api.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
-from api.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
-from api.parquet import PARQUET_TYPE, parquet
-from api.schemas import MAX_ID, LeaderboardPage
-from api.stated_filter import StatedFilterDep
-from results_db.leaderboard_page import PageOfLayouts
-from results_db.standing import Listing
+from api.http.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
+from api.http.query_parameters import StatedFilterDep
+from api.schemas.campaigns_and_trials import LeaderboardPage
+from api.service.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
+from api.service.parquet import PARQUET_TYPE, parquet
+from results_db.leaderboard.leaderboard import PageOfLayouts
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
 from results_db.store import Store
-from search_spaces.objectives import Objective
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.spec.objectives import Objective
 from search_spaces.tables.writing import columns_of
 
 router = APIRouter(prefix="/v1", tags=["trials"])
@@ -34,7 +35,7 @@ _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 Ranking = Annotated[
-    Objective | None, Query(description="What to rank by; the campaign's own by default.")
+    Objective | None, Query(description="What to rank by; by default the campaign's own objective.")
 ]
 Front = Annotated[bool, Query(description="Only the Pareto front over the campaign's objectives.")]
 Within = Annotated[
@@ -43,17 +44,17 @@ Within = Annotated[
         ge=0,
         le=100,
         allow_inf_nan=False,
-        description="Only layouts at most so many percent under the best, the cheapest first: by "
-        "node-hours a token.",
+        description="Only layouts at most this many percent below the best, sorted by node-hours per "
+        "token.",
     ),
 ]
 Format = Annotated[
     Literal["json", "csv", "parquet"],
-    Query(description="csv and parquet are the measurement-table format."),
+    Query(description="csv and parquet are measurement tables."),
 ]
 Intervals = Annotated[
     bool,
-    Query(description="In csv and parquet: also how often each was measured, and how sure it is."),
+    Query(description="In csv and parquet: also the number of measurements and the interval."),
 ]
 
 
@@ -78,16 +79,16 @@ def read_leaderboard(
 ) -> Response:
     """Rank the layouts that a campaign measured, the best first, each with a 95 % interval.
 
-    Repeats of a layout count together, by the median of their step times; its first trial stands for it.
-    Oversubscribed ones are never ranked, nor are those that break the campaign's constraints. A filter
-    narrows what is listed, by the layout and by the measurement of its first trial; what each is
-    compared with stays the first of all.
+    All trials of a layout count, by the median of their step times; the layout is shown with its
+    first trial. Oversubscribed layouts are never ranked, nor those that break the campaign's
+    constraints. A filter applies to the layout and to the measurement of its first trial. Listed
+    layouts keep their rank on the whole leaderboard, and are compared with its first layout.
     """
-    # As dependencies, each of the next would be handed to a thread of its own.
+    # FastAPI would run each of these in a thread if it were a dependency.
     asked = _Asked(
         campaign=campaign_reference(campaign),
         objective=objective,
-        listing=Listing(front=front, wanted=wanted, within_percent=within),
+        listing=LeaderboardQuery(front=front, wanted=wanted, within_percent=within),
         limit=limit,
         offset=offset,
     )
@@ -102,17 +103,20 @@ def read_leaderboard(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """Which part of which leaderboard."""
+    """The requested part of a leaderboard."""
 
     campaign: int | str
     objective: Objective | None
-    listing: Listing
+    listing: LeaderboardQuery
     limit: int
     offset: int
 
 
 MakeHeaders = Callable[[str], dict[str, str]]
-"""Headers of a page of a campaign with this mark; raises `PageUnchanged` where the client has it."""
+"""Headers of a page with this mark (`Store.page_version`).
+
+Raises `PageUnchanged` if the client has the page.
+"""
 
 
 def _page(store: Store, asked: _Asked, make_headers: MakeHeaders) -> Response:
@@ -120,7 +124,7 @@ def _page(store: Store, asked: _Asked, make_headers: MakeHeaders) -> Response:
     page = store.page_of_layouts(
         asked.campaign,
         asked.objective,
-        look_at_mark=lambda mark: headers.update(make_headers(mark)),
+        check_version=lambda mark: headers.update(make_headers(mark)),
         listing=asked.listing,
         limit=asked.limit,
         offset=asked.offset,
@@ -130,9 +134,7 @@ def _page(store: Store, asked: _Asked, make_headers: MakeHeaders) -> Response:
 
 
 def _document(page: PageOfLayouts, offset: int) -> dict[str, Any]:
-    """A `LeaderboardPage` as plain values: validating what we wrote ourselves takes longer than reading it."""
-    for rank, layout in enumerate(page.layouts, offset + 1):
-        layout["rank"] = rank
+    """A `LeaderboardPage` as plain values; validation would take longer than reading the page."""
     end = offset + len(page.layouts)
     return {
         "objective": page.objective,
@@ -154,8 +156,8 @@ def _table(
     intervals: bool,
 ) -> Response:
     record = campaign_named(asked.campaign, store)
-    headers = make_headers(store.campaign_mark(record.id))
-    found = store.standings(
+    headers = make_headers(store.page_version(record.id))
+    found = store.ranked_layouts(
         record.id,
         asked.objective or record.objective,
         listing=asked.listing,

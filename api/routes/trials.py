@@ -9,26 +9,27 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
 from api.dependencies import CampaignDep, StoreDep
-from api.etags import UNCHANGED, LiveCampaignTag
-from api.filters import TrialFilterDep
-from api.schemas import (
+from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
+from api.http.etags import UNCHANGED, LiveCampaignTag
+from api.http.query_parameters import TrialFilterDep
+from api.http.request_bodies import JsonRoute
+from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
-    TrialId,
     TrialPage,
     TrialRead,
     TrialRepeat,
     TrialsAdded,
 )
-from api.trial_cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
-from api.views import trial_detail_read, trial_read
-from results_db.trial_order import SortKey, TrialOrder
+from api.schemas.from_records import trial_detail_read, trial_read
+from results_db.trials.sort_order import SortKey, TrialOrder
+from search_spaces.protocol.worker_messages import TrialId
 
-router = APIRouter(prefix="/v1", tags=["trials"])
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["trials"])
 
 TrialPath = Annotated[TrialId, Path()]
 
 NOT_TO_BE_SNIFFED: Final = {"X-Content-Type-Options": "nosniff"}
-"""Ranks print what they like; no browser is to take it for a page."""
+"""Ranks may print anything; browsers must not guess that it is a page."""
 
 
 @router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
@@ -38,21 +39,24 @@ def list_trials(
     _tag: LiveCampaignTag,
     wanted: TrialFilterDep,
     sort: Annotated[
-        SortKey, Query(description="What to sort by; words go by the memory that they save.")
+        SortKey,
+        Query(
+            description="What to sort by; choices are in the order of the memory that they save."
+        ),
     ] = "number",
     order: Annotated[
         Literal["asc", "desc"],
-        Query(description="The least first or the most. Trials without a value come last."),
+        Query(description="Ascending or descending. Trials without a value come last."),
     ] = "asc",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[
-        str | None, Query(max_length=MAX_CURSOR, description="Where the page before ended.")
+        str | None, Query(max_length=MAX_CURSOR, description="`next_cursor` of the previous page.")
     ] = None,
 ) -> TrialPage:
-    """List a campaign's trials, those that fit the filters, in any order.
+    """List the trials of a campaign that pass the filters, in the requested order.
 
-    Pages are of one list, as it was when the first was read: trials that are added or end meanwhile move
-    nothing, and each trial that was there comes once.
+    All pages are of the list at the time of the first page: trials that start or end meanwhile do
+    not move others, and each trial is listed once.
     """
     listed = TrialOrder(key=sort, descending=order == "desc")
     after = None if cursor is None else read_trial_cursor(cursor, campaign.id, listed)
@@ -71,7 +75,7 @@ def read_trial(trial_id: TrialPath, store: StoreDep) -> TrialDetailRead:
 
 @router.get("/trials/{trial_id}/log", response_class=PlainTextResponse)
 def read_trial_log(trial_id: TrialPath, store: StoreDep) -> PlainTextResponse:
-    """Read the last lines that a trial's ranks printed. 404 where none are kept."""
+    """Read the last lines of output of a trial's ranks. 404 if none are stored."""
     return PlainTextResponse(store.trial_log(trial_id), headers=NOT_TO_BE_SNIFFED)
 
 
@@ -79,9 +83,10 @@ def read_trial_log(trial_id: TrialPath, store: StoreDep) -> PlainTextResponse:
 def repeat_trial(
     trial_id: TrialPath, store: StoreDep, body: TrialRepeat | None = None
 ) -> TrialsAdded:
-    """Measure a COMPLETED trial's layout again: new trials, which the leaderboard pools with it.
+    """Measure the layout of a COMPLETED trial again; the leaderboard pools its trials.
 
-    They count in the campaign's budget. 409 when the trial is not COMPLETED, or its campaign has ended.
+    They count in the campaign's budget. 409 if the trial is not COMPLETED, or its campaign has
+    ended.
     """
     times = (body or TrialRepeat()).times
     added = store.measure_again(trial_id, times=times)
@@ -90,19 +95,19 @@ def repeat_trial(
 
 @router.post("/trials/{trial_id}/requeue", status_code=HTTPStatus.CREATED)
 def requeue_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
-    """Try the layout of a FAILED, INFEASIBLE or CANCELLED trial once more, as a new trial.
+    """Try the layout of a FAILED, INFEASIBLE or CANCELLED trial again, as a new trial.
 
-    409 when the trial is none of these, when its layout waits or runs already, or when its campaign has
-    ended.
+    409 if the trial is in another state, if its layout already waits or runs, or if its campaign
+    has ended.
     """
     return trial_read(store.requeue_trial(trial_id))
 
 
 @router.post("/trials/{trial_id}/cancel")
 def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
-    """Cancel a trial: at once where it waits. Twice is once.
+    """Cancel a trial. Repeating it is harmless.
 
-    One that runs stays RUNNING until its worker has stopped it, which takes a heartbeat. 409 when it has
-    ended in another way.
+    A waiting trial is CANCELLED at once; a running one stays RUNNING until its worker has stopped
+    it after its next heartbeat. 409 if it has ended in another way.
     """
     return trial_read(store.cancel_trial(trial_id))

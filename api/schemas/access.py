@@ -1,4 +1,4 @@
-"""The documents of access: tokens, whose token it is, the audit."""
+"""The documents of tokens and of the audit."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.schemas import Document, Request
-from api.texts import Moment
-from results_db.actor import TokenRole
+from api.schemas.campaigns_and_trials import Document, Request
+from api.schemas.text_types import Moment
+from results_db.access.actor import TokenRole
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 
 
 class TokenCreate(Request):
-    """A token to make."""
+    """A new token."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    """Whose it is: what it submits belongs to this name, and the audit says it. A name has one valid token."""
+    """The owner of what it submits; also in the audit. Each name has at most one valid token."""
     role: TokenRole
-    """viewer: reads. submitter: also submits campaigns and changes its own. admin: everything. worker: leases
-    trials and reports them, and nothing else."""
-    # Strictness takes no text for a time, and JSON has nothing else for it.
+    """viewer: reads. submitter: also submits campaigns and changes its own. admin: everything.
+    worker: leases and reports trials, and nothing else."""
+    # A strict model refuses texts as times, but JSON has no other form.
     expires_at: Annotated[Moment | None, Field(strict=False)] = None
-    """When it ends by itself, with a time zone; null: never."""
+    """When it expires, with a time zone; null: never."""
 
 
 class TokenRead(Document):
-    """A token, but for the token itself, which nobody can read again."""
+    """A token without its secret, which cannot be read again."""
 
     id: int
     name: str
@@ -39,27 +39,27 @@ class TokenRead(Document):
     expires_at: datetime | None
     """null: it does not expire."""
     revoked_at: datetime | None
-    """null: nobody revoked it."""
+    """null: it is not revoked."""
     last_used_at: datetime | None
-    """To the minute or so; null: never."""
+    """Accurate to a minute; null: never."""
     is_valid: bool
 
 
 class TokenCreated(TokenRead):
-    """A token that was made."""
+    """A new token, with its secret."""
 
     token: str
-    """The token itself, this once."""
+    """The secret; the service does not store it."""
 
 
 class TokenPage(Document):
-    """Tokens, the youngest first; those in the data directory's files are not among them."""
+    """Tokens, the newest first, without those of the data directory."""
 
     tokens: list[TokenRead]
 
 
 class WhoAmI(Document):
-    """Whose token the request carries."""
+    """The holder of the request's token."""
 
     name: str
     role: TokenRole
@@ -73,22 +73,22 @@ class AuditEntryRead(Document):
     id: int
     at: datetime
     actor: str
-    """The name of the token that made it; "system": the service by itself."""
+    """The name of the token, or "system" for changes by the service itself."""
     role: str
     token_id: int | None
-    """null: a token in the data directory's files, or none."""
+    """null: a token of the data directory, or the service itself."""
     address: str
-    """Where the request came from; empty: no request made it."""
+    """Where the request came from; empty without a request."""
     action: str
-    """As "campaign.pause"."""
+    """For example "campaign.pause"."""
     target_kind: str
     target: str
     details: dict[str, Any]
 
 
 class AuditPage(Document):
-    """Changes, the youngest first."""
+    """Changes, the newest first."""
 
     entries: list[AuditEntryRead]
     next_cursor: str | None
-    """For the next page; null: there is none."""
+    """Pass it as `cursor` for the next page; null on the last."""

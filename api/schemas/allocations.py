@@ -1,4 +1,4 @@
-"""The documents of allocations and their nodes: what runs where, what waits, what it cost."""
+"""The documents of workers, allocations and nodes."""
 
 from __future__ import annotations
 
@@ -7,53 +7,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from api.schemas import CostRead, Document, Request
-from results_db.allocation_records import AttemptPhase, NodeState, Scheduler
+from api.schemas.campaigns_and_trials import CostRead, Document, Request
+from results_db.records import LeasedTrialRead, QuarantineRead, WorkerRecord
+from search_spaces.protocol.worker_messages import NodeState, Scheduler
 
 ShownState = Literal["starting", "working", "draining", "silent", "ended"]
 
 
 class AllocationNodeRead(Document):
-    """A node of an allocation, as its worker said last."""
+    """A node of an allocation, with the newest status from its worker."""
 
     name: str
     num_devices: int
     state: NodeState
     doing: str
-    """In words: which probe runs there."""
+    """The probe that runs there, in words."""
     reason: str
-    """Why it is lost, or in quarantine."""
+    """Why it is lost or in quarantine."""
     free_devices: int | None
-    """Devices that no probe holds; null: the worker does not say."""
+    """Devices that no probe holds; null: not reported."""
     health: dict[str, Any] | None
-    """What its last check found."""
-
-
-class LeasedTrialRead(Document):
-    """A trial that the allocation's worker has leased."""
-
-    trial_id: int
-    campaign: str
-    number: int
-    """The trial's number in its campaign."""
-    attempt: int
-    num_nodes: int
-    num_devices: int
-    leased_at: datetime
-    phase: AttemptPhase | None
-    """What becomes of it just now; null: the worker did not say."""
-    iterations_done: int
-    """Warm-up included."""
-    held_s: float | None
-    """Seconds that it has held its nodes; null: the worker did not say."""
-    nodes_held: float | None
-    """Nodes that it holds, a part of one included; null: those of its layout."""
-    waiting_because: str
-    """The worker's words while it waits for devices."""
+    """Result of its last health check."""
 
 
 class NotLeasedRead(Document):
-    """A trial that nobody has leased, and why this allocation does not."""
+    """A trial that no worker has leased, and why this allocation does not lease it."""
 
     trial_id: int
     campaign: str
@@ -65,74 +43,69 @@ class NotLeasedRead(Document):
 
 
 class AllocationRead(Document):
-    """Nodes that a worker holds for a while, and all that goes on there."""
+    """An allocation: the nodes of one worker, their trials and their cost."""
 
     id: str
-    """Of its worker's session."""
+    """The id of its worker's session."""
     name: str
     host: str
     cluster: str
     scheduler: Scheduler
     job_id: str | None
-    """The scheduler's name for it."""
+    """The scheduler's id of it."""
     launcher: str
-    """What starts its ranks; empty: the worker did not say."""
+    """The launcher of its ranks; empty: not reported."""
     device: str
     num_nodes: int
     devices_per_node: int
     shares_nodes: bool
     """Whether several probes may run on one node."""
     state: ShownState
-    """draining: it takes no more trials, since its end is near. silent: its worker was not heard of lately."""
+    """draining: it takes no more trials, because it ends soon. silent: its worker sent no heartbeat
+    lately."""
     seconds_left: float | None
-    """Until its end; null: not known, or it does not end."""
+    """Seconds until it ends; null: unknown, or never."""
     registered_at: datetime
     seen_at: datetime
     status_at: datetime | None
-    """When its worker last said what its nodes do; null: never."""
+    """Time of the last status from its worker; null: there was none."""
     ended_at: datetime | None
     nodes: list[AllocationNodeRead]
-    """In the worker's order; empty: the worker does not say."""
+    """In the worker's order; empty: not reported."""
     running: list[LeasedTrialRead]
     """Trials that hold nodes, the oldest first."""
     waiting: list[LeasedTrialRead]
-    """Leased trials that wait for devices, and why."""
+    """Leased trials that wait for devices."""
     num_not_leased: int
-    """Trials of its cluster that nobody has leased."""
+    """Trials of its cluster that no worker has leased."""
     not_leased: list[NotLeasedRead]
-    """The oldest of them, and why each is not leased; none where the allocation has ended."""
+    """The oldest of them, each with a reason; empty if the allocation has ended."""
     cost: CostRead
-    """Of attempts that have ended; idle counts what it held for no probe as well."""
+    """The cost of its ended attempts, and its idle node-seconds."""
+
+
+class WorkerPage(Document):
+    workers: list[WorkerRecord]
+    """Workers with a recent heartbeat, the newest session first."""
 
 
 class AllocationPage(Document):
-    """Allocations, the youngest first."""
+    """Allocations, the newest first."""
 
     allocations: list[AllocationRead]
 
 
-class QuarantineRead(Document):
-    """Why no probe runs on a node."""
-
-    reason: str
-    since: datetime
-    requested_by_user: bool
-    """Whether a user asked for it; else a worker found the node at fault."""
-    released_at: datetime | None
-    """When it was released; null: it is in quarantine."""
-
-
 class ClusterNodeRead(Document):
-    """A node as the service knows it."""
+    """A node: its allocation, its status, and its quarantine."""
 
     cluster: str
     name: str
     allocation: str | None
-    """Id of the allocation that has it now; null: none has."""
+    """Id of the allocation that has it now; null: none."""
     node: AllocationNodeRead | None
-    """What that allocation says of it. A wish that was just made shows once its worker has acted on it."""
+    """Its status in that allocation. An order shows here once its worker has followed it."""
     quarantine: QuarantineRead | None
-    """null: nobody ever set it aside."""
+    """null: it never was in quarantine."""
 
 
 class NodePage(Document):
@@ -142,6 +115,6 @@ class NodePage(Document):
 
 
 class NodeQuarantineCreate(Request):
-    """Why a node shall be set aside."""
+    """The reason to put a node into quarantine."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1000)] = "asked for by a user"

@@ -1,147 +1,177 @@
-"""The documents of the HTTP API, beyond those that `search_spaces` and `results_db` define."""
+"""The documents of campaigns, trials, the leaderboard, exports, events, health and errors."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from results_db.events import EventKind
+from api.schemas.text_types import Notes
 from results_db.records import (
     AttemptRecord,
     CampaignState,
+    EventKind,
+    KnobStepRead,
     MeasurementRecord,
-    StepDirection,
-    StepSource,
-    StepState,
-    TrialState,
 )
-from search_spaces.layout import Layout
-from search_spaces.outcome import Environment, Iteration
-
-MAX_ID = 2**31 - 1
-"""Largest id that a database can hold."""
-
-TrialId = Annotated[int, Field(ge=1, le=MAX_ID)]
+from search_spaces.documents.duration import MAX_DURATION_S
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.protocol.outcome import Environment, Iteration
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.campaign_settings import NODE_HOURS
+from search_spaces.spec.layout import Layout
 
 
 class Document(BaseModel):
-    """Base of the service's documents: immutable, described by the strings under its fields."""
+    """Base of documents; the strings under the fields are their descriptions in OpenAPI."""
 
     model_config = ConfigDict(frozen=True)
 
+    @classmethod
+    def of(cls, record: object, **others: Any) -> Self:
+        """Copies the fields of a record that have the same names, nested records included.
+
+        Args:
+            record: has an attribute for every field that is not in `others`.
+            others: fields that the record lacks or names differently.
+        """
+        copied = {name: getattr(record, name) for name in cls.model_fields if name not in others}
+        return cls.model_validate(copied | others, from_attributes=True)
+
 
 class Request(Document):
-    """Base of what clients send: unknown fields are refused, and so are values of another type."""
+    """Base of request bodies; unknown fields and values of another type are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):
-    """Node-seconds by what they were spent on."""
+    """Node-seconds by use."""
 
     iterations: float
-    """Devices in iterations, warm-up included."""
+    """Devices in iterations, with warm-up."""
     start: float
-    """The rest of the time of probes whose outcome counts: starting, building, ending."""
+    """The rest of the time of probes whose outcome counts: start, build, end."""
     idle: float
     """Devices that were held and not used."""
     lost: float
-    """Attempts that taught nothing: lost, given back, or too late."""
+    """Attempts without a result: lost, returned, or too late."""
     total: float
-    """The sum of the four."""
+    """The sum of all parts."""
 
 
 class Progress(Document):
-    """How far a campaign is."""
+    """The progress of a campaign."""
 
     trials: dict[TrialState, int]
     """Trials in each state."""
     trials_ended: int
-    """Trials that completed, failed, or proved infeasible."""
+    """Trials that are COMPLETED, FAILED or INFEASIBLE."""
     trials_planned: int | None
-    """How many there will be at most; null when only time or node-hours bound the campaign."""
+    """Most trials that will end; null if only time or node-hours limit the campaign."""
     best: float | None
-    """The best completed trial's objective; null while there is none."""
+    """The objective of the best completed trial; null: there is none yet."""
     best_trial: int | None
-    """That trial's number."""
+    """The number of that trial."""
     best_layout: str | None
-    """That trial's layout, by its canonical key."""
+    """The canonical key of its layout."""
     seconds_left: float | None
-    """Estimate of the seconds to the end; null when nothing is known yet."""
+    """Estimated seconds to the end; null: unknown."""
     waiting_reason: str | None
-    """Why nothing moves, if nothing does, and what to do."""
+    """Why no trial is running and what to do; null: trials are running, or none is needed."""
 
 
 class CampaignRead(Document):
-    """A campaign as it stands."""
+    """The state of a campaign."""
 
     id: int
     name: str
     state: CampaignState
     reason: str | None
-    """Why it ended; null while it has not."""
+    """Why it ended; null while it is open."""
     message: str
-    """A sentence that goes with the reason."""
+    """The reason as a sentence."""
     model: str
     cluster: str
     objective: str
-    """What ranks."""
+    """The objective that ranks."""
     objectives: list[str]
-    """What the Pareto front is over, the one that ranks first."""
+    """The objectives of the Pareto front; the first one ranks."""
     strategy: str
     num_legal_layouts: int
-    """Size of the legal set: the layouts to choose from."""
+    """Number of legal layouts."""
     created_at: datetime
     started_at: datetime | None
     """When its first trial was leased."""
     ended_at: datetime | None
     node_seconds: float
-    """Nodes times seconds that its probes held, those of lost attempts included; what a budget in
-    node-hours counts."""
+    """Nodes times seconds held by its probes, including lost attempts; a budget in node-hours
+    counts these."""
     cost: CostRead
-    """What they were spent on. Its idle part, and so the total, has the campaign's share of what
-    allocations held for no probe besides."""
+    """The same by use. The idle part, and so the total, also has the campaign's share of idle
+    allocations."""
     wall_time_s: float
-    """Seconds RUNNING while a driver was at work."""
+    """Seconds in state RUNNING with an active driver."""
     created_by: str
-    """Name of the token that submitted it; empty: it was made before there were any."""
+    """Name of the token that submitted it; empty: it is older than tokens."""
     notes: str
-    """What its users wrote beside it."""
+    """Notes of its users."""
     progress: Progress
     warnings: list[str]
-    """What the submitter should know: constants that had to be guessed."""
+    """Warnings for the submitter, for example constants that were assumed."""
 
 
 class CampaignDetail(CampaignRead):
-    """A campaign with the description that its layouts are judged against."""
+    """A campaign with its description."""
 
     starts_from: int
-    """Trials of other campaigns that calibrate its search from the start."""
+    """Number of trials of other campaigns that calibrate its search from the start."""
     spec: dict[str, Any]
-    """The description, presets written out; it can be submitted again under another name."""
+    """The description without names of presets; it can be submitted again under another name."""
 
 
 class CampaignPage(Document):
-    """Campaigns, the youngest first."""
+    """Campaigns, the newest first."""
 
     campaigns: list[CampaignRead]
     next_cursor: str | None
     """Pass it as `cursor` for the next page; null on the last."""
 
 
+class BudgetChange(Request):
+    """New bounds of a budget: a missing field stays as it is, null removes the bound."""
+
+    trials: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Most trials, counted when they end with any outcome."""
+    node_hours: float | None = Field(default=None, ge=NODE_HOURS.low, le=NODE_HOURS.high)
+    """Most node-hours of probes."""
+    wall_time: str | float | None = None
+    """As `90s`, `10m`, `2h`, `1d`, or in seconds; instead of wall_time_s."""
+    wall_time_s: float | None = Field(default=None, gt=0, le=MAX_DURATION_S)
+    """Most seconds in state RUNNING."""
+
+
+class CampaignChange(Request):
+    """The fields of a campaign that can be changed; a missing field stays as it is."""
+
+    budget: BudgetChange = BudgetChange()
+    """Only for a campaign that has not ended."""
+    notes: Notes = ""
+    """Notes of its users; may have several lines."""
+
+
 class ImportRead(Document):
-    """What became of a measurement table."""
+    """The result of importing a measurement table."""
 
     campaigns: list[CampaignRead]
-    """One a cell, in the order of the table; ended, with the reason `imported`."""
+    """One for each cell, in the order of the table; all have ended with the reason `imported`."""
     notes: list[str]
-    """What the table does not say and was assumed."""
+    """Values that the table lacks and that were assumed."""
 
 
 class TrialRead(Document):
-    """A trial as it stands."""
+    """The state of a trial."""
 
     id: int
     number: int
@@ -149,60 +179,60 @@ class TrialRead(Document):
     campaign_id: int
     layout: Layout
     layout_key: str
-    """The layout's canonical name."""
+    """The canonical key of the layout."""
     num_devices: int
     global_batch_size: int
     state: TrialState
     reason: str | None
-    """Why it does not count; null unless it ended without a measurement that does."""
+    """Why it does not count; null unless INFEASIBLE, FAILED or CANCELLED."""
     message: str
-    """What went wrong, in a sentence."""
+    """The problem, in a sentence."""
     node: str
-    """Node where it went wrong first."""
+    """The node where the problem occurred first."""
     attempt: int
     """Number of the latest attempt; 0 before the first."""
     lost_attempts: int
     iterations_done: int
-    """Iterations that the running attempt has finished, warm-up included."""
+    """Finished iterations of the running attempt, including warm-up."""
     repeat_of: int | None
-    """Id of the trial that this one deliberately repeats."""
+    """Id of the trial that this one deliberately repeats; null: it repeats none."""
     node_seconds: float
     cost: CostRead
-    """What they were spent on."""
+    """The same by use."""
     measurement: MeasurementRecord | None
-    """There where COMPLETED; where FAILED as diverged for its losses, for inspection alone."""
+    """Present if COMPLETED; also if FAILED as diverged, but then it does not count."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
 
 
 class TrialDetailRead(TrialRead):
-    """A trial with everything that is kept about it."""
+    """A trial with everything that is stored about it."""
 
     iterations: list[Iteration]
-    """Every iteration of the measurement, warm-up included."""
+    """Every iteration of the measurement, including warm-up."""
     environment: Environment | None
-    """What it ran on."""
+    """The hardware and software that it ran on."""
     log_tail: str
-    """The last lines that its ranks printed."""
+    """The last lines of output of its ranks."""
     attempts: list[AttemptRecord]
 
 
 class TrialRepeat(Request):
-    """How a trial is measured again."""
+    """How often to measure a trial again."""
 
     times: int = Field(default=1, ge=1, le=20)
-    """How often."""
+    """Number of new trials."""
 
 
 class TrialsAdded(Document):
-    """New trials of a layout that was tried before."""
+    """New trials of a layout that was measured before."""
 
     trials: list[TrialRead]
 
 
 class TrialPage(Document):
-    """Trials in the order that was asked for."""
+    """Trials in the requested order."""
 
     trials: list[TrialRead]
     next_cursor: str | None
@@ -210,99 +240,75 @@ class TrialPage(Document):
 
 
 class RankedTrial(TrialRead):
-    """A layout on the leaderboard, by its first trial, whose own measurement it shows."""
+    """A layout on the leaderboard, with the first of its trials and that trial's measurement."""
 
     rank: int
-    """1 is the best of those that are listed."""
+    """Rank on the unfiltered leaderboard of the campaign; 1 is the best."""
     objectives: dict[str, float | None]
-    """The campaign's objectives, and the one that ranks here, at the median step time of all runs of its
-    layout; null: not measured."""
+    """The campaign's objectives and the one that ranks here, at the median step time of all runs of
+    the layout; null: not measured."""
     on_front: bool
-    """Whether no other ranked trial is at least as good in all of the campaign's objectives, and better
-    in one."""
+    """Whether no other ranked trial is at least as good in all of the campaign's objectives and
+    better in one."""
     value: float
-    """What it is ranked by, at the median step time of all runs of its layout."""
+    """The value that ranks, at the median step time of all runs of the layout."""
     value_low: float | None
-    """Where the 95 % interval of the value begins; null where a single iteration was timed."""
+    """Lower end of the 95 % interval of the value; null: only one iteration was timed."""
     value_high: float | None
-    """Where it ends."""
+    """Upper end of the interval."""
     step_time_s: float
-    """Median of the step times of all runs of its layout."""
+    """Median of the step times of all runs of the layout."""
     num_runs: int
-    """How often the layout was measured; all runs count."""
+    """Number of measurements of the layout; all count."""
     shortened: bool
-    """Whether it was stopped early, since it was slower than the best: it is not the winner."""
+    """Whether it was stopped early because it was slower than the best; it never wins."""
     tied_with_first: bool
-    """Whether it cannot be told apart from the first with 95 % confidence, or is the first."""
+    """Whether it is the first, or does not differ from the first with 95 % confidence."""
 
 
 class LeaderboardPage(Document):
     """Measured layouts, the best first. Oversubscribed trials are never ranked."""
 
     objective: str
-    """What they are ranked by; more is better."""
+    """The objective that ranks; more is better."""
     objectives: list[str]
-    """The campaign's objectives, which the front is over."""
+    """The campaign's objectives; the Pareto front is over all of them."""
     source: str | None
-    """Where the measurements of an imported campaign come from; null: it ran here."""
+    """Source of the measurements of an imported campaign; null: it ran here."""
     total: int
-    """How many layouts are ranked; with front, how many are on it."""
+    """Number of ranked layouts; with `front`, of those on the front."""
     constrained: int
-    """Completed trials that are not ranked since they break the campaign's constraints."""
+    """Completed trials that are not ranked because they break the campaign's constraints."""
     trials: list[RankedTrial]
     next_offset: int | None
     """Pass it as `offset` for the next page; null on the last."""
 
 
 class KnobImportance(Document):
-    """How much a knob matters over the whole campaign."""
+    """The importance of a knob over the whole campaign."""
 
     knob: str
     importance: float
-    """Share of the objective's variation that the knob accounts for by itself."""
-
-
-class KnobStepRead(Document):
-    """What one step in a knob, away from the winner, does."""
-
-    knob: str
-    direction: StepDirection
-    value: str
-    """The winner's value of the knob."""
-    stepped_value: str
-    also: list[str]
-    """Knobs that had to follow."""
-    layout_key: str
-    """The stepped layout."""
-    source: StepSource
-    """Whether the campaign measured that layout, or the closed form predicts it."""
-    state: StepState
-    """Whether the layout runs."""
-    effect: float | None
-    """Relative change of the objective, under 0 for worse; null where the layout does not run."""
-    is_apart: bool | None
-    """Whether it can be told apart from the winner with 95 % confidence; null if not measured."""
-    trial_id: int | None
-    """The trial that measured it."""
+    """Share of the variation of the objective that the knob alone explains."""
 
 
 class AnalysisRead(Document):
-    """Which knobs matter in a campaign, and how far its winner is from its neighbours."""
+    """The importance of knobs in a campaign, and the sensitivity of its winner."""
 
     campaign: str
     objective: str
     winner: int
-    """Number of the winner's first trial, around which the steps are taken."""
+    """Number of the winner's first trial, from which the steps start."""
     winner_layout: str
-    """Its layout, by its canonical key."""
+    """The canonical key of its layout."""
     num_layouts: int
-    """Measured layouts that the importances were found from."""
+    """Measured layouts behind the importances."""
     method: str
-    """How the importances were found; empty where too little was measured."""
+    """The method for the importances; empty: too few measurements."""
     importances: list[KnobImportance]
     """The largest first."""
     steps: list[KnobStepRead]
-    """By knob; a knob at the end of its values has one."""
+    """By knob; a knob at the end of its values has one step."""
     computed_at: datetime
 
 
@@ -314,67 +320,77 @@ class ExportFileRead(Document):
     executable: bool
 
 
+class ExportCommandRead(Document):
+    """A command line that runs the job."""
+
+    when: str
+    """Where or with what it runs, for example "under torchrun"."""
+    words: list[str]
+    """Program and arguments; the name of a file stands for its path."""
+
+
 class ExportRead(Document):
-    """The files of a training job, and what their format could not say."""
+    """The files of a training job, and notes on what their format cannot express."""
 
     format: str
     trial: int
-    """Number of the trial whose layout it is."""
+    """Number of the exported trial."""
     target_version: str
-    """Version of the framework that the files were written for."""
+    """Version of the framework that the files are written for."""
     files: list[ExportFileRead]
+    commands: list[ExportCommandRead]
     notes: list[str]
 
 
 class EventRead(Document):
-    """Something that happened to a campaign."""
+    """An event of a campaign."""
 
     seq: int
-    """Its number, which the stream gives as `id` too; numbers grow, and some are left out."""
+    """Its number, also the `id` in the stream; numbers increase, with gaps."""
     kind: EventKind
     at: datetime
     campaign_id: int
     trial_id: int | None
-    """Null where it concerns the campaign as a whole."""
+    """null: the event concerns the whole campaign."""
     data: dict[str, Any]
-    """What is known at once: of a trial its number, state, reason and attempt."""
+    """Details; for a trial its number, state, reason and attempt."""
 
 
 class Health(Document):
     status: str
-    """"ok", or "degraded" when the database does not answer."""
+    """"ok", or "degraded" if the database does not answer."""
     version: str
     database: bool
     """Whether the database answers."""
     driver_seen_at: datetime | None
     driver_alive: bool
-    """Whether a driver was at work in the last 15 seconds."""
+    """Whether a driver was active in the last 15 seconds."""
     workers: int
-    """Workers heard of in the last 30 seconds."""
+    """Workers with a heartbeat in the last 30 seconds."""
 
 
 class Readiness(Document):
     is_ready: bool
     reasons: list[str]
-    """Why not; empty where it is."""
+    """Why it is not ready; empty if it is."""
 
 
 class Problem(Document):
-    """An error, as RFC 9457 has it (`application/problem+json`)."""
+    """An error in the format of RFC 9457 (`application/problem+json`)."""
 
     type: str
-    """What kind of problem it is, as a URN; programs look at this."""
+    """The kind of problem as a URN, for programs."""
     title: str
     """The kind in words."""
     status: int
     """The HTTP status."""
     detail: str
-    """What was wrong with this request, and what to do."""
+    """The problem with this request, and what to do."""
     errors: list[FieldError] | None = None
-    """The fields that were refused, where there are several."""
+    """The refused fields; null if the problem is not about fields."""
 
 
 class FieldError(Document):
     field: str
-    """Where in the request, as "body.outcome.state"."""
+    """Path of the field in the request, for example "body.outcome.state"."""
     message: str

@@ -1,7 +1,7 @@
-"""The strings under the fields of documents, read when somebody asks for the API's description.
+"""Adds the strings under the fields of documents to the OpenAPI document, when it is requested.
 
-pydantic would read every class's source while the service starts, which takes a tenth of the start; few
-processes ever hand out their OpenAPI document.
+pydantic would read the source of every class at the start of the service, which takes a tenth of
+the start, and most processes never serve their OpenAPI document.
 """
 
 from __future__ import annotations
@@ -12,37 +12,39 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, Final
 
-from api.schemas import Document
-from results_db.cost import Cost
-from results_db.records import AttemptRecord, MeasurementRecord, WorkerRecord
-from search_spaces.layout import Layout
-from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from api.schemas.campaigns_and_trials import Document
+from results_db import records
+from search_spaces.protocol import measurement, outcome, worker_messages
+from search_spaces.spec.layout import Layout
 
-_VALUES: Final = (
-    AttemptRecord,
-    Breakdown,
-    Cost,
-    Environment,
-    Iteration,
+
+def _classes_of(module: ModuleType) -> Iterator[type]:
+    for each in vars(module).values():
+        if isinstance(each, type) and each.__module__ == module.__name__:
+            yield each
+
+
+_VALUES: Final[tuple[type, ...]] = (
+    *_classes_of(worker_messages),
+    *_classes_of(measurement),
+    *_classes_of(outcome),
+    *_classes_of(records),
     Layout,
-    Measurement,
-    MeasurementRecord,
-    Outcome,
-    WorkerRecord,
 )
-"""Classes of others that documents are made of."""
+"""Dataclasses of other packages that documents contain."""
 
 _DIRECTIONS: Final = ("-Input", "-Output")
-"""Ends of the names of what differs between requests and answers."""
+"""Suffixes of the names of schemas that differ between requests and responses."""
 
 
 def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
-    """Puts the strings under fields into the schemas of an OpenAPI document.
+    """Adds the strings under fields to the schemas of an OpenAPI document.
 
     Args:
-        schemas: by the names of their classes.
+        schemas: by class name.
     """
     classes: dict[str, type] = {each.__name__: each for each in (*_VALUES, *_below(Document))}
     for name, schema in schemas.items():

@@ -1,4 +1,7 @@
-"""Texts that clients send outside of documents: in a query, a header, a note."""
+"""Types of texts in requests: search texts, notes, times, idempotency keys, ids.
+
+The parser of bodies (`api.http.documents`) refuses lone surrogates and NUL.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
+
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.documents.reading import MAX_NAME_LENGTH
 
 MAX_QUERY_TEXT: Final = 200
 MAX_NOTES: Final = 10_000
@@ -16,7 +22,7 @@ _LAST_DAY: Final = datetime(9000, 1, 1, tzinfo=UTC)
 QueryText = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_QUERY_TEXT, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
-"""A line of text: control characters are in no name, and one database takes no NUL."""
+"""A line of text without control characters: no name has any, and PostgreSQL cannot store NUL."""
 
 
 def _within_reason(moment: datetime) -> datetime:
@@ -26,7 +32,7 @@ def _within_reason(moment: datetime) -> datetime:
 
 
 def _refuse_number(value: Any) -> Any:
-    """2026 would be read as half an hour after midnight of 1 January 1970."""
+    """Refuses numbers: pydantic would read 2026 as seconds since 1970."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -35,7 +41,7 @@ def _refuse_number(value: Any) -> Any:
 
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(_within_reason)]
-"""A point in time with its zone."""
+"""A time with its zone."""
 
 
 def _refuse_unprintable(notes: str) -> str:
@@ -53,4 +59,12 @@ Notes = Annotated[str, Field(max_length=MAX_NOTES), AfterValidator(_refuse_unpri
 IdempotencyKeyText = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
 ]
-"""Printable ASCII without spaces, as a UUID."""
+"""Printable ASCII without spaces, for example a UUID."""
+
+
+def id_in(text: str) -> int | None:
+    """The id in a text, as of a path or header; None: the text is not a possible id."""
+    if not (len(text) <= MAX_NAME_LENGTH and text.isascii() and text.isdigit()):
+        return None  # Python refuses to convert thousands of digits
+    number = int(text)
+    return number if number <= MAX_ID else None

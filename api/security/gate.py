@@ -1,7 +1,7 @@
-"""The gate: what every request passes before anything of it is read.
+"""The gate: the checks of every request, before its body is read.
 
-Who asks (401), whether not too often (429), whether his role may (403), and whether it is his (403); then the
-request goes on, and knows its `Actor`.
+In order: authentication (401), rate limit (429), role (403), ownership (403). A request that passes
+carries its `Actor`.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.access import ACCESS, OPEN, Rule
 from api.errors import AccessUndeclaredError
-from api.guesses import Guesses
-from api.lasting import answer_while_valid
-from api.owners import Owners
-from api.problems import problem_response
-from api.route_map import Asked, RouteMap
-from api.throttle import Throttle
-from api.token_book import Holder, TokenBook
-from results_db.actor import Actor, TokenRole
+from api.http.problems import problem_response
+from api.http.route_map import Asked, RouteMap
+from api.security.ownership import Owners
+from api.security.rate_limit import Throttle
+from api.security.roles import ACCESS, OPEN, AccessRule
+from api.security.stream_token_check import answer_while_valid
+from api.security.token_cache import Holder, TokenBook
+from api.security.token_guess_limit import Guesses
+from results_db.access.actor import Actor, TokenRole
+from results_db.access.tokens import hash_of_token
 from results_db.errors import DatabaseUnavailableError
-from results_db.tokens import hash_of_token
 
 BURST_S: Final = 5.0
-"""Seconds' worth of requests that may come at once."""
+"""A burst may have as many requests as the rate allows in this many seconds."""
 
 _BUSY_ROLES: Final = 10
-"""How many times as often a worker or an admin may ask as a viewer: one token may serve many workers."""
+"""The rate of workers and admins, as a multiple of a viewer's: many workers may share a token."""
 
 bearer_scheme = HTTPBearer(
     auto_error=False,
     scheme_name="bearer",
     description="A token: that of the data directory, or one of `layout-tuner token create`.",
 )
-"""For the OpenAPI document; the gate is what checks."""
+"""For the OpenAPI document only; the gate checks tokens."""
 
 
 class Gate:
-    """Lets through what the table of access allows."""
+    """Middleware that passes on the requests that the table of access admits."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise NotImplementedError(f"nobody guards {scope['type']} connections yet")
-        asked = self._routes.find(scope["method"], scope["path"])
+            raise NotImplementedError(f"the gate does not check {scope['type']} connections")
+        asked = self._routes.asked(scope)
         rule = _rule_of(asked, scope["path"])
         refusal = None if rule is OPEN else await self._refusal(scope, asked, rule)
         if refusal is None and rule is not None and rule.lasts:
@@ -82,9 +82,9 @@ class Gate:
         return token is not None and await self._book.find(hash_of_token(token)) is not None
 
     async def _refusal(
-        self, scope: Scope, asked: Asked | None, rule: Rule | None
+        self, scope: Scope, asked: Asked | None, rule: AccessRule | None
     ) -> Response | None:
-        """The answer to a request that goes no further; None lets it through, with its actor."""
+        """The refusal of a request; None: it passes, with its actor."""
         address = scope["client"][0] if scope.get("client") else ""
         try:
             holder = await self._holder(scope, address)
@@ -132,7 +132,7 @@ class Gate:
         self._guesses.was_right(address, hashed)
         return holder
 
-    async def _why_not(self, holder: Holder, asked: Asked, rule: Rule) -> str | None:
+    async def _why_not(self, holder: Holder, asked: Asked, rule: AccessRule) -> str | None:
         if not rule.admits(holder.role):
             return (
                 f"the token {holder.name!r} has the role {holder.role}, and {asked.operation} takes "
@@ -144,10 +144,10 @@ class Gate:
 
 
 def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
-    """How often tokens of each role may ask.
+    """The rate limits by role.
 
     Args:
-        requests_per_s: of a viewer's or a submitter's token; admins and workers have ten times as many.
+        requests_per_s: for a viewer's or submitter's token; admins and workers get ten times that.
     """
 
     def limit(times: int) -> Throttle:
@@ -159,10 +159,10 @@ def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
 
 
 async def judged(request: Request) -> None:
-    """Refuses what the gate took for another route than the one that answers: a fault of ours.
+    """Checks the route that answers again, in case the gate found another one: a fault of ours.
 
     Raises:
-        AccessUndeclaredError: the route's rule does not admit the request's actor.
+        AccessUndeclaredError: the rule of the route does not admit the actor.
     """
     operation = request.scope["route"].name
     rule = ACCESS.get(operation)
@@ -171,12 +171,12 @@ async def judged(request: Request) -> None:
         raise AccessUndeclaredError(f"{operation} was asked for past the gate")
 
 
-def _admits(rule: Rule, actor: Actor | None) -> bool:
+def _admits(rule: AccessRule, actor: Actor | None) -> bool:
     return actor is not None and actor.role != "system" and rule.admits(actor.role)
 
 
-def _rule_of(asked: Asked | None, path: str) -> Rule | None:
-    """The rule of a request; None: nothing answers it, which a token's holder alone is told."""
+def _rule_of(asked: Asked | None, path: str) -> AccessRule | None:
+    """The rule of a request; None: no route below /v1 matches, which only token holders may see."""
     if asked is not None:
         return ACCESS[asked.operation]
     return None if path == "/v1" or path.startswith("/v1/") else OPEN

@@ -1,4 +1,4 @@
-"""Whether what a path names belongs to whoever asks; a submitter changes nothing else."""
+"""Ownership: a submitter may only change campaigns, trials, models and clusters of its own name."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from fastapi import Depends
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.access import Owned
 from api.dependencies import ActorDep, CampaignDep, campaign_reference
 from api.errors import CampaignOwnedError
-from api.schemas import TrialId
+from api.security.roles import Owned
 from results_db.errors import ValueUnstorableError
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.protocol.worker_messages import TrialId
 
 
 class Owners:
-    """Asks the store whose things are, as paths name them."""
+    """Finds the owner of what a path names."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
             "campaign": ("campaign", self._of_campaign),
             "trial": ("trial_id", self._of_trial),
-            "model": ("name", self._of_model),
-            "cluster": ("name", self._of_cluster),
+            "model": ("name", store.owner_of_model),
+            "cluster": ("name", store.owner_of_cluster),
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
-        """Why this thing is not for the asker to change; None where it is, or where there is none."""
+        """Why the asker may not change this; None: it may, or there is no such thing."""
         parameter, find_owner = self._parameter_and_owner[owned]
         name = named[parameter]
         try:
             owner = await run_in_threadpool(find_owner, name)
         except ValueUnstorableError:
-            return None  # nothing is called that: the route says so
+            return None  # there is none of this name, and the route answers so
         return None if owner is None or owner == asker else _whose(owned, name, owner, asker)
 
     def _of_campaign(self, named: str) -> str | None:
@@ -47,28 +47,22 @@ class Owners:
         return self._store.owner_of_campaign_named(reference)
 
     def _of_trial(self, named: str) -> str | None:
-        """None too where it is no number: the route says so."""
+        """None also if it is not a number: the route refuses it."""
         try:
             trial_id = _TRIAL_ID.validate_python(named)
         except ValidationError:
             return None
         return self._store.owner_of_trial(trial_id)
 
-    def _of_model(self, named: str) -> str | None:
-        return self._store.owner_of_model(named)
-
-    def _of_cluster(self, named: str) -> str | None:
-        return self._store.owner_of_cluster(named)
-
 
 async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
-    """The campaign that a path names, for whoever may change it.
+    """The campaign of a path, for routes that change it.
 
-    The gate has asked whose the name is, too; by now it may be another campaign's. What is changed is the
-    campaign of this record's id, which is nobody else's ever.
+    The gate has checked the owner of the name, but by now another campaign may have that name. The
+    route changes the campaign with the id of this record, whose owner never changes.
 
     Raises:
-        CampaignOwnedError: it is somebody else's, and this one is no admin.
+        CampaignOwnedError: the actor is neither its owner nor an admin.
     """
     if actor.role != "admin" and campaign.created_by != actor.name:
         raise CampaignOwnedError(_whose("campaign", campaign.name, campaign.created_by, actor.name))
@@ -79,12 +73,12 @@ OwnCampaignDep = Annotated[CampaignRecord, Depends(get_own_campaign)]
 
 
 def _whose(owned: Owned, name: str, owner: str, asker: str) -> str:
-    whose = f"belongs to {owner!r}" if owner else "is from before campaigns belonged to anybody"
+    whose = f"belongs to {owner!r}" if owner else "has no owner (it is older than ownership)"
     return (
-        f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only what was made in its "
-        f"own name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
+        f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only things of its own "
+        f"name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
     )
 
 
 _TRIAL_ID: Final = TypeAdapter[int](TrialId)
-"""Reads a trial's id as routes do, which take "+7" for 7."""
+"""Reads a trial's id as the routes do, which accept "+7" for 7."""

@@ -1,4 +1,4 @@
-"""How often something may happen: a bucket of permits for each key, refilled at a steady rate."""
+"""Rate limits: a bucket of permits for each key, refilled at a steady rate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from time import monotonic
 from typing import Final
 
 MAX_KEYS: Final = 10_000
-"""Keys that a throttle remembers; the one that was used longest ago is forgotten first."""
+"""Most keys of a throttle; the one that was used longest ago is removed first."""
 
 
 class Throttle:
-    """Buckets of permits, one a key. For one thread: the event loop's."""
+    """Buckets of permits, one for each key. Not thread-safe: the event loop uses it."""
 
     def __init__(
         self,
@@ -22,19 +22,19 @@ class Throttle:
         max_keys: int = MAX_KEYS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Hands out permits.
+        """A full bucket for every key.
 
         Args:
-            per_s: permits that a key earns a second.
-            burst: permits that a key can save, and begins with.
-            max_keys: keys that are remembered.
+            per_s: permits per second that refill a bucket.
+            burst: size of a bucket.
+            max_keys: most buckets; one that is removed is full when its key is used again.
             clock: monotonic seconds.
         """
         self._per_s, self._burst, self._max_keys, self._clock = per_s, burst, max_keys, clock
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def take(self, key: Hashable) -> float:
-        """Takes a permit; 0 where there was one, else the seconds until there is."""
+        """Takes a permit and returns 0; without one, returns the seconds until there is one."""
         permits = self._permits(key)
         if permits < 1:
             return (1 - permits) / self._per_s
@@ -42,7 +42,7 @@ class Throttle:
         return 0.0
 
     def give_back(self, key: Hashable) -> None:
-        """Returns a permit that was not needed after all."""
+        """Returns a permit that was not needed."""
         self._keep(key, min(self._burst, self._permits(key) + 1))
 
     def _permits(self, key: Hashable) -> float:

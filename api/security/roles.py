@@ -1,7 +1,7 @@
-"""Who may do what: one table for every route of the service.
+"""The table of access: the role that each route of the service needs.
 
-A route that is not in the table keeps the service from starting, so that none is forgotten; the gate
-(`api.gate`) asks the table before anything else of a request is read.
+The service does not start if a route is missing in the table. The gate (`api.security.gate`) uses
+the table before it reads the body of a request.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from api.errors import AccessUndeclaredError
-from results_db.actor import TokenRole
+from results_db.access.actor import TokenRole
 
 Owned = Literal["campaign", "trial", "model", "cluster"]
-"""What belongs to whoever's name made it; a trial belongs to its campaign's."""
+"""Things with an owner: the name of the token that made them. A trial has its campaign's owner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Who may use a route."""
+class AccessRule:
+    """The condition for using a route."""
 
-    least: TokenRole | None
-    """Role that it takes; None: it is open, and needs no token."""
+    least: TokenRole | Literal["any"] | None
+    """The least role. any: every valid token. None: no token is needed."""
     owned: Owned | None = None
-    """What a submitter must own that the path names; None: nothing."""
+    """What the path names and a submitter must own; None: nothing."""
     lasts: bool = False
-    """Whether its answer goes on until somebody ends it, so that the token is asked for again meanwhile."""
+    """Whether the response is a stream, during which the token is checked again and again."""
 
     def admits(self, role: TokenRole) -> bool:
-        """Whether a token of this role may use the route; what it must own is another question."""
-        if self.least is None or role == "admin":
+        """Whether this role is enough, ownership aside."""
+        if self.least is None or self.least == "any" or role == "admin":
             return True
         if "worker" in (self.least, role):
             return self.least == role
@@ -44,20 +44,21 @@ class Rule:
 
 _RANK: Final[Mapping[TokenRole, int]] = {"viewer": 0, "submitter": 1, "admin": 2}
 
-OPEN: Final = Rule(None)
-VIEWER: Final = Rule("viewer")
-WATCHER: Final = Rule("viewer", lasts=True)
-SUBMITTER: Final = Rule("submitter")
-ADMIN: Final = Rule("admin")
-WORKER: Final = Rule("worker")
-OWN_CAMPAIGN: Final = Rule("submitter", owned="campaign")
-OWN_TRIAL: Final = Rule("submitter", owned="trial")
-OWN_MODEL: Final = Rule("submitter", owned="model")
-OWN_CLUSTER: Final = Rule("submitter", owned="cluster")
+OPEN: Final = AccessRule(None)
+HOLDER: Final = AccessRule("any")
+VIEWER: Final = AccessRule("viewer")
+WATCHER: Final = AccessRule("viewer", lasts=True)
+SUBMITTER: Final = AccessRule("submitter")
+ADMIN: Final = AccessRule("admin")
+WORKER: Final = AccessRule("worker")
+OWN_CAMPAIGN: Final = AccessRule("submitter", owned="campaign")
+OWN_TRIAL: Final = AccessRule("submitter", owned="trial")
+OWN_MODEL: Final = AccessRule("submitter", owned="model")
+OWN_CLUSTER: Final = AccessRule("submitter", owned="cluster")
 
-ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
+ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
     {
-        # The description of the API, and whether the service is there: no data of anybody's.
+        # The description of the API and health: no data of users.
         "openapi": OPEN,
         "docs-assets": OPEN,
         "read_docs": OPEN,
@@ -65,7 +66,7 @@ ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
         "read_health": OPEN,
         "read_readiness": OPEN,
         "read_metrics": VIEWER,
-        # Campaigns, and what they are made of.
+        # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "import_campaigns": SUBMITTER,
         "list_campaigns": VIEWER,
@@ -84,11 +85,11 @@ ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
         "read_model": VIEWER,
         "put_model": OWN_MODEL,
         "delete_model": OWN_MODEL,
-        "list_clusters": VIEWER,
-        "read_cluster": VIEWER,
+        "list_clusters": HOLDER,
+        "read_cluster": HOLDER,
         "put_cluster": OWN_CLUSTER,
         "delete_cluster": OWN_CLUSTER,
-        # Trials, and what is made of them.
+        # Trials, leaderboard and events.
         "list_trials": VIEWER,
         "read_trial": VIEWER,
         "read_trial_log": VIEWER,
@@ -98,9 +99,10 @@ ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
         "read_leaderboard": VIEWER,
         "stream_campaign_events": WATCHER,
         "stream_events": WATCHER,
-        # Machines: a node that is set aside is missed by everybody.
+        # Allocations and nodes: a quarantine affects all users.
         "list_allocations": VIEWER,
         "read_allocation": VIEWER,
+        "remove_allocation": ADMIN,
         "list_nodes": VIEWER,
         "quarantine_node": ADMIN,
         "release_node": ADMIN,
@@ -111,25 +113,25 @@ ACCESS: Final[Mapping[str, Rule]] = MappingProxyType(
         "lease_trials": WORKER,
         "post_heartbeat": WORKER,
         "post_outcome": WORKER,
-        # Access itself.
-        "read_whoami": VIEWER,
+        # Tokens and the audit.
+        "read_whoami": HOLDER,
         "create_token": ADMIN,
         "list_tokens": ADMIN,
         "revoke_token": ADMIN,
         "list_audit": ADMIN,
     }
 )
-"""Every route's rule by its operation id, which is its function's name."""
+"""The rule of each route by its operation id, the name of its function."""
 
 
 def refuse_undeclared(operations: Iterable[str]) -> None:
-    """Refuses routes that the table does not have.
+    """Checks that every route has a rule.
 
     Raises:
-        AccessUndeclaredError: there are some.
+        AccessUndeclaredError: a route has none.
     """
     undeclared = sorted(set(operations) - set(ACCESS))
     if undeclared:
         raise AccessUndeclaredError(
-            f"nobody says who may use {', '.join(undeclared)}: add a line to ACCESS in api/access.py"
+            f"no rule of access for {', '.join(undeclared)}: add a line to ACCESS in api/security/roles.py"
         )

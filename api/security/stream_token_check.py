@@ -1,4 +1,4 @@
-"""Answers that last: a stream ends with the token that opened it."""
+"""Re-checks the token of long-lived responses and ends the stream once it is revoked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from results_db.errors import DatabaseUnavailableError
 
-ASKED_EVERY_S: Final = 2.0
-"""Seconds between looks at whether the token is still valid."""
+CHECK_INTERVAL_S: Final = 2.0
+"""Seconds between two checks of the token."""
+
+NOT_VALID: Final = "the token is not valid any more: it was revoked, or has expired"
 
 StillValid = Callable[[], Awaitable[bool]]
 
@@ -24,11 +26,12 @@ async def answer_while_valid(
     send: Send,
     still_valid: StillValid,
     *,
-    asked_every_s: float = ASKED_EVERY_S,
+    check_interval_s: float = CHECK_INTERVAL_S,
 ) -> None:
-    """Lets an application answer until it is done, or the token is not valid any more.
+    """Runs an application until it is done or the token is no longer valid.
 
-    Then it hears that its client has hung up, and its answer is brought to an end.
+    Then it receives `http.disconnect` with a `reason`, as if the client had disconnected, but it
+    may still send why it ends. A response that it leaves open is ended.
     """
     is_open = False
 
@@ -41,13 +44,13 @@ async def answer_while_valid(
         heard = asyncio.ensure_future(receive())
         try:
             while True:
-                done, _ = await asyncio.wait({heard}, timeout=asked_every_s)
+                done, _ = await asyncio.wait({heard}, timeout=check_interval_s)
                 if done:
                     return heard.result()
-                # While nobody can say, it goes on.
+                # During an outage of the database the stream continues.
                 with suppress(DatabaseUnavailableError):
                     if not await still_valid():
-                        return {"type": "http.disconnect"}
+                        return {"type": "http.disconnect", "reason": NOT_VALID}
         finally:
             heard.cancel()
 

@@ -1,9 +1,12 @@
-"""Who holds a token: looked up once a second at most, whatever is asked of the service."""
+"""The holders of tokens: cached for a second, and the times of their last use."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
@@ -11,32 +14,39 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from results_db.access_records import TokenRecord
-from results_db.actor import TokenRole
-from results_db.part import Clock, utc_now
+from api.service.background_jobs import in_background
+from results_db.access.actor import TokenRole
+from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
+from results_db.database.outage_log import LoopOutage
+from results_db.database.store_base import Clock, utc_now
 from results_db.store import Store
-from results_db.tokens import LOCAL_ADMIN, LOCAL_WORKER, hash_of_token
 
 BELIEVED_FOR_S: Final = 1.0
-"""Seconds for which an answer of the database stands: how long another process's revocation may take."""
+"""Seconds for which an answer of the database is used: revocation by another process may take that
+long to be noticed."""
 
 MAX_REMEMBERED: Final = 4096
-"""Tokens that are remembered; the one that was used longest ago is forgotten first."""
+"""Cached tokens; the one that was used longest ago is removed first."""
+
+NOTED_EVERY_S: Final = 30.0
+"""Seconds between two updates of the times of last use."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Whoever holds a token."""
+    """The holder of a token."""
 
     name: str
     role: TokenRole
     token_id: int | None = None
-    """None: it stands in a file of the data directory."""
+    """None: the token is in a file of the data directory."""
     expires_at: datetime | None = None
 
 
 def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Holder]:
-    """The tokens in the data directory's files, by their hashes."""
+    """The holders of the tokens in the data directory's files, by the hash of the token."""
     holders = {hash_of_token(admin_token.encode()): Holder(name=LOCAL_ADMIN, role="admin")}
     if worker_token is not None:
         hashed = hash_of_token(worker_token.encode())
@@ -52,7 +62,7 @@ class _Belief:
 
 
 class TokenBook:
-    """Knows who holds which token. For one thread: the event loop's."""
+    """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
     def __init__(
         self,
@@ -62,12 +72,12 @@ class TokenBook:
         clock: Clock = utc_now,
         ticks: Callable[[], float] = monotonic,
     ) -> None:
-        """Looks tokens up in the store, but for those of the data directory.
+        """Reads tokens from the store, except those of the data directory.
 
         Args:
-            store: that has the tokens.
-            local: holders by the hash of their token.
-            clock: tells when tokens expire.
+            store: holds the tokens.
+            local: the other holders, by the hash of their token.
+            clock: decides whether a token has expired.
             ticks: monotonic seconds.
         """
         self._store, self._local, self._clock, self._ticks = store, local, clock, ticks
@@ -76,10 +86,10 @@ class TokenBook:
         self._num_forgotten = 0
 
     async def find(self, hashed: str) -> Holder | None:
-        """Who holds the token with this hash; None where it is not valid (any more).
+        """The holder of the token with this hash; None if the token is not valid.
 
         Raises:
-            DatabaseUnavailableError: nobody can say just now.
+            DatabaseUnavailableError: the database cannot be asked.
         """
         holder = self._local.get(hashed) or await self._find(hashed)
         if holder is None or (holder.expires_at and self._clock() >= holder.expires_at):
@@ -89,14 +99,14 @@ class TokenBook:
         return holder
 
     def forget(self, token_id: int) -> None:
-        """Believes nothing of a token any more: it was revoked."""
+        """Removes a token from the cache, because it was revoked."""
         self._num_forgotten += 1
         for hashed, belief in list(self._beliefs.items()):
             if belief.holder.token_id == token_id:
                 del self._beliefs[hashed]
 
     def take_uses(self) -> set[int]:
-        """The ids of the tokens that were used since this was asked last."""
+        """The ids of the tokens that were used since the previous call."""
         used, self._used = self._used, set()
         return used
 
@@ -106,14 +116,14 @@ class TokenBook:
         if belief is not None:
             if now - belief.since < BELIEVED_FOR_S:
                 return belief.holder
-            # Whoever asks meanwhile goes by the old answer: one look-up a second, however many ask.
+            # Concurrent requests use the old answer: one query a second for any number of them.
             belief.since = now
         forgotten = self._num_forgotten
         record = await run_in_threadpool(self._store.token_by_hash, hashed)
         holder = _holder(record)
         if holder is None:
             self._beliefs.pop(hashed, None)
-        elif forgotten == self._num_forgotten:  # else it may have been revoked while we read it
+        elif forgotten == self._num_forgotten:  # else it may have been revoked during the query
             self._beliefs[hashed] = _Belief(holder=holder, since=now)
             self._beliefs.move_to_end(hashed)
             while len(self._beliefs) > MAX_REMEMBERED:
@@ -127,3 +137,30 @@ def _holder(record: TokenRecord | None) -> Holder | None:
     return Holder(
         name=record.name, role=record.role, token_id=record.id, expires_at=record.expires_at
     )
+
+
+@asynccontextmanager
+async def noting_uses(book: TokenBook, store: Store) -> AsyncIterator[None]:
+    """Stores the times of last use in the background while the block runs, and at its end."""
+    outage = LoopOutage(_log, "noting when tokens are used")
+
+    async def note() -> None:
+        used = book.take_uses()
+        try:
+            if used:
+                await run_in_threadpool(store.note_tokens_used, used)
+        except Exception as error:
+            outage.failed("when tokens were last used could not be kept", error)
+        else:
+            outage.worked()
+
+    async def note_repeatedly() -> None:
+        while True:
+            await asyncio.sleep(NOTED_EVERY_S)
+            await note()
+
+    try:
+        async with in_background(note_repeatedly()):
+            yield
+    finally:
+        await note()

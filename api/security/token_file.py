@@ -1,4 +1,4 @@
-"""The file of the bearer token: made once, kept for its owner alone, read by service and clients."""
+"""The file of the bearer token, which service and clients read; only its owner can."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import secrets
 from pathlib import Path
 
 from api.errors import TokenFileInvalidError
+from search_spaces.connection.token_file import token_in
+from search_spaces.errors import TokenFileUnusableError
 
 
 def load_or_make_token(path: Path) -> str:
-    """The service's token; the first start makes it, in a file that only its owner can read.
+    """The service's token; the first start makes the file, readable by its owner only.
 
     Raises:
         TokenFileInvalidError: the file holds no token, or others can read it.
@@ -25,7 +27,7 @@ def load_or_make_token(path: Path) -> str:
             file.write(f"{token}\n")
             file.flush()
             os.fsync(file.fileno())
-        # Whole or not at all: another service that starts in the same moment reads this one, or wins.
+        # Atomic: if two services start at once, one writes the file and the other reads it.
         os.link(written, path)
     except FileExistsError:
         return _load_token(path)
@@ -58,18 +60,6 @@ def read_token(path: Path) -> str:
         TokenFileInvalidError: it cannot be read, or what is in it is no token.
     """
     try:
-        token = path.read_bytes().decode("ascii").strip()
-    except OSError as error:
-        raise TokenFileInvalidError(
-            f"the token file {path} cannot be read ({error.strerror}): name another with "
-            "--token-file"
-        ) from error
-    except UnicodeDecodeError:
-        token = ""
-    # It travels in a header, where nothing else may stand.
-    if not token or not token.isprintable() or " " in token:
-        raise TokenFileInvalidError(
-            f"the token file {path} holds no token (one word of ASCII): name another with "
-            "--token-file"
-        )
-    return token
+        return token_in(path)
+    except TokenFileUnusableError as error:
+        raise TokenFileInvalidError(f"{error}: name another with --token-file") from error

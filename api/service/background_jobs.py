@@ -1,32 +1,49 @@
-"""Takes back leases that have run out, once a second, while the service runs."""
+"""Background jobs of the service: it ends expired leases every second, and prunes every hour."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 
-from results_db.errors import ResultsDbError
-from results_db.part import Clock
+from results_db.admin.retention import Retention
+from results_db.database.outage_log import LoopOutage, once_it_answers
+from results_db.database.store_base import Clock
 from results_db.store import Store
 
 ASLEEP_S: Final = 5.0
-"""A sweep that comes this much too late means that the service was asleep (suspended, starved), or
-that the clock was set forward: nobody could extend a lease in the time that is missing."""
+"""A sweep that is later than this means that the service was suspended or starved, or that the
+clock was set forward. Workers could not extend their leases in that time."""
 
 IDLE_TIME_INTERVAL: Final = timedelta(seconds=5)
-"""Between two times that campaigns are charged with what allocations hold for nobody."""
+"""How often the idle time of allocations is charged to campaigns."""
 
-_log = logging.getLogger(__name__)
+PRUNE_AFTER_S: Final = 300.0
+"""Seconds before the first pruning, so that it does not slow down the start."""
+PRUNE_EVERY_S: Final = 3600.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs a coroutine in the background, and cancels it at the end of the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 class Sweeper:
-    """Leases do not run out while the service is down or asleep: nobody could extend them then."""
+    """Ends expired leases. Leases do not expire while the service is down or suspended."""
 
     def __init__(
         self,
@@ -36,13 +53,12 @@ class Sweeper:
         interval_s: float,
         clock: Clock | None = None,
     ) -> None:
-        """Sweeps by the store's own clock: leases are written in its time.
+        """Uses the store's clock, in whose time leases are written.
 
-        A monotonic clock would not do: it stands still while the machine is suspended, and the
-        leases run out all the same.
+        A monotonic clock stands still while the machine is suspended, and leases expire meanwhile.
 
-        Where several processes serve one database, each sweeps, and the last sweep is that of any of
-        them: the service was away only while all were.
+        Where several processes serve one database, each sweeps. The last sweep is the latest of all
+        processes: the service was down only while all of them were.
         """
         self._store = store
         self._lease_s = lease_s
@@ -52,10 +68,10 @@ class Sweeper:
         self._shared_idle_time_at: datetime | None = None
 
     def sweep(self) -> None:
-        """Takes back what has run out.
+        """Ends expired leases.
 
-        The first sweep, and one after a sleep, extends instead; one after the clock was set back gives
-        every lease no more than its full time.
+        The first sweep, and a sweep after a suspension, extends all leases instead. A sweep after
+        the clock was set back shortens every lease to its full time from now.
         """
         self._store.agree_on_time()
         now = self._clock()
@@ -63,12 +79,12 @@ class Sweeper:
         if self._was_away(last_sweep, now):
             self._store.extend_leases(lease_s=self._lease_s)
         elif last_sweep is not None and now < last_sweep:
-            # The clock was set back: the lease of a worker that is gone would hold until it is then again.
+            # The clock was set back: the lease of a lost worker would last too long.
             self._store.cut_leases(lease_s=self._lease_s)
         else:
             for trial_id in self._store.expire_leases():
                 _log.warning("the lease of trial %d has run out", trial_id)
-        # Only now: a sweep that failed has not happened, and an extension is tried again.
+        # After the sweep: if it failed, an extension is tried again.
         self._last_sweep = now
         if self._store.is_shared:
             self._store.note_sweep(now)
@@ -78,14 +94,15 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweeps until cancelled."""
+        outage = LoopOutage(_log, "taking leases back")
         while True:
             try:
                 await run_in_threadpool(self.sweep)
-            except ResultsDbError as error:
-                _log.warning("no lease was taken back: %s", error)
-            except Exception:
-                # The next sweep tries again: without sweeps, no trial of a lost worker comes back.
-                _log.exception("no lease was taken back")
+            except Exception as error:
+                # Without sweeps, trials of lost workers would stay leased: try again.
+                outage.failed("no lease was taken back", error)
+            else:
+                outage.worked()
             await asyncio.sleep(self._interval_s)
 
     def _is_time_to_share(self, now: datetime) -> bool:
@@ -101,12 +118,30 @@ class Sweeper:
 @asynccontextmanager
 async def sweeping(sweeper: Sweeper) -> AsyncIterator[None]:
     """Sweeps in the background while the block runs."""
-    # Before the first request: leases are extended before anybody can ask for them.
-    await run_in_threadpool(sweeper.sweep)
-    task = asyncio.create_task(sweeper.run())
-    try:
+    # Leases are extended before the first request is answered.
+    await run_in_threadpool(once_it_answers, sweeper.sweep)
+    async with in_background(sweeper.run()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+
+
+async def prune(
+    store: Store,
+    retention: Retention,
+    *,
+    first_after_s: float = PRUNE_AFTER_S,
+    every_s: float = PRUNE_EVERY_S,
+) -> None:
+    """Deletes old rows again and again, until cancelled."""
+    outage = LoopOutage(_log, "pruning")
+    await asyncio.sleep(first_after_s)
+    while True:
+        try:
+            pruned = await run_in_threadpool(store.prune, retention)
+        except Exception as error:
+            # The next run deletes the rows; nothing depends on it.
+            outage.failed("nothing was pruned", error)
+        else:
+            outage.worked()
+            if pruned.total:
+                _log.info("pruned old rows: %s", pruned)
+        await asyncio.sleep(every_s)

@@ -1,7 +1,7 @@
-"""What is asked of the store at the same time is asked together: one transaction in place of many.
+"""Batches of requests to the store: one transaction instead of many.
 
-While one batch is at work the next collects, so that batches are as large as the service is busy. Where answers may
-wait, a busy service collects for a little longer: a large batch costs hardly more than a small one.
+While one batch runs, the next collects: the busier the service, the larger the batches. Where
+answers may wait, a busy service collects for longer, since a large batch takes hardly more time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Ask, Answer]):
-    """Collects what is asked, and answers it a batch at a time. For one event loop."""
+    """Collects requests, and answers them one batch at a time. For one event loop."""
 
     def __init__(
         self,
@@ -26,13 +26,14 @@ class Batcher(Generic[Ask, Answer]):
         most: int,
         gather_s: float = 0.0,
     ) -> None:
-        """Nothing is asked yet.
+        """Starts empty.
 
         Args:
-            work: answers a batch, in its order; in a thread. What it raises is everybody's answer.
+            work: answers a batch, in its order; it runs in a thread. All requests of the batch get
+                an exception that it raises.
             most: the largest batch.
-            gather_s: seconds for which a batch collects after one of several, unless it is full: where each
-                comes alone nobody waits.
+            gather_s: seconds for which a batch collects after a batch of several requests, unless
+                it is full. After a batch of one request the next does not wait.
         """
         self._work = work
         self._most = most
@@ -42,7 +43,7 @@ class Batcher(Generic[Ask, Answer]):
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, ask: Ask) -> Answer:
-        """The answer to one; raises what its answer is, where that is an exception."""
+        """The answer to a request; an exception in its place is raised."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ask, answer))
         if self._working is None:
@@ -68,7 +69,7 @@ class Batcher(Generic[Ask, Answer]):
             answers = [error] * len(batch)
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
-                continue  # nobody waits for it any more
+                continue  # its request was cancelled
             if isinstance(answer, Exception):
                 future.set_exception(answer)
             else:

@@ -1,20 +1,29 @@
-"""Models and clusters by name: presets, and those that users have put."""
+"""Models and clusters by name: presets, and those that users have stored."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from api.errors import PresetFixedError
-from results_db.descriptions import DescriptionKind
+from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.errors import DescriptionNotFoundError
 from results_db.store import Store
-from search_spaces.errors import ClusterInvalidError, ModelShapeInvalidError, SearchSpaceError
-from search_spaces.measured_constants import with_measured_constants
-from search_spaces.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.presets.models import MODEL_PRESETS, resolve_model
-from search_spaces.reading import nearest, shown, url_name_problem
+from search_spaces.documents.calibration_file import with_measured_constants
+from search_spaces.documents.reading import Problems, nearest, shown, url_name_problem
+from search_spaces.errors import (
+    ClusterInvalidError,
+    ModelShapeInvalidError,
+    SearchSpaceError,
+)
+from search_spaces.spec.presets.clusters import (
+    CLUSTER_PRESETS,
+    LOCAL_CPU,
+    resolve_cluster,
+    unknown_cluster,
+)
+from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model
 
 PRESET_NAMES: Final[Mapping[DescriptionKind, Collection[str]]] = {
     "model": tuple(MODEL_PRESETS),
@@ -27,41 +36,46 @@ _ERRORS: Final[Mapping[DescriptionKind, type[SearchSpaceError]]] = {
 }
 
 
-def with_own(store: Store, document: Any) -> Any:
-    """A campaign's document with the users' own models and clusters written out where it names one.
+def with_own(store: Store, document: Any, problems: Problems) -> Any:
+    """A campaign's document, with the users' models and clusters in place of their names.
 
-    What is no document, or names a preset, is returned as it is: the reader judges it.
+    A value that is not a mapping, or that names a preset, is returned unchanged: the reader of
+    campaigns checks it.
 
-    Raises:
-        SearchSpaceError: the document names a model that is neither a preset nor the users' own.
+    Args:
+        store: has the models and clusters of users.
+        document: the campaign's.
+        problems: collects the problems of a model or cluster; a preset then takes its place, so
+            that the rest of the document can be checked.
     """
     if not isinstance(document, Mapping):
         return document
-    return {
-        **document,
-        **{
-            kind: written_out(store, kind, document[kind])
-            for kind in PRESET_NAMES
-            if kind in document
-        },
-    }
+    written = dict(document)
+    for kind, presets in PRESET_NAMES.items():
+        if kind in document:
+            written[kind] = next(iter(presets))
+            with problems.collecting():
+                written[kind] = written_out(store, kind, document[kind])
+    return written
 
 
 def written_out(store: Store, kind: DescriptionKind, described: Any) -> Any:
-    """A description in which no name of the users' own stands for one any more.
+    """A description in which the name of a user's model or cluster is replaced by its fields.
 
-    As with presets, a model with changes is called "<name>-custom" unless it is named.
+    As with presets, a model with changes is called "<name>-custom" unless it has a name.
     """
     is_mapping = isinstance(described, Mapping)
     named = described.get("preset") if is_mapping else described
-    if is_mapping and kind == "cluster" and set(described) == {"name"}:
+    is_new = is_mapping and kind == "cluster" and set(described) == {"name"}
+    if is_new:
         named, is_mapping = described["name"], False
     if not isinstance(named, str) or named in PRESET_NAMES[kind]:
         return described
     try:
         own = store.description(kind, named).description
     except DescriptionNotFoundError:
-        _refuse_unknown(store, kind, named, is_certain=is_mapping or kind == "model")
+        if not is_new:
+            _refuse_unknown(store, kind, named)
         return described
     changes = (
         {key: value for key, value in described.items() if key != "preset"} if is_mapping else {}
@@ -73,16 +87,17 @@ def written_out(store: Store, kind: DescriptionKind, described: Any) -> Any:
     return {**own, **changes}
 
 
-def _refuse_unknown(store: Store, kind: DescriptionKind, name: str, *, is_certain: bool) -> None:
-    """Lists the users' own besides the presets; a cluster's plain name may be a new one."""
+def _refuse_unknown(store: Store, kind: DescriptionKind, name: str) -> NoReturn:
+    """The error lists the names of presets and of users' models or clusters."""
     own = [record.name for record in store.descriptions(kind)]
-    if own and is_certain:
-        known = [*PRESET_NAMES[kind], *own]
-        raise _ERRORS[kind](f"unknown {kind} {shown(name)}{nearest(name[:80], known)}", field=kind)
+    if kind == "cluster":
+        raise unknown_cluster(name, own=own).within(kind)
+    known = [*PRESET_NAMES[kind], *own]
+    raise ModelShapeInvalidError(f"unknown model {shown(name)}{nearest(name, known)}", field=kind)
 
 
 def resolved_model(store: Store, name: str, described: Any) -> dict[str, Any]:
-    """The shape that is to be kept under a name, with every field.
+    """The shape to store under a name, with every field.
 
     Raises:
         SearchSpaceError: the name or the shape is impossible.
@@ -96,9 +111,9 @@ def resolved_model(store: Store, name: str, described: Any) -> dict[str, Any]:
 def resolved_cluster(
     store: Store, name: str, described: Any, data_dir: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """The cluster that is to be kept under a name, with every field, and what was guessed of it.
+    """The cluster to store under a name, with every field, and a warning about guessed fields.
 
-    Constants that were measured on its preset's machine are taken from there.
+    Constants that were measured on this machine replace those of its preset.
 
     Raises:
         SearchSpaceError: the name or the description is impossible.
@@ -113,7 +128,7 @@ def resolved_cluster(
 
 
 def refuse_preset(kind: DescriptionKind, name: str) -> None:
-    """Refuses to change what comes with the program.
+    """Refuses to change a preset.
 
     Raises:
         PresetFixedError: the name is a preset's.
@@ -128,7 +143,8 @@ def refuse_preset(kind: DescriptionKind, name: str) -> None:
 def _refuse_name(kind: DescriptionKind, name: str, described: Any) -> None:
     problem = url_name_problem(name)
     if problem:
-        raise _ERRORS[kind](problem, field="name")
+        # The problem is in the URL, not in a field of the body.
+        raise _ERRORS[kind](problem, shown_field="name")
     refuse_preset(kind, name)
     inside = described.get("name", name) if isinstance(described, Mapping) else name
     if inside != name:
@@ -139,14 +155,14 @@ def _refuse_name(kind: DescriptionKind, name: str, described: Any) -> None:
 
 
 def _named(described: Any, name: str) -> Any:
-    """The description under its name; of a preset's plain name, one that starts from it."""
+    """The description with its name; the plain name of a preset becomes a mapping."""
     if isinstance(described, str):
         return {"preset": described, "name": name}
     return {**described, "name": name} if isinstance(described, Mapping) else described
 
 
 def preset_description(kind: DescriptionKind, name: str) -> dict[str, Any]:
-    """A preset's fields, with which a campaign file could write it out; this machine's are detected."""
+    """A preset's fields as a campaign file has them; those of local-cpu are detected."""
     if kind == "model":
         return MODEL_PRESETS[name].to_mapping()
     return resolve_cluster(name)[0].to_mapping()

@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not while it starts, and not through what was made then."""
+"""Tuning of Python's garbage collector: off during the start, and rarer after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Final
 
 YOUNG_AT_MOST: Final = 5000
-"""New objects after which Python looks through them, 700 by default: a page of the leaderboard has 1,000 at
-a time, all of which go with it."""
+"""New objects between collections of the youngest generation; Python's default is 700. A page of
+the leaderboard has 1,000 objects at a time, which are all freed with it."""
 
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Looks for no garbage in the block, where hardly any is made: it takes a tenth of a start."""
+    """Turns collection off in the block. In a start it would take a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -25,10 +25,10 @@ def nothing_collected() -> Iterator[None]:
 
 
 def keep_for_good() -> None:
-    """Takes whatever there is to stay: modules, classes, routes. For a process that has just started.
+    """Excludes all objects of a process that has just started from collection: modules, routes.
 
-    Each full collection would look through them, and hold every request up for as long as ten of them take.
-    To collect first would cost as much for the little garbage that starting makes.
+    A full collection would visit them, and delay a request by the time of about ten requests. They
+    are not collected before: that takes as long, and a start makes little garbage.
     """
     gc.freeze()
     gc.set_threshold(YOUNG_AT_MOST, *gc.get_threshold()[1:])

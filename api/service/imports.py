@@ -1,4 +1,4 @@
-"""From a measurement table to campaigns: which cells, under which names, described how."""
+"""Makes campaigns of a measurement table: selects cells, names and describes them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from results_db.imports import NewImport
-from search_spaces.campaign import MAX_WARNINGS, CampaignSpec
-from search_spaces.layout import LAYOUT_FIELDS
-from search_spaces.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
-from search_spaces.space import SearchSpace
+from results_db.campaigns.imports import NewImport
+from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
+from search_spaces.spec.campaign import MAX_WARNINGS, CampaignSpec
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
 from search_spaces.tables.selection import CellFilter, select
 
 MAX_IMPORTED_ROWS: Final = 5_000
-"""Rows of one import, which is one transaction of a tenth of a millisecond a row: on SQLite other writers,
-who give up after fifteen seconds, wait for it."""
+"""Most rows of one import. An import is one transaction, of about 0.1 ms per row. On SQLite other
+writers wait for it, and fail after 15 s."""
 
 MAX_IMPORTED_CELLS: Final = 200
 
@@ -24,17 +24,17 @@ MAX_IMPORTED_CELLS: Final = 200
 def read_import(
     body: bytes, *, name: str | None, cells: Sequence[str]
 ) -> tuple[tuple[NewImport, ...], tuple[str, ...]]:
-    """The campaigns that a table is to become, and what had to be assumed to read it.
+    """The campaigns that a table becomes, and the assumptions that were made to read it.
 
     Args:
         body: the table, CSV in UTF-8.
-        name: of the campaign, or what its name begins with where there are several; None: named
-            after the model, the machine and the batch.
-        cells: which cells, as `model=GPT-3.6B,num_devices=64`; none: all of them.
+        name: of the campaign, or the beginning of the names of several; None: names are made of
+            the model, the cluster and the batch.
+        cells: selects cells, such as `model=GPT-3.6B,num_devices=64`; empty: all.
 
     Raises:
-        TableInvalidError: it is no measurement table, a row is wrong, or no cell is selected.
-        CampaignInvalidError: the name cannot be a campaign's.
+        TableInvalidError: the table or a row is invalid, or no cell is selected.
+        CampaignInvalidError: the name is not a valid name of a campaign.
     """
     table = read_table(_text(body))
     chosen = select(table, [CellFilter.read(text) for text in cells])
@@ -63,7 +63,7 @@ def _text(body: bytes) -> str:
         ) from error
     if "\0" in text:
         raise TableInvalidError("the table: holds zero bytes; save the table as CSV in UTF-8")
-    # A text without a line break would be taken for the name of a file.
+    # `read_table` takes a text without a line break for the name of a file.
     return f"{text}\n"
 
 
@@ -106,7 +106,7 @@ def _numbered(plain: str, names: Sequence[str]) -> str:
 
 
 def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:
-    """A description of the cell that can be submitted again: its model, machine and knobs."""
+    """A campaign of the cell's model, cluster and knobs, which can be submitted again."""
     warnings = [note[:MAX_TEXT_LENGTH] for note in table.notes[:MAX_WARNINGS]]
     return CampaignSpec(
         name=name,
@@ -120,7 +120,7 @@ def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:
 
 
 def _space(cell: TableCell) -> SearchSpace:
-    """The values of each knob that occur; not every combination of them was run."""
+    """The values of each knob that occur; not all combinations of them were run."""
     layouts = [row.layout for row in cell.rows]
     knobs: dict[str, Any] = {
         knob: list(dict.fromkeys(getattr(layout, knob) for layout in layouts))

@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests as this process answered them, and how the service stands."""
+"""Metrics for Prometheus: requests of this process, and statistics of the whole service."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.route_map import RouteMap
+from api.http.route_map import RouteMap
 from api.version import version
+from results_db.admin.service_stats import ServiceStats
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from results_db.vitals import VitalSigns
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-# When each label was first met would be a series beside every series, which nobody asks for.
+# It would add to every series another one with the time of its creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-LOOK_EVERY_S: Final = 5.0
-"""However often it is asked, the database is looked at once in so many seconds."""
+READ_EVERY_S: Final = 5.0
+"""Least seconds between two queries of the database."""
 
 NO_OPERATION: Final = "none"
-"""Requests for what there is not: their paths are anybody's, and must not become labels."""
+"""Label of requests without a route: clients choose their paths, so these are no labels."""
 
 
 class Metrics:
@@ -67,17 +67,17 @@ class Metrics:
             "layout_tuner_event_watchers", "Watchers of live events", registry=self._registry
         )
         watchers.set_function(num_watchers)
-        self._registry.register(_Standing(store))
+        self._registry.register(_ServiceCollector(store))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """All of them as Prometheus reads them."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class MeasuredRequests:
-    """Counts requests and times them, by operation: whoever stands before it is counted by nobody."""
+    """Counts and times requests by operation; those that an outer layer answers are not counted."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, routes: RouteMap) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes
@@ -86,7 +86,7 @@ class MeasuredRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = self._routes.find(scope["method"], scope["path"])
+        asked = self._routes.asked(scope)
         operation = NO_OPERATION if asked is None else asked.operation
         status, begun = 500, time.perf_counter()
 
@@ -107,59 +107,59 @@ class MeasuredRequests:
 
 
 _WAITING: Final = frozenset({"stream_events", "stream_campaign_events", "lease_trials"})
-"""Operations whose answers come when there is something to say."""
+"""Operations that wait before they answer."""
 
 
-class _Standing(Collector):
-    """Reads the database when it is asked, and not more often than every few seconds."""
+class _ServiceCollector(Collector):
+    """Statistics of the service, read from the database at most every `READ_EVERY_S`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looked_at = -LOOK_EVERY_S
-        self._signs: VitalSigns | None = None
+        self._read_at = -READ_EVERY_S
+        self._stats: ServiceStats | None = None
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: to be registered is no reason to ask the database."""
+        """Empty, so that registering it does not query the database."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of the whole service; of a database that does not answer, that it does not."""
+        """The metrics of the whole service; only `database_up` if the database does not answer."""
         yield InfoMetricFamily("layout_tuner", "This service", {"version": version()})
-        signs = self._look()
-        yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(signs)))
-        if signs is not None:
-            yield from _families(signs, self._store)
+        stats = self._read()
+        yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(stats)))
+        if stats is not None:
+            yield from _families(stats, self._store)
 
-    def _look(self) -> VitalSigns | None:
+    def _read(self) -> ServiceStats | None:
         now = time.monotonic()
-        if now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
+        if now - self._read_at >= READ_EVERY_S:
+            self._read_at = now
             try:
-                self._signs = self._store.vital_signs()
+                self._stats = self._store.service_stats()
             except DatabaseUnavailableError:
-                self._signs = None
-        return self._signs
+                self._stats = None
+        return self._stats
 
 
-def _families(signs: VitalSigns, store: Store) -> Iterator[Metric]:
-    yield _by("layout_tuner_campaigns", "Campaigns", "state", signs.campaigns)
-    yield _by("layout_tuner_open_trials", "Trials that wait or run", "state", signs.open_trials)
-    yield _by("layout_tuner_workers", "Workers that are there", "cluster", signs.workers)
+def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
+    yield _by("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns)
+    yield _by("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials)
+    yield _by("layout_tuner_workers", "Workers that are there", "cluster", stats.workers)
     yield _by(
         "layout_tuner_node_seconds",
         "What campaigns have cost, in node-seconds",
         "part",
-        signs.node_seconds,
+        stats.node_seconds,
     )
-    yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", signs.quarantined_nodes)
+    yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
     yield _one(
         "layout_tuner_unnumbered_events",
         "Events that watchers do not see yet",
-        signs.unnumbered_events,
+        stats.unnumbered_events,
     )
-    yield _one("layout_tuner_database_bytes", "Size of the database", signs.num_bytes)
-    if signs.driver_seen_at is not None:
-        silence_s = max((store.now() - signs.driver_seen_at).total_seconds(), 0.0)
+    yield _one("layout_tuner_database_bytes", "Size of the database", stats.num_bytes)
+    if stats.driver_seen_at is not None:
+        silence_s = max((store.now() - stats.driver_seen_at).total_seconds(), 0.0)
         yield _one(
             "layout_tuner_driver_silence_seconds", "Since a driver was last at work", silence_s
         )

@@ -1,4 +1,4 @@
-"""A measurement table as Parquet: the same columns as in CSV, with types."""
+"""A measurement table as Parquet: the columns of the CSV, with types."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final
 
+from search_spaces.spec.layout import KNOBS
+
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
 
-_TEXTS: Final = frozenset(
-    {"source", "cluster", "model", "recompute", "precision", "status", "family"}
+_SWITCHES: Final = frozenset(name for name, knob in KNOBS.items() if knob.is_switch)
+_WORDS: Final = frozenset(
+    name for name, knob in KNOBS.items() if not knob.is_number and not knob.is_switch
 )
+_TEXTS: Final = frozenset({"source", "cluster", "model", "status", "family"}) | _WORDS
 _FLOATS: Final = frozenset(
     {"device_memory_gb", "tokens_per_s", "step_time_s", "step_time_low_s", "step_time_high_s"}
 )
-_FLAGS: Final = frozenset({"tied_embeddings", "sequence_parallel", "shortened", "tied_with_first"})
+_FLAGS: Final = frozenset({"tied_embeddings", "shortened", "tied_with_first"}) | _SWITCHES
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """The rows as a Parquet file; what a row has no value for is null.
+    """The rows as a Parquet file; missing values are null.
 
-    A column's type is its own, whatever is in it, so that the files of several campaigns fit together.
+    The type of a column does not depend on its values, so that files of several campaigns can be
+    concatenated.
     """
-    # Imported where it is needed: it takes half as much memory as all of the service.
+    # Imported here because it takes half as much memory as the rest of the service.
     import pyarrow as arrow
     from pyarrow import parquet as files
 
@@ -36,6 +41,13 @@ def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
     written = BytesIO()
     files.write_table(arrow.Table.from_pydict(values, schema=schema), written)
     return written.getvalue()
+
+
+def num_rows(content: bytes) -> int:
+    """Rows of a Parquet file."""
+    from pyarrow import parquet as files
+
+    return int(files.ParquetFile(BytesIO(content)).metadata.num_rows)
 
 
 def _typed(column: str, value: Any) -> Any:

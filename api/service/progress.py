@@ -1,4 +1,4 @@
-"""How far a campaign is, how long it will take, and why nothing moves if nothing does."""
+"""The progress of a campaign, its remaining time, and why it waits."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from api.schemas import Progress
-from api.waiting import why_nowhere
-from results_db.records import CampaignRecord, TrialRecord, TrialState, WorkerRecord
-from results_db.standing import Winner
+from api.schemas.campaigns_and_trials import Progress
+from api.service.waiting import why_nowhere
+from results_db.leaderboard.ranked_layout import Winner
+from results_db.records import CampaignRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
-from search_spaces.counting import counted
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.terminal.plurals import counted
 
 DRIVER_ALIVE_S: Final = 15.0
-"""A driver that was at work within this many seconds counts as there."""
+"""A driver that was active within this many seconds counts as running."""
 
 TRIALS_LOOKED_AT: Final = 100
-"""Waiting trials that are looked at when none is leased."""
+"""Waiting trials that are checked when none is running."""
 
 
 def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
-    """Whether a driver is at work."""
+    """Whether a driver is running."""
     return seen_at is not None and now - seen_at < timedelta(seconds=DRIVER_ALIVE_S)
 
 
 def progress_of(
     store: Store, campaigns: Sequence[CampaignRecord], now: datetime
 ) -> dict[int, Progress]:
-    """The progress of campaigns by their ids; trials are counted and winners found for all at once."""
+    """The progress of campaigns by their ids, with one query of counts and one of winners."""
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.count_trials_of(ids), store.winners(ids)
     return {
@@ -47,7 +48,7 @@ def _progress(
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
     planned = trials_planned(campaign)
     if planned is not None:
-        # Repeats come on top of a legal set that is smaller than the budget.
+        # Repeats exceed the number of legal layouts where that is below the budget.
         planned = max(planned, sum(counts.values()) - counts["CANCELLED"])
     return Progress(
         trials=counts,
@@ -62,24 +63,24 @@ def _progress(
 
 
 def trials_planned(campaign: CampaignRecord) -> int | None:
-    """How many trials end the campaign, where their number does."""
-    budgeted: int | None = campaign.spec["budget"]["trials"]
+    """The number of trials after which the campaign ends; None: their number does not end it."""
+    budgeted: int | None = campaign.spec.get("budget", {}).get("trials")
     if budgeted is not None:
         return min(budgeted, campaign.num_legal_layouts)
     return campaign.num_legal_layouts if campaign.strategy == "exhaustive" else None
 
 
 def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:
-    """Estimate from the pace so far; the budget that runs out first decides."""
+    """An estimate from the pace so far, by the part of the budget that runs out first."""
     if campaign.ended_at is not None:
         return 0.0
-    budget: Mapping[str, Any] = campaign.spec["budget"]
+    budget: Mapping[str, Any] = campaign.spec.get("budget", {})
     estimates = []
-    if budget["wall_time_s"] is not None:
+    if budget.get("wall_time_s") is not None:
         estimates.append(budget["wall_time_s"] - campaign.wall_time_s)
     if planned is not None and ended and campaign.wall_time_s:
         estimates.append((planned - ended) * campaign.wall_time_s / ended)
-    if budget["node_hours"] is not None and campaign.node_seconds and campaign.wall_time_s:
+    if budget.get("node_hours") is not None and campaign.node_seconds and campaign.wall_time_s:
         pace = campaign.node_seconds / campaign.wall_time_s
         estimates.append((budget["node_hours"] * 3600 - campaign.node_seconds) / pace)
     return max(min(estimates), 0.0) if estimates else None
@@ -88,13 +89,13 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
 def waiting_reason(
     store: Store, campaign: CampaignRecord, counts: Mapping[TrialState, int], now: datetime
 ) -> str | None:
-    """Why none of the campaign's trials is running, and what to do; None when nothing is amiss."""
+    """Why no trial of the campaign runs, and what to do; None: the campaign does not wait."""
     if campaign.state == "PAUSED":
         return "the campaign is paused; resume it"
     if campaign.state != "RUNNING":
         return None
     if counts["RUNNING"]:
-        return store.all_wait_because(campaign.id)
+        return store.waiting_reason(campaign.id)
     driver_seen_at = store.driver_seen_at()
     if not counts["PENDING"] and not driver_is_alive(driver_seen_at, now):
         seen = (
@@ -114,7 +115,7 @@ def waiting_reason(
 
 
 def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:
-    """Why no allocation as it is will take any of the waiting trials that were looked at."""
+    """Why no allocation in its current state will lease any of the first waiting trials."""
     waiting = store.waiting_trials(
         campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
     )
@@ -122,7 +123,7 @@ def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | Non
         return None
     allocations = store.allocations(cluster=campaign.cluster_name)
     first = why_nowhere(waiting[0], allocations, now)
-    # An allocation may have a thousand nodes: the first trial that one may run ends the search.
+    # The check of an allocation of 1,000 nodes is slow: it ends at the first trial that may run.
     if first is None or any(why_nowhere(other, allocations, now) is None for other in waiting[1:]):
         return None
     return f"trial {waiting[0].number} waits: {first}"

@@ -1,4 +1,4 @@
-"""Keeps the processes of one machine's service running: starts, watches, restarts, ends them."""
+"""Starts, watches, restarts and ends the processes of `layout-tuner up`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ POLL_S: Final = 0.1
 STOP_PATIENCE_S: Final = 20.0
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 60.0
+REFUSAL: Final = "Error: "
+"""Beginning of the last line of a child that refuses to start."""
+
+SAID_AFTER_S: Final = 3.0
+"""After this time the last line of a child that is not ready is printed."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -30,17 +35,17 @@ class Child:
     name: str
     argv: Sequence[str]
     log: Path
-    """Where its output goes; appended to."""
+    """File to which its output is appended."""
     environment: Mapping[str, str] | None = None
     """Its environment variables; None: those of this process."""
     process: subprocess.Popen[bytes] | None = None
     restarts: deque[float] = field(default_factory=deque)
     """Times of the latest restarts (monotonic seconds)."""
     log_start: int = 0
-    """Where its log begins, behind what earlier processes wrote, in bytes."""
+    """Offset of its output in the log, in bytes; earlier processes wrote what comes before."""
 
     def start(self) -> None:
-        """Starts the process; it is told to end when this one dies, even by SIGKILL."""
+        """Starts the process. It gets SIGTERM when this process dies, even by SIGKILL."""
         with self.log.open("ab") as output:
             self.log_start = output.tell()
             self.process = subprocess.Popen(
@@ -65,7 +70,7 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
     def stop(self) -> None:
-        """Asks it to end, waits, and kills it when it does not."""
+        """Sends SIGTERM, waits, and kills the process if it does not end."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.terminate()
@@ -77,28 +82,45 @@ class Child:
 
 
 def end_with(parent: int) -> Callable[[], None]:
-    """What a child does first so that it is told to end when its parent dies, even by SIGKILL."""
+    """A function for a new child: it makes the kernel send SIGTERM when the parent dies."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def bind() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died between the fork and the line above
+        if os.getppid() != parent:  # the parent died between the fork and the line above
             os._exit(1)
 
     return bind
 
 
-def start_and_wait(child: Child, ready: Callable[[], bool], patience_s: float) -> None:
-    """Starts a child and waits until it is ready.
+def start_and_wait(
+    child: Child,
+    ready: Callable[[], bool],
+    patience_s: float,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _line: None,
+) -> bool:
+    """Starts a child and waits until it is ready or `stopping`; returns whether it is ready.
+
+    While this takes long, the last line of the child's log is passed to `say`.
 
     Raises:
-        ServiceStartError: it ended, or was not ready in time.
+        ServiceStartError: the child ended, or was not ready in time.
     """
     child.start()
-    deadline = time.monotonic() + patience_s
+    began = time.monotonic()
+    deadline, said = began + patience_s, ""
     while not ready():
+        if stopping():
+            return False
+        last = child.log_tail(1)
+        is_new = last != said and not last.startswith(REFUSAL)  # with a refusal it is about to end
+        if is_new and time.monotonic() - began > SAID_AFTER_S:
+            said = last
+            say(f"{child.name} is not ready yet: {last}")
         if child.returncode() is not None:
-            words = child.log_tail().removeprefix("Error: ")
+            words = child.log_tail().removeprefix(REFUSAL)
             raise ServiceStartError(words or f"{child.name} ended without a word")
         if time.monotonic() > deadline:
             child.stop()
@@ -106,6 +128,7 @@ def start_and_wait(child: Child, ready: Callable[[], bool], patience_s: float) -
                 f"{child.name} was not ready within {patience_s:.0f} s; its log is {child.log}"
             )
         time.sleep(POLL_S)
+    return True
 
 
 def watch(
@@ -115,10 +138,10 @@ def watch(
     say: Callable[[str], None],
     each_round: Callable[[], None],
 ) -> None:
-    """Restarts whatever ends, aloud, until told to stop.
+    """Restarts children that end, with a message, until `stopping`.
 
     Raises:
-        ServiceUnstableError: one of them ended more than `MAX_RESTARTS` times in a minute.
+        ServiceUnstableError: a child ended more than `MAX_RESTARTS` times in a minute.
     """
     while not stopping():
         for child in children:
@@ -146,7 +169,7 @@ def _restart(child: Child, code: int, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def until_signalled() -> Iterator[Callable[[], bool]]:
-    """Yields a question: was SIGINT or SIGTERM received since?"""
+    """Yields a function that says whether SIGINT or SIGTERM was received in the block."""
     received: list[int] = []
     previous = {
         number: signal.signal(number, lambda caught, _frame: received.append(caught))

@@ -1,4 +1,4 @@
-"""Why a trial is not leased: what keeps it from an allocation, or from all that are there."""
+"""Why a trial is not leased by an allocation, or by any allocation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from results_db.allocation_records import WaitingTrial
-from results_db.allocations import AllocationRecord
-from search_spaces.counting import counted
+from results_db.allocations.allocations import AllocationRecord, WaitingTrial
+from search_spaces.terminal.plurals import counted
 
 ITS_TURN: Final = "it fits, and waits until devices are free and the older ones have theirs"
 _UNUSABLE: Final = ("lost", "quarantined")
@@ -27,18 +26,18 @@ def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datet
 
 
 def why_never(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:
-    """Why an allocation as it is will not lease a trial; None: it may."""
+    """Why an allocation in its current state will not lease a trial; None: it may."""
     return _too_large(trial, allocation) or _too_late(trial, allocation, now)
 
 
 def why_nowhere(
     trial: WaitingTrial, allocations: Sequence[AllocationRecord], now: datetime
 ) -> str | None:
-    """Why no allocation will lease a trial; None where one may, or where there is none."""
+    """Why no allocation will lease a trial; None: one may, or there are no allocations."""
     reasons = [why_never(trial, allocation, now) for allocation in allocations]
     if not reasons or None in reasons:
         return None
-    # Of an allocation that is large enough, the reason says most.
+    # The reason of an allocation that is large enough says most.
     fitting = [a for a in allocations if _too_large(trial, a) is None]
     largest = max(
         fitting or allocations, key=lambda a: _usable_nodes(a) * a.worker.devices_per_node
@@ -63,7 +62,7 @@ def _too_large(trial: WaitingTrial, allocation: AllocationRecord) -> str | None:
 
 
 def _way_out(allocation: AllocationRecord) -> str:
-    """What a user may do where a node is in quarantine."""
+    """What a user can do about a node in quarantine."""
     for node in allocation.nodes:
         if node.state == "quarantined":
             return f" ({node.name}: {node.reason}); `layout-tuner allocation release` ends that"

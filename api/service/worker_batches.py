@@ -1,4 +1,4 @@
-"""Leases, heartbeats and outcomes of all workers of this process, a batch at a time."""
+"""Leases, heartbeats and outcomes of all workers of this process, in batches."""
 
 from __future__ import annotations
 
@@ -7,41 +7,46 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from api.batcher import Batcher
+from api.service.batcher import Batcher
 from api.settings import Settings
-from api.step_time_to_beat import has_something_to_beat, step_time_at
-from api.worker_schemas import LeaseRead
-from results_db.allocation_records import HeartbeatAnswer
-from results_db.beat_batch import Beat
+from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
-from results_db.lease_batch import LeaseAsk
-from results_db.outcome_batch import OutcomeReport
-from results_db.records import LeaseRecord, OutcomeReceipt
+from results_db.records import LeaseRecord
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from results_db.trials.leases import LeaseAsk
 from search_spaces.errors import SearchSpaceError
+from search_spaces.protocol.worker_messages import (
+    HeartbeatReply,
+    LeaseRead,
+    OutcomeReply,
+    OutcomeReport,
+)
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import objective_factors
+from search_spaces.statistics.early_stop import LEAST_TIMED
 
 MOST_OUTCOMES: Final = 32
-"""In one transaction: larger ones gain little, and hold their campaigns for longer."""
+"""Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
 MOST_SPECS: Final = 256
-"""Campaigns that a process keeps read."""
+"""Campaigns whose parsed description a process keeps."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBatches:
-    """What workers wait for."""
+    """The batches of the requests of workers."""
 
     leases: Batcher[LeaseAsk, list[LeaseRead]]
-    beats: Batcher[Beat, HeartbeatAnswer]
-    outcomes: Batcher[OutcomeReport, OutcomeReceipt]
+    beats: Batcher[Beat, HeartbeatReply]
+    outcomes: Batcher[OutcomeReport, OutcomeReply]
 
     @classmethod
     def of(cls, store: Store, settings: Settings) -> WorkerBatches:
-        """Those of a service."""
+        """The batches of a service."""
         specs = SpecsRead()
 
         def lease(
@@ -61,17 +66,17 @@ class WorkerBatches:
 
 
 Specs = Mapping[int, CampaignSpec | SearchSpaceError]
-"""Campaigns by their ids, or why one cannot be read."""
+"""Campaigns by their ids; an error for a campaign that cannot be read."""
 
 
 class SpecsRead:
-    """The campaigns that leases were of lately: to read one takes as long as to lease its trial."""
+    """A cache of parsed campaigns: parsing one takes as long as leasing a trial."""
 
     def __init__(self) -> None:
         self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
 
     def of_all(self, leases: Sequence[LeaseRecord]) -> Specs:
-        """The campaigns of leases."""
+        """The campaigns of leases, by their ids."""
         specs: dict[int, CampaignSpec | SearchSpaceError] = {}
         for lease in leases:
             if lease.campaign_id not in specs:
@@ -79,12 +84,12 @@ class SpecsRead:
         return specs
 
     def _of(self, lease: LeaseRecord) -> CampaignSpec | SearchSpaceError:
-        """Read anew where its document is another than it was."""
+        """The campaign of a lease; it is parsed again if its document has changed."""
         known = self._specs.get(lease.campaign_id)
         if known is not None and known[0] == lease.spec:
             return known[1]
         try:
-            spec = CampaignSpec.from_mapping(lease.spec)
+            spec = CampaignSpec.from_stored(lease.spec)
         except SearchSpaceError as error:
             return error
         if len(self._specs) >= MOST_SPECS:
@@ -96,9 +101,9 @@ class SpecsRead:
 def _readable(
     store: Store, known: SpecsRead, answers: Sequence[list[LeaseRecord] | ResultsDbError]
 ) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-    """The leases as workers read them; campaigns are read, and their best found, once a batch.
+    """The leases as documents; each campaign is parsed and its winner read once per batch.
 
-    A campaign that cannot be read is the answer of those alone who leased a trial of it.
+    If a campaign cannot be read, only the requests that leased its trials get the error.
     """
     leases = [
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
@@ -110,7 +115,7 @@ def _readable(
             lease.campaign_id
             for lease in leases
             if isinstance(spec := specs[lease.campaign_id], CampaignSpec)
-            and has_something_to_beat(spec, lease)
+            and _has_something_to_beat(spec, lease)
         },
     )
     return [
@@ -132,10 +137,10 @@ def _answer(
 
 
 def _best_known(store: Store, campaign_ids: Collection[int]) -> Mapping[int, float]:
-    """What is to be beaten; nothing where the database does not say.
+    """The value to beat of each campaign; empty if the database does not answer.
 
-    The trials are leased by now: were the answer lost, each would be a lost attempt. Without it a probe
-    is not stopped early.
+    The trials are leased already: an error would cost each of them an attempt. Without a value to
+    beat, a probe is not stopped early.
     """
     try:
         return store.values_to_beat(campaign_ids)
@@ -146,7 +151,7 @@ def _best_known(store: Store, campaign_ids: Collection[int]) -> Mapping[int, flo
 
 def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> LeaseRead:
     above_s = None
-    if best is not None and has_something_to_beat(spec, lease):
+    if best is not None and _has_something_to_beat(spec, lease):
         above_s = step_time_at(best, spec, lease)
     probe = spec.probe_request(lease.layout, stop_above_step_time_s=above_s)
     return LeaseRead(
@@ -157,3 +162,22 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> L
         request=probe.to_mapping(),
         lease_expires_at=lease.lease_expires_at,
     )
+
+
+def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
+    """Whether a slow run of the leased layout is stopped early.
+
+    It is not in an exhaustive campaign, which measures every layout; with several objectives, where
+    a slow layout may be on the front; and in a repeat, which is compared with other runs. The value
+    to beat is the low end of the winner's interval, not the figure of one lucky run.
+    """
+    if not spec.stop.early or spec.strategy == "exhaustive" or len(spec.objectives) > 1:
+        return False
+    return lease.repeat_of is None and spec.probe.iterations > LEAST_TIMED
+
+
+def step_time_at(best: float, spec: CampaignSpec, lease: LeaseRecord) -> float:
+    """The step time at which the leased layout equals the best value of the objective."""
+    columns = LayoutColumns.of(lease.layout)
+    factor = float(objective_factors(spec.objective, columns, spec.model))
+    return factor / best

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.results_file import table
-from benchmarks.search_figures import Promise
+from benchmarks.search.search_figures import Promise
 from search_spaces.tables import MeasurementTable, TableCell
+from search_spaces.tables.selection import CellFilter, select
+from tuner.calibration.known_measurements import knowledge_of
 from tuner.replay.estimates import estimates_report
-from tuner.replay.selection import CellFilter, knowledge_of, select
 
 HEADER = (
     "what",

@@ -1,4 +1,4 @@
-"""The tables of `bench_search`: what each strategy needed, and what was asked beside what was measured."""
+"""The tables of `bench_search`: what each strategy needed, and targets beside measurements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results_file import table
-from benchmarks.search_runs import Landscape
-from tuner.replay.many import by_strategy
-from tuner.replay.statistics import summarize
+from benchmarks.search.search_runs import Landscape
+from tuner.replay.report import summarize
+from tuner.replay.run import by_strategy
 
 HEADER = (
     "strategy",

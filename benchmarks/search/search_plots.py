@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.search_runs import PROBES, Landscape
-from tuner.replay.many import by_strategy
-from tuner.replay.statistics import AnytimeCurve, regret_by_cost, regret_by_probes
+from benchmarks.search.search_curves import AnytimeCurve, regret_by_cost, regret_by_probes
+from benchmarks.search.search_runs import PROBES, Landscape
+from tuner.replay.run import by_strategy
 
-PLOTS: Final = Path(__file__).parents[1] / "docs" / "plots"
+PLOTS: Final = Path(__file__).parents[2] / "docs" / "plots"
 COLOURS: Final = {
     "guided": "#0072b2",
     "model-only": "#009e73",

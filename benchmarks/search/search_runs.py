@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
-from tuner.replay.many import ReplayTask, replay_all
-from tuner.replay.run import ReplayRun
-from tuner.simulation.table import simulated_table
+from tuner.replay.run import ReplayRun, ReplayTask, replay_all
+from workers.simulation.scenarios import simulated_table
 
 PROBES: Final = 60
 STRESS: Final = "stress-22b"

@@ -11,12 +11,12 @@ import numpy as np
 
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import step_time_s
-from search_spaces.objectives import objective_values
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
-from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
-from tuner.problem import SearchProblem
+from search_spaces.spec.objectives import objective_factors
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from tuner.strategies.base import INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
 NUM_TOLD: Final = 500
@@ -89,9 +89,8 @@ class _Truth:
         self._steps = step_time_s(columns, _MODEL, _CLUSTER) * np.exp(
             rng.normal(0.0, 0.2, len(legal))
         )
-        self._rates = objective_values(
-            "tokens_per_s_per_device", columns, self._steps, _MODEL, _CLUSTER
-        )
+        factors = objective_factors("tokens_per_s_per_device", columns, _MODEL)
+        self._rates = factors / self._steps
 
     def of(self, index: int) -> Observation:
         """What is told of a layout."""

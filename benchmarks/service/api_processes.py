@@ -1,4 +1,4 @@
-"""Api processes as `layout-tuner serve` starts them, on one database: started, spoken to, weighed."""
+"""Starts api processes as `layout-tuner serve` does, on one database, and measures their memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 import httpx
 import psutil
 
-from benchmarks.live_service import ROOT, LiveProcess, WaitedInVainError
-from results_db.data_dir import DataDir
+from benchmarks.service.live_service import ROOT, LiveProcess, WaitedInVainError
+from results_db.database.data_dir import DataDir
 
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.005
@@ -28,17 +28,20 @@ class ApiProcess:
         folder: for its data directory and its log.
         name: of the process.
         database: URL; None: SQLite in its data directory.
+        program: the `layout-tuner` of another revision's environment; None: this revision's.
     """
 
-    def __init__(self, folder: Path, name: str, database: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, database: str | None = None, *, program: Path | None = None
+    ) -> None:
         self.data = DataDir(folder / f"data-{name}")
         command = ["serve", "--data-dir", str(self.data.path), "--host", "127.0.0.1", "--port", "0"]
         self._is_shared = database is not None
         if database is not None:
             command += ["--database", database]
         self._process = LiveProcess(
-            [sys.executable, "-P", "-m", "api.cli", *command],
-            environment={**os.environ, "PYTHONPATH": str(ROOT)},
+            [*([str(program)] if program else [sys.executable, "-P", "-m", "api.cli"]), *command],
+            environment=dict(os.environ) if program else {**os.environ, "PYTHONPATH": str(ROOT)},
             log=folder / f"{name}.log",
         )
 

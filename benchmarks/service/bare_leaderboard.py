@@ -1,4 +1,4 @@
-"""What a page of the leaderboard shows, by SQL and the bare driver: sqlite3 or psycopg, no ORM, tuples."""
+"""The content of a leaderboard page, read with plain SQL by sqlite3 or psycopg, as tuples."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ SELECT p.layout_key, p.id, p.num_runs, p.step_time_s, p.tokens / p.step_time_s A
 FROM pooled p JOIN iterating i ON i.layout_key = p.layout_key
 ORDER BY value DESC, p.id LIMIT ?
 """
-"""Layouts ranked by the median of their runs, with the moments of their iterations: what intervals are made
-of, as far as SQL goes. Only for campaigns of which nothing was stopped early."""
+"""Layouts ranked by the median of their runs, with the moments of their iterations, from which
+intervals are computed. Only for campaigns in which no probe was stopped early."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""A connection that is kept, as light as HTTP can be: load clients share two cores with what they load."""
+"""A minimal keep-alive HTTP connection: load clients share two cores with the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AnswerUnexpectedError(Exception):
     """The service answered something else than was asked for."""
 
 
-class Connection:
+class HttpConnection:
     """HTTP/1.1 over one connection, one request after another."""
 
     def __init__(self, host: str, port: int, token: str) -> None:

@@ -19,13 +19,13 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import psutil
 
-from api.local_service import find_service
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.records import TrialDetail
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.connection.running_service import find_service
+from search_spaces.spec.layout import Layout
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 MARK: Final = "LAYOUT_TUNER_MARK"
 
 _STOP_WITHIN_S: Final = 60.0
@@ -198,7 +198,7 @@ class LiveService:
     def _answers(self) -> bool:
         if self.serve.has_ended():
             raise WaitedInVainError(f"the service ended:\n{self.serve.said()}")
-        announced = find_service(self.data, pid=self.serve.pid)
+        announced = find_service(self.data.path, pid=self.serve.pid)
         if announced is None:
             return False
         self.url: str = announced.url
@@ -234,7 +234,9 @@ class LiveService:
         """
         spool = spool_dir or self.folder / f"spool-{name}"
         where = ["--url", self.url, "--token-file", str(self.data.token_file)]
-        program = ["api.cli", "worker"] if rank_entry is None else ["benchmarks.live_worker"]
+        program = (
+            ["api.cli", "worker"] if rank_entry is None else ["benchmarks.workers.live_worker"]
+        )
         entry = [] if rank_entry is None else ["--rank-entry", rank_entry]
         named = ["--name", name, "--spool-dir", str(spool)]
         return self.make(

@@ -1,8 +1,8 @@
-"""Watchers of live events, each of one campaign: what each heard, and how late.
+"""Watchers of live events, one for each campaign: which events each received, and how late.
 
-Reads what to do as a line of JSON from stdin. Says "watching" on stdout once every stream is open. A second
-line tells the last event of each campaign; once every watcher has heard it, or has had its time, it writes what was
-heard as JSON.
+The process reads its task as a line of JSON from stdin. It prints "watching" once every stream is
+open. A second line of stdin names the last event of each campaign. Once every watcher has received
+it or timed out, the process writes the received events to stdout as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Final, TypeVar
 
-from benchmarks.http_connection import Connection
+from benchmarks.service.http_connection import HttpConnection
 
 PATIENCE_S: Final = 15.0
 """For the last events to come."""
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class WatcherOrders:
     """What is watched."""
 
     services: list[tuple[str, int, str]]
@@ -53,7 +53,7 @@ class Heard:
 
 
 async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Semaphore) -> None:
-    async with Connection(*service) as http:
+    async with HttpConnection(*service) as http:
         event: dict[str, str] = {}
         async for line in http.lines(f"/v1/campaigns/{heard.campaign}/events"):
             if line:
@@ -71,7 +71,7 @@ async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Se
             event = {}
 
 
-async def watch(orders: Orders) -> list[Heard]:
+async def watch(orders: WatcherOrders) -> list[Heard]:
     """All of the watchers, until they have heard what stdin says is the last.
 
     Raises:
@@ -109,6 +109,6 @@ async def _unless_one_ends(awaited: asyncio.Future[T], tasks: list[asyncio.Task[
 
 
 if __name__ == "__main__":
-    orders = Orders(**json.loads(sys.stdin.readline()))
+    orders = WatcherOrders(**json.loads(sys.stdin.readline()))
     heard = asyncio.run(watch(orders))
     json.dump({"heard": [asdict(one) for one in heard], "cpu_s": time.process_time()}, sys.stdout)

@@ -1,8 +1,8 @@
 """Workers that lease and report as fast as they are answered, over HTTP; probes take no time.
 
-Reads what to do as JSON from stdin, and writes what came of it as JSON to stdout. Each worker has a
-connection for its leases and outcomes, and one for its heartbeats. Some outcomes are posted twice, as by
-a worker whose answer was lost.
+The process reads its task as JSON from stdin and writes its results as JSON to stdout. Each worker
+has one connection for leases and outcomes, and one for heartbeats. Some outcomes are posted twice,
+as by a worker that did not receive the answer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from benchmarks.http_connection import Connection
-from benchmarks.made_outcome import completed_outcome
+from benchmarks.service.http_connection import HttpConnection
+from benchmarks.service.made_outcome import completed_outcome
 
 BEAT_S: Final = 2.0
 """Seconds between heartbeats, as the service asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class WorkerOrders:
     """What the workers do."""
 
     services: list[tuple[str, int, str]]
@@ -63,7 +63,7 @@ class Told:
 
 
 class _Worker:
-    def __init__(self, orders: Orders, told: Told, number: int) -> None:
+    def __init__(self, orders: WorkerOrders, told: Told, number: int) -> None:
         self._orders = orders
         self._told = told
         self._name = f"load-{number:03d}"
@@ -72,7 +72,7 @@ class _Worker:
         self._held: dict[int, int] = {}
 
     async def work(self, until_s: float) -> None:
-        async with Connection(*self._service) as http, Connection(*self._service) as beats:
+        async with HttpConnection(*self._service) as http, HttpConnection(*self._service) as beats:
             self._id = (await http.post("/v1/workers", self._introduction()))["worker_id"]
             beating = asyncio.create_task(self._beat(beats))
             try:
@@ -99,7 +99,7 @@ class _Worker:
             }
         ).encode()
 
-    async def _lease(self, http: Connection) -> list[dict[str, Any]]:
+    async def _lease(self, http: HttpConnection) -> list[dict[str, Any]]:
         body = json.dumps({"max_trials": self._orders.max_trials, "wait_s": 2.0}).encode()
         started_s = time.monotonic()
         leases = (await http.post(f"/v1/workers/{self._id}/leases", body))["leases"]
@@ -108,7 +108,7 @@ class _Worker:
         self._held |= {lease["trial_id"]: lease["attempt"] for lease in leases}
         return list(leases)
 
-    async def _report(self, http: Connection, lease: dict[str, Any]) -> None:
+    async def _report(self, http: HttpConnection, lease: dict[str, Any]) -> None:
         trial_id, told = lease["trial_id"], self._told
         request = lease["request"]
         outcome = completed_outcome(request, request["model"]["seq_length"], self._chance)
@@ -127,7 +127,7 @@ class _Worker:
         told.posted[trial_id] = outcome["measurement"]["tokens_per_s"]
         del self._held[trial_id]
 
-    async def _beat(self, http: Connection) -> None:
+    async def _beat(self, http: HttpConnection) -> None:
         # Workers come when their allocations begin, and not all at once.
         pause_s = self._chance.uniform(0, BEAT_S)
         while True:
@@ -143,7 +143,7 @@ class _Worker:
             self._told.beat_s.append(time.monotonic() - started_s)
 
 
-async def work(orders: Orders) -> Told:
+async def work(orders: WorkerOrders) -> Told:
     """All of the workers, until there is nothing left to do."""
     told = Told()
     until_s = time.monotonic() + orders.duration_s
@@ -155,4 +155,4 @@ async def work(orders: Orders) -> Told:
 
 
 if __name__ == "__main__":
-    json.dump(asdict(asyncio.run(work(Orders(**json.load(sys.stdin))))), sys.stdout)
+    json.dump(asdict(asyncio.run(work(WorkerOrders(**json.load(sys.stdin))))), sys.stdout)

@@ -1,7 +1,8 @@
-"""An outcome as a worker posts it, made from the request of its lease: whole, and fast to make.
+"""A complete outcome as a worker posts it, made from the request of its lease; fast to make.
 
-Ten timed iterations after the warm-up, the peak of each stage, a breakdown, an environment and the tail
-of a log. Losses are those of every layout of the campaign, so that none is off.
+It has ten timed iterations after the warm-up, the peak of each stage, a breakdown, an environment
+and the tail of a log. The losses are the same for every layout of the campaign, so that none
+deviates.
 """
 
 from __future__ import annotations

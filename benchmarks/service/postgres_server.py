@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from api.supervisor import end_with
+from api.service.supervisor import end_with
 
 PATIENCE_S: Final = 60.0
 SUPERUSER: Final = "postgres"
@@ -77,6 +77,11 @@ class PostgresServer:
         assert self._process is not None, "the server was never started"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Starts it, again where it was stopped, and waits until it answers."""
         settings = {
@@ -103,7 +108,7 @@ class PostgresServer:
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """Ends it and every connection; SIGQUIT ends it without a checkpoint, as a power cut would."""
+        """Ends the server and all connections; SIGQUIT does so without a checkpoint, as a crash."""
         assert self._process is not None, "the server was never started"
         self._process.send_signal(number)
         self._process.wait(PATIENCE_S)

@@ -1,7 +1,7 @@
 """A database of many campaigns: one is made through the store, and SQL multiplies it.
 
-Copies have figures of their own (those of one in fifty are the same), so that neighbours do not rank alike,
-and trials of all campaigns lie between each other as they do where campaigns run side by side.
+Each copy has its own figures (one in fifty repeats those of another), so that neighbours do not
+rank alike. The trials of all campaigns are interleaved, as where campaigns run side by side.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
-from results_db.models import Base, Campaign, Trial
-from results_db.outcomes import OutcomeReport
-from results_db.standing_tables import StandingRow
+from results_db.leaderboard.table import rebuild_campaigns
+from results_db.models.tables import Base, Campaign, LeaderboardRow, Trial
 from results_db.store import Store
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.worker_messages import OutcomeReport, WorkerCreate
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 
 TOKENS_PER_STEP: Final = 64 * 2048
 REPEATED: Final = 10
@@ -31,11 +31,11 @@ _AT_ONCE: Final = 100
 _BLOCK: Final = 20
 """Trials of each campaign that are copied with one statement."""
 KINDS: Final = 50
-"""Campaigns whose figures differ: the standings of so many are ranked, and those of the others are copies."""
+"""Campaigns with figures of their own: their standings are ranked; other campaigns copy them."""
 _FACTOR: Final = f"(1 + ((t.id * 7919 + c.id % {KINDS} * 104729) % 1000) / 10000.0)"
 """How much slower the copy's trial is; SQL over the template's trial t and the campaign c."""
 _CACHE_KB: Final = 1 << 20
-"""What SQLite may hold of its file while it is filled: rows go to as many places as there are campaigns."""
+"""Size of SQLite's page cache while the file is filled: rows of a statement are far apart."""
 _SLOWER: Final = frozenset(
     {"step_time_s", "step_time_q25_s", "step_time_q75_s", "compute_s", "tp_s", "pp_s", "dp_s"}
     | {"optimizer_s", "unexplained_s"}
@@ -65,7 +65,7 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
                 _copy(connection, Base.metadata.tables[table], first, campaigns, trials)
     with store._db.write() as session:
         _set_sequences(session.connection())
-    store.rebuild_standings(range(2, min(campaigns, KINDS + 1) + 1))
+    rebuild_campaigns(store._db, range(2, min(campaigns, KINDS + 1) + 1))
     with _filling(store) as connection:
         _copy_standings(connection)
     _tidy(store)
@@ -85,7 +85,7 @@ def _filling(store: Store) -> Iterator[Connection]:
 
 
 def _tidy(store: Store) -> None:
-    """What a database does by itself in quiet hours: statistics, and PostgreSQL's visibility map."""
+    """Updates statistics and PostgreSQL's visibility map, as a database does in quiet hours."""
     engine = store._db.engine
     statement = "VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE"
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -148,7 +148,7 @@ def _copy_standings(connection: Connection) -> None:
         # A trial's copies follow each other in the order of their campaigns.
         "trial_id": "s.trial_id + c.id - s.campaign_id",
     }
-    names = [column.name for column in StandingRow.__table__.columns]
+    names = [column.name for column in LeaderboardRow.__table__.columns]
     quoted = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(told.get(name, f's."{name}"') for name in names)
     connection.execute(
@@ -171,13 +171,15 @@ def _value(name: str) -> str:
 def _make_template(store: Store, trials: int) -> None:
     campaign = store.create_campaign(_spec(), num_legal_layouts=100_000)
     worker = store.register_worker(
-        name="w1",
-        host="node-1",
-        cluster="benchmark",
-        num_nodes=8 * _AT_ONCE,
-        devices_per_node=8,
-        device="a device",
-        versions={"torch": "2.13"},
+        WorkerCreate(
+            name="w1",
+            host="node-1",
+            cluster="benchmark",
+            num_nodes=8 * _AT_ONCE,
+            devices_per_node=8,
+            device="a device",
+            versions={"torch": "2.13"},
+        )
     )
     repeats = 2 * REPEATED
     layouts = list(islice(_layouts(), trials - repeats))
@@ -194,6 +196,7 @@ def _measure_all(store: Store, worker_id: str) -> None:
         reports = [
             OutcomeReport(
                 trial_id=lease.trial_id,
+                worker_id=worker_id,
                 attempt=lease.attempt,
                 outcome=_outcome(lease.layout, 1.0 + (lease.trial_id * 7919 % 4001) / 2000),
             )

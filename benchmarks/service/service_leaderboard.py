@@ -1,8 +1,8 @@
-"""Pages of leaderboards from a database of a million trials, beside the SQL that yields the same figures.
+"""Pages of leaderboards from a database of a million trials, beside the SQL for the same figures.
 
-The service is a process of its own and is asked over HTTP on loopback, one page at a time; the SQL goes
-through the bare driver of the database, in the benchmark's own process. Pages and queries take turns, each
-of a campaign drawn at random.
+The service is a process of its own and is asked over HTTP on loopback, one page at a time. The SQL
+goes through the plain driver of the database, in the benchmark's own process. Pages and queries
+take turns, each of a campaign drawn at random.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import psycopg
 
-from benchmarks.api_processes import ApiProcess
-from benchmarks.bare_leaderboard import BareLeaderboard
-from benchmarks.postgres_server import FAST, running_server
-from benchmarks.service_database import fill
-from benchmarks.trainer_table import Figure
+from benchmarks.service.api_processes import ApiProcess
+from benchmarks.service.bare_leaderboard import BareLeaderboard
+from benchmarks.service.postgres_server import FAST, running_server
+from benchmarks.service.service_database import fill
+from benchmarks.trainer.trainer_table import Figure
 from results_db.store import Store
 
 TRIALS: Final = 1000
@@ -44,7 +44,7 @@ LEADERBOARD_NOTES: Final = f"""\
 - `GET /v1/campaigns/NAME/leaderboard`: {LIMIT} layouts with their measurements, intervals, ties, front and cost, 180 KB of JSON, from \
 `layout-tuner serve` over one kept connection; read to the last byte and not parsed. Every campaign has {TRIALS:,} completed trials, 20 of them \
 repeats; trials of all campaigns lie between each other
-- The bare query is `benchmarks/bare_leaderboard.py`: the campaign by its name, the best {LIMIT} rows of the table of standings joined with their trials, \
+- The bare query is `benchmarks/service/bare_leaderboard.py`: the campaign by its name, the best {LIMIT} rows of the table of standings joined with their trials, \
 measurements and breakdowns (68 columns), the peaks of their stages, the repeats' spread, the total and the source, by sqlite3 or psycopg with \
 prepared statements, in one read transaction, fetched as tuples. It reads the same table of standings: from trials, measurements and iterations alone \
 (the third figure) SQL has no Student's t, and takes as long as said there to rank and pool

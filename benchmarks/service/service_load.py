@@ -1,8 +1,8 @@
-"""Outcomes of 64 workers and the watchers of 64 campaigns at once, on PostgreSQL, and what became of each.
+"""Outcomes of 64 workers and watchers of 64 campaigns at once, on PostgreSQL, all checked.
 
-Everything that is asked of it goes over HTTP on loopback: workers and watchers are two processes, the
-service is several `layout-tuner serve` on one database. Afterwards every outcome is looked up in the database, and
-every watcher's events are compared with those that it holds.
+All requests go over HTTP on loopback: workers and watchers are two processes, and the service is
+several `layout-tuner serve` on one database. Afterwards the benchmark looks every outcome up in the
+database and compares every watcher's events with those in the database.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks import load_watchers, load_workers
-from benchmarks.api_processes import ApiProcess, processor_seconds
-from benchmarks.live_service import ROOT, wait_until
-from benchmarks.outcome_check import OutcomeFaults, check_outcomes, missed_events
-from benchmarks.postgres_server import DURABLE, running_server
-from benchmarks.service_start import MEMORY_BYTES
-from benchmarks.trainer_table import Figure
+from benchmarks.service import load_watchers, load_workers
+from benchmarks.service.api_processes import ApiProcess, processor_seconds
+from benchmarks.service.live_service import ROOT, wait_until
+from benchmarks.service.postgres_server import DURABLE, running_server
+from benchmarks.service.service_start import MEMORY_BYTES
+from benchmarks.trainer.trainer_table import Figure
+from benchmarks.workers.outcome_check import OutcomeFaults, check_outcomes, missed_events
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from search_spaces.spec.campaign import CampaignSpec
 
 NUM_API: Final = 2
 NUM_CAMPAIGNS: Final = 64
@@ -152,7 +152,7 @@ def _submit(api: ApiProcess, store: Store, num_campaigns: int, trials_each: int)
 
 
 def _work(services: list[tuple[str, int, str]], num_workers: int, max_trials: int) -> Any:
-    orders = load_workers.Orders(
+    orders = load_workers.WorkerOrders(
         services=services,
         cluster=CAMPAIGN["cluster"],
         num_workers=num_workers,
@@ -197,7 +197,7 @@ def _watching(services: list[tuple[str, int, str]], campaigns: list[int]) -> Ite
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        orders = load_watchers.Orders(services=services, campaigns=campaigns)
+        orders = load_watchers.WatcherOrders(services=services, campaigns=campaigns)
         process.stdin.write(json.dumps(asdict(orders)) + "\n")
         process.stdin.flush()
         said = process.stdout.readline()
@@ -209,7 +209,7 @@ def _watching(services: list[tuple[str, int, str]], campaigns: list[int]) -> Ite
 
 
 def _command(module: str) -> list[str]:
-    return [sys.executable, "-P", "-m", f"benchmarks.{module}"]
+    return [sys.executable, "-P", "-m", f"benchmarks.service.{module}"]
 
 
 def _environment() -> dict[str, str]:
@@ -226,7 +226,7 @@ def _last_seqs(store: Store, campaigns: Sequence[int]) -> dict[int, int]:
 
 
 def _wait_for_numbers(store: Store) -> None:
-    wait_until("every event has its number", lambda: not store.count_unnumbered_events())
+    wait_until("every event has its number", lambda: not store.service_stats().unnumbered_events)
 
 
 def load_figures(load: Load) -> list[Figure]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.api_processes import ApiProcess
-from benchmarks.postgres_server import DURABLE, running_server
-from benchmarks.trainer_table import Figure
+from benchmarks.service.api_processes import ApiProcess
+from benchmarks.service.postgres_server import DURABLE, running_server
+from benchmarks.trainer.trainer_table import Figure
 
 START_S: Final = 1.5
 MEMORY_BYTES: Final = 150_000_000

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.layout import Precision
-from search_spaces.model_shape import ModelShape
-from workers.trainer.data import Batch
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.parameters import Part, initialise
-from workers.trainer.precision import COMPUTE_DTYPES
+from search_spaces.spec.layout import Precision
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.job.batches import Batch
+from workers.trainer.model.parameters import ParameterPart, initialise
+from workers.trainer.model.precision import COMPUTE_DTYPES
+from workers.trainer.parallel.optimizer import OptimizerSettings
 
 MixedPrecision = Literal["autocast", "masters"]
 """How a bf16 loop keeps fp32 weights and adds gradients up in fp32: torch's autocast over an fp32
 model, or a bf16 model beside an fp32 copy of its weights."""
 
 
-class RMSNorm(nn.Module):
+class BareRMSNorm(nn.Module):
     """As Llama's reference code writes it; on the CPU several times faster than `F.rms_norm`."""
 
     def __init__(self, size: int) -> None:
@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
         return normal_BSH.type_as(x_BSH) * self.weight
 
 
-class Attention(nn.Module):
+class BareAttention(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         hidden, self.head_size = shape.hidden_size, shape.head_size
@@ -72,7 +72,7 @@ def rotate(x_BNSD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
     return x_BNSD * cos_SD + turned_BNSD * sin_SD
 
 
-class FeedForward(nn.Module):
+class BareFeedForward(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
@@ -83,13 +83,13 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x_BSH)) * self.up(x_BSH))
 
 
-class Block(nn.Module):
+class BareBlock(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.hidden_size)
-        self.attention = Attention(shape)
-        self.feed_forward_norm = RMSNorm(shape.hidden_size)
-        self.feed_forward = FeedForward(shape)
+        self.attention_norm = BareRMSNorm(shape.hidden_size)
+        self.attention = BareAttention(shape)
+        self.feed_forward_norm = BareRMSNorm(shape.hidden_size)
+        self.feed_forward = BareFeedForward(shape)
 
     def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
         x_BSH = x_BSH + self.attention(self.attention_norm(x_BSH), cos_SD, sin_SD)
@@ -111,9 +111,9 @@ class Llama(nn.Module):
         layers = range(shape.num_layers) if layers is None else layers
         size = (shape.vocab_size, shape.hidden_size)
         self.embedding = nn.Embedding(*size) if layers.start == 0 else None
-        self.layers = nn.ModuleDict({str(i): Block(shape) for i in layers})
+        self.layers = nn.ModuleDict({str(i): BareBlock(shape) for i in layers})
         is_last = layers.stop == shape.num_layers
-        self.final_norm = RMSNorm(shape.hidden_size) if is_last else None
+        self.final_norm = BareRMSNorm(shape.hidden_size) if is_last else None
         self.head = nn.Linear(*size[::-1], bias=False) if is_last else None
         cos_SD, sin_SD = _rotary_tables(shape)
         self.register_buffer("cos_SD", cos_SD, persistent=False)
@@ -151,7 +151,7 @@ def make_llama(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_residual = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
-            part = Part(
+            part = ParameterPart(
                 name=name,
                 shape=tuple(parameter.shape),
                 shard_dim=None,

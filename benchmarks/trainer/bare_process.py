@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from benchmarks.bare_model import BareLoop
-from search_spaces.layout import Layout
-from workers.trainer.data import Batch
+from benchmarks.trainer.bare_model import BareLoop
+from search_spaces.spec.layout import Layout
+from workers.trainer.job.batches import Batch
 
 
 class BareProcess:
@@ -31,7 +31,13 @@ class BareProcess:
     def __init__(self, layout: Layout) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bare_process", "--precision", layout.precision],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.trainer.bare_process",
+                "--precision",
+                layout.precision,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=kept,
@@ -54,9 +60,9 @@ def _send(to: BinaryIO | Any, value: object) -> None:
 
 def main() -> None:
     """Takes steps until stdin is closed."""
-    from benchmarks.trainer_cells import MODEL, OPTIMIZER, SEED
+    from benchmarks.trainer.trainer_cells import MODEL, OPTIMIZER, SEED
 
-    parser = argparse.ArgumentParser(prog="benchmarks.bare_process")
+    parser = argparse.ArgumentParser(prog="benchmarks.trainer.bare_process")
     parser.add_argument("--precision", required=True)
     precision = parser.parse_args().precision
     torch.set_num_threads(1)

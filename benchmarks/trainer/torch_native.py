@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.bare_model import (
+from benchmarks.trainer.bare_model import (
     Llama,
     MasterCopies,
     MixedPrecision,
@@ -38,11 +38,11 @@ from benchmarks.bare_model import (
     make_llama,
     mean_cross_entropy,
 )
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from workers.trainer.data import Batch
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.precision import COMPUTE_DTYPES
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.job.batches import Batch
+from workers.trainer.model.precision import COMPUTE_DTYPES
+from workers.trainer.parallel.optimizer import OptimizerSettings
 
 TensorParallelPlan = Literal["plain", "prepared", "sequence"]
 """How the residual stream meets the cut layers: whole, and converted by every layer of its own

@@ -1,6 +1,6 @@
 """A probe as one rank under torchrun, which writes down when it did what.
 
-    torchrun --nproc-per-node=2 benchmarks/torchrun_probe.py GROUP REQUEST
+    torchrun --nproc-per-node=2 benchmarks/trainer/torchrun_probe.py GROUP REQUEST
 
 REQUEST is a probe's JSON document, GROUP the name that its moments are written under.
 """
@@ -12,11 +12,11 @@ import os
 import sys
 import time
 
-from benchmarks.rank_records import Moment, write_moment
-from search_spaces.outcome import ProbeRequest
-from workers.json_lines import Document
-from workers.trainer.launch import context_from_environment
-from workers.trainer.probe import run_probe
+from benchmarks.workers.rank_records import Moment, write_moment
+from search_spaces.protocol.outcome import ProbeRequest
+from workers.ranks.json_lines import Document
+from workers.trainer.job.launch import context_from_environment
+from workers.trainer.probe.probe import run_probe
 
 
 def main() -> None:

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.bare_model import BareLoop, MixedPrecision
-from benchmarks.bare_process import BareProcess
-from benchmarks.forked_ranks import run_ranks
 from benchmarks.side_by_side import (
     Ratio,
     Series,
@@ -17,13 +14,15 @@ from benchmarks.side_by_side import (
     refuse_different_losses,
     take_turns,
 )
-from search_spaces.layout import Layout, Precision
-from search_spaces.model_shape import ModelShape
-from workers.trainer.context import RankContext
-from workers.trainer.data import Batch
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.peak import matmul_peak
-from workers.trainer.session import SessionSettings, open_training
+from benchmarks.trainer.bare_model import BareLoop, MixedPrecision
+from benchmarks.trainer.bare_process import BareProcess
+from benchmarks.workers.forked_ranks import run_ranks
+from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.job.batches import Batch
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.device_peak import matmul_peak
+from workers.trainer.session import RankContext, SessionSettings, open_training
 from workers.trainer.training import Training
 
 MODEL: Final = ModelShape(
@@ -58,7 +57,7 @@ class Cell:
     asked: dict[str, float]
     """Peer: how many times longer than the trainer it should take; nan where nothing is asked."""
     by_cpu_time: bool = False
-    """Whether processor seconds are compared: more ranks than cores have no wall time to compare."""
+    """Whether CPU seconds are compared: with more ranks than cores, wall times mean nothing."""
 
     @property
     def name(self) -> str:
@@ -173,7 +172,9 @@ def _bare(mixed: MixedPrecision) -> Callable[[Layout], Step]:
 
 def _native(**options: Any) -> Callable[[Layout], Step]:
     def make(layout: Layout) -> Step:
-        from benchmarks.torch_native import NativeLoop  # a second of imports, in its ranks alone
+        from benchmarks.trainer.torch_native import (
+            NativeLoop,  # a second of imports, in its ranks alone
+        )
 
         return NativeLoop(MODEL, layout, seed=SEED, settings=OPTIMIZER, **options).step
 

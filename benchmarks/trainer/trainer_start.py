@@ -1,4 +1,4 @@
-"""What a probe costs beside its iterations, what its iterations spend where, and torchrun's start."""
+"""The cost of a probe beside its iterations, the parts of an iteration, and torchrun's start."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.trainer_cells import MODEL, make_layout
-from benchmarks.trainer_table import Figure
-from search_spaces.cluster import detect_local_cpu
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.outcome import Measurement, Outcome, ProbeRequest
-from search_spaces.presets.models import model_preset
-from workers.json_lines import Document
+from benchmarks.trainer.trainer_cells import MODEL, make_layout
+from benchmarks.trainer.trainer_table import Figure
+from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from workers.launchers.base import Launcher
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.trainer.measure import quartiles
+from workers.ranks.json_lines import Document
+from workers.trainer.probe.measurement import quartiles
 
 BEYOND_S: Final = 0.5
 """Most seconds of a probe beside its iterations."""
@@ -58,7 +58,7 @@ def warm_launcher() -> Iterator[Launcher]:
     """The launcher of `layout-tuner probe`, whose ranks also say how long they counted memory."""
     cluster = detect_local_cpu()
     nodes = LocalNodes(
-        num_devices=cluster.devices_per_node, rank_entry="benchmarks.clocked_rank:main"
+        num_devices=cluster.devices_per_node, rank_entry="benchmarks.workers.clocked_rank:main"
     )
     launcher = GroupLauncher(nodes, cluster, allow_sharing=True)
     try:

@@ -9,8 +9,8 @@ from typing import Final
 
 from benchmarks.results_file import table
 from benchmarks.side_by_side import Ratio
-from benchmarks.trainer_cells import CellResult
-from search_spaces.layout import Precision
+from benchmarks.trainer.trainer_cells import CellResult
+from search_spaces.spec.layout import Precision
 
 NATIVE_SHARE: Final = 0.95
 """Of the bare model's speed on one rank: what torch-native must reach to be worth comparing."""
@@ -77,7 +77,7 @@ def spread(found: Ratio) -> str:
 
 
 def single_rank_figures(result: CellResult) -> list[Figure]:
-    """What cell 1,1,1 says beside its ratios: the share of the peak, and whether the peer is one."""
+    """Figures of cell 1,1,1 beside its ratios: the share of the peak, and whether peers compare."""
     precision, figures = result.cell.layout.precision, []
     if result.peak_tflops is not None:
         share, asked = result.tflops_per_rank / result.peak_tflops, PEAK_SHARES[precision]

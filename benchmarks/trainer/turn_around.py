@@ -1,4 +1,4 @@
-"""From one probe to the next on the same devices, through the service, the worker, Ray and ranks."""
+"""The time between two probes on the same devices, with the real service, worker, Ray and ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from benchmarks.live_service import LiveService
-from benchmarks.rank_faults import FOLDER, fault_named, seed_of
-from benchmarks.rank_records import RECORDS, GroupMoments, by_group, read_moments
-from search_spaces.layout import Layout
+from benchmarks.service.live_service import LiveService
+from benchmarks.workers.rank_faults import FOLDER, fault_named, seed_of
+from benchmarks.workers.rank_records import RECORDS, GroupMoments, by_group, read_moments
 from search_spaces.machine import usable_cores
-from search_spaces.outcome import ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 
 PROBE_S: Final = 3.0
 """Length of the probes whose share of the devices' time is counted."""
 
-RANK_ENTRY: Final = "benchmarks.recorded_rank:main"
+RANK_ENTRY: Final = "benchmarks.workers.recorded_rank:main"
 """What ranks run that write their moments down and fail as they are asked."""
 
 _TORCHRUN: Final = Path(__file__).with_name("torchrun_probe.py")
@@ -37,7 +37,7 @@ class MissingMomentsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnAround:
-    """How long devices are without iterations between two probes, and torchrun's start beside it."""
+    """How long devices run no iteration between two probes, and torchrun's start for comparison."""
 
     gaps_s: tuple[float, ...]
     """From the last word of a probe's ranks to the end of the next one's first iteration."""
@@ -59,7 +59,7 @@ class TurnAround:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class DeviceTimeShare:
     """What probes' iterations had of the devices' time in steady state."""
 
     iterations_s: float
@@ -76,7 +76,7 @@ class Share:
 
 @contextmanager
 def recorded_service(folder: Path, *, num_workers: int = 1) -> Iterator[LiveService]:
-    """A service and its workers, whose ranks write their moments down and fail as they are asked."""
+    """A service and its workers, whose ranks record their moments and fail on request."""
     (folder / "faults").mkdir()
     variables = {RECORDS: str(moments_file(folder)), FOLDER: str(folder / "faults")}
     with LiveService(folder) as service:
@@ -136,7 +136,7 @@ def run_probes(service: LiveService, seeds: Sequence[int], **changes: Any) -> li
 
 
 def measure_devices_back(service: LiveService, *, repeats: int) -> list[float]:
-    """Seconds from the SIGKILL of a rank in mid-iteration to the first word of the next probe's ranks."""
+    """Seconds from the SIGKILL of a rank in mid-iteration to the first event of the next probe."""
     fault, back_s = fault_named("is killed"), []
     for repeat in range(repeats):
         killed, following = run_probes(service, [seed_of(fault, repeat), 0])
@@ -144,7 +144,7 @@ def measure_devices_back(service: LiveService, *, repeats: int) -> list[float]:
     return back_s
 
 
-def measure_share(service: LiveService, *, num_probes: int) -> Share:
+def measure_share(service: LiveService, *, num_probes: int) -> DeviceTimeShare:
     """The share of iterations in the time of so many 3-second probes, in steady state.
 
     The probe before them says how many iterations 3 seconds are; the first of them begins the time.
@@ -153,7 +153,7 @@ def measure_share(service: LiveService, *, num_probes: int) -> Share:
     iterations = round(PROBE_S * tried.num_iterations / tried.iterations_s)
     groups = run_probes(service, [0] * (num_probes + 1), probe=_probe(iterations - 2))
     counted = groups[1:]
-    return Share(
+    return DeviceTimeShare(
         iterations_s=sum(group.iterations_s for group in counted),
         wall_s=groups[-1].last_s - groups[0].last_s,
         num_probes=num_probes,

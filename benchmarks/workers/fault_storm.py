@@ -12,11 +12,11 @@ from typing import Final
 
 import psutil
 
-from benchmarks.live_service import LiveProcess, LiveService, WaitedInVainError, wait_until
-from benchmarks.rank_faults import FAULTS, LOSES_WORKER, Fault, seed_of
-from benchmarks.turn_around import num_ranks, run_probes
+from benchmarks.service.live_service import LiveProcess, LiveService, WaitedInVainError, wait_until
+from benchmarks.trainer.turn_around import num_ranks, run_probes
+from benchmarks.workers.rank_faults import FAULTS, LOSES_WORKER, RankFault, seed_of
 from results_db.records import TrialRecord
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 
 DEADLINE: Final = "6s"
 """Of each probe: what hangs takes that long."""
@@ -47,7 +47,7 @@ class Storm:
 
 
 def storm(
-    service: LiveService, *, num_probes: int, faults: Mapping[Fault, int], rank_entry: str
+    service: LiveService, *, num_probes: int, faults: Mapping[RankFault, int], rank_entry: str
 ) -> Storm:
     """Runs the probes on a worker, starts it again when it is killed, ends it, and looks around.
 
@@ -89,8 +89,8 @@ def storm(
 
 
 def _run(
-    service: LiveService, worker: LiveProcess, faults: Mapping[Fault, int], num_healthy: int
-) -> dict[int, Fault | None]:
+    service: LiveService, worker: LiveProcess, faults: Mapping[RankFault, int], num_healthy: int
+) -> dict[int, RankFault | None]:
     """Runs probes, those that fail among the others; what befell each trial."""
     trials = _add_probes(service, faults, num_healthy)
     _wait(service, worker, [*trials])
@@ -113,7 +113,7 @@ class _Look:
 
 def _is_ours(process: psutil.Process) -> bool:
     said = _said(process)
-    return "workers.zygote" in said or "time.sleep" in said
+    return "workers.ranks.zygote" in said or "time.sleep" in said
 
 
 def _said(process: psutil.Process) -> str:
@@ -124,10 +124,10 @@ def _said(process: psutil.Process) -> str:
 
 
 def _add_probes(
-    service: LiveService, faults: Mapping[Fault, int], num_healthy: int
-) -> dict[int, Fault | None]:
+    service: LiveService, faults: Mapping[RankFault, int], num_healthy: int
+) -> dict[int, RankFault | None]:
     """The trials and what befalls them, in an order that is the same every time."""
-    befalls: list[tuple[int, Fault | None]] = [
+    befalls: list[tuple[int, RankFault | None]] = [
         (seed_of(fault, again), fault) for fault, times in faults.items() for again in range(times)
     ]
     befalls += [(0, None)] * num_healthy
@@ -156,7 +156,7 @@ def _wait(service: LiveService, worker: LiveProcess, trials: Sequence[int]) -> N
                     raise
 
 
-def _wrong(service: LiveService, trials: Mapping[int, Fault | None]) -> list[str]:
+def _wrong(service: LiveService, trials: Mapping[int, RankFault | None]) -> list[str]:
     said = []
     for trial_id, fault in trials.items():
         trial = service.trial(trial_id).trial
@@ -169,7 +169,7 @@ def _wrong(service: LiveService, trials: Mapping[int, Fault | None]) -> list[str
     return said
 
 
-def _explains(fault: Fault | None, trial: TrialRecord) -> bool:
+def _explains(fault: RankFault | None, trial: TrialRecord) -> bool:
     reasons, attempts = (
         (None,) if fault is None else fault.reasons,
         1 if fault is None else fault.attempts,
@@ -188,7 +188,7 @@ def _shared_memory() -> set[str]:
     }
 
 
-def spread(num_faults: int) -> dict[Fault, int]:
+def spread(num_faults: int) -> dict[RankFault, int]:
     """So many faults, of each kind about as many."""
     each, more = divmod(num_faults, len(FAULTS))
     return {fault: each + (index < more) for index, fault in enumerate(FAULTS)}

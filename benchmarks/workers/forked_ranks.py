@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 
 from search_spaces.machine import usable_cores
-from workers.trainer.context import RankContext
+from workers.trainer.session import RankContext
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class RankFailedError(Exception):
 
 
 def restart_with_rank_environment() -> None:
-    """Runs this program anew where its environment is not a rank's: malloc reads it at the start."""
+    """Restarts this program if its environment is not a rank's: malloc reads it at the start."""
     if _KEEPS_MEMORY.items() <= os.environ.items():
         return
     sys.stdout.flush()

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 from workers.errors import WorkerError
-from workers.local_worker import work
+from workers.worker.assembly import work
 
 
 def main() -> None:
     """Works until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="benchmarks.live_worker")
+    parser = argparse.ArgumentParser(prog="benchmarks.workers.live_worker")
     parser.add_argument("--url", required=True)
     parser.add_argument("--token-file", type=Path, required=True)
     parser.add_argument("--name", required=True)

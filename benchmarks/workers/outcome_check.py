@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, func, select
 
-from benchmarks.load_watchers import Heard
-from results_db.event_tables import EventRow
-from results_db.models import (
+from benchmarks.service.load_watchers import Heard
+from results_db.models.service_tables import EventRow
+from results_db.models.tables import (
     Attempt,
     BreakdownRow,
     EnvironmentRow,
     IterationRow,
     MeasurementRow,
-    StageMemory,
+    StageMemoryRow,
     Trial,
     TrialLog,
 )
@@ -29,8 +29,8 @@ class OutcomeFaults:
     """Trials whose outcome is not in the database as it was posted."""
 
     lost: int
-    """Not COMPLETED with the figures that were posted, all iterations, stages, breakdown, log and environment;
-    or completed in the database, and never posted."""
+    """Not COMPLETED with everything that was posted (figures, iterations, stages, breakdown, log,
+    environment), or completed in the database and never posted."""
     twice: int
     """More than one attempt, or more than one event of their end."""
 
@@ -50,7 +50,7 @@ def check_outcomes(store: Store, posted: Mapping[int, float]) -> OutcomeFaults:
             .where(
                 Trial.state == "COMPLETED",
                 _count(IterationRow, IterationRow.trial_id) == _NUM_ITERATIONS,
-                _count(StageMemory, StageMemory.trial_id) == Trial.pp,
+                _count(StageMemoryRow, StageMemoryRow.trial_id) == Trial.pp,
                 _count(BreakdownRow, BreakdownRow.trial_id) == 1,
                 _count(EnvironmentRow, EnvironmentRow.trial_id) == 1,
                 _count(TrialLog, TrialLog.trial_id) == 1,

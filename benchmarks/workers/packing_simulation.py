@@ -173,7 +173,7 @@ def steady_state(draw: Draw, *, at_once: int, ended: int) -> Steady:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class ProbeBatch:
     """Probes that all arrive at once, until the last has ended."""
 
     makespan_s: float
@@ -183,7 +183,7 @@ class Batch:
     """Of all device time until the last probe starts, the share that probes asked for and had."""
 
 
-def one_batch(draw: Draw, *, at_once: int) -> Batch:
+def one_batch(draw: Draw, *, at_once: int) -> ProbeBatch:
     """Runs a batch to its end."""
     simulation = Simulation()
     offered = [draw(key) for key in range(at_once)]
@@ -196,7 +196,7 @@ def one_batch(draw: Draw, *, at_once: int) -> Batch:
             use = simulation.used / (NUM_DEVICES * simulation.now_s)
         simulation.submit([])
     work_s = sum(probe.device_seconds for probe in offered) / NUM_DEVICES
-    return Batch(
+    return ProbeBatch(
         makespan_s=simulation.now_s,
         least_s=max(work_s, max(probe.duration_s for probe in offered)),
         use_while_any_waits=use,

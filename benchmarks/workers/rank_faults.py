@@ -1,7 +1,7 @@
 """Everything that a rank can do to its node, each once.
 
-Which one befalls a probe follows from its seed: the service and the worker need not know of it. A fault strikes at the first attempt alone, so that a trial whose node was lost
-completes when it is run again.
+The seed of a probe determines its fault; service and worker do not know of it. A fault strikes at
+the first attempt alone, so that a trial whose node was lost completes when it is run again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import torch
 
-from workers.json_lines import Document, JsonLines
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_task import RankTask
 
 LOSES_WORKER: Final = "loses its worker"
 
@@ -36,7 +36,7 @@ FOLDER: Final = "LAYOUT_TUNER_BENCH_FAULTS"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
+class RankFault:
     """One way to fail."""
 
     name: str
@@ -53,7 +53,7 @@ class Fault:
 
 
 class _ArmedLine(JsonLines):
-    def __init__(self, line: JsonLines, fault: Fault) -> None:
+    def __init__(self, line: JsonLines, fault: RankFault) -> None:
         super().__init__(line.socket)
         self._line, self._fault = line, fault
 
@@ -66,18 +66,18 @@ class _ArmedLine(JsonLines):
                 self._fault.strike()
 
 
-def seed_of(fault: Fault, time: int) -> int:
+def seed_of(fault: RankFault, time: int) -> int:
     """Seed of the probe that this fault befalls for the so-manieth time; nothing befalls seed 0."""
     return 1 + FAULTS.index(fault) + time * len(FAULTS)
 
 
-def fault_named(name: str) -> Fault:
+def fault_named(name: str) -> RankFault:
     """The fault of this name."""
     (found,) = (fault for fault in FAULTS if fault.name == name)
     return found
 
 
-def fault_of(task: RankTask) -> Fault | None:
+def fault_of(task: RankTask) -> RankFault | None:
     """What shall befall this rank's probe; None: nothing, or it already has."""
     seed = task.job["request"]["seed"]
     if seed == 0 or task.rank != 0 or FOLDER not in os.environ:
@@ -87,7 +87,7 @@ def fault_of(task: RankTask) -> Fault | None:
         return None
     struck.touch()
     if seed == HELD_SEED:
-        return Fault(name="is held", strike=_wait_until_let_go, reasons=(None,))
+        return RankFault(name="is held", strike=_wait_until_let_go, reasons=(None,))
     return FAULTS[(seed - 1) % len(FAULTS)]
 
 
@@ -196,11 +196,13 @@ def _kill_above(*words: str, without: str = "\0") -> Callable[[], None]:
     return strike
 
 
-def _fault(name: str, strike: Callable[[], Any], *reasons: str | None, attempts: int = 1) -> Fault:
-    return Fault(name=name, strike=strike, reasons=reasons, attempts=attempts)
+def _fault(
+    name: str, strike: Callable[[], Any], *reasons: str | None, attempts: int = 1
+) -> RankFault:
+    return RankFault(name=name, strike=strike, reasons=reasons, attempts=attempts)
 
 
-FAULTS: Final[tuple[Fault, ...]] = (
+FAULTS: Final[tuple[RankFault, ...]] = (
     _fault("raises", _crash, "crashed"),
     _fault("ends with an exit code", _exit_silently, "crashed"),
     _fault("ends without a result", _leave_without_a_result, "crashed"),
@@ -218,12 +220,17 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _fault("is killed with shared memory mapped", _fill_shared_memory, "crashed"),
     _fault(
         "loses its zygote",
-        _kill_above("workers.zygote", without="workers.warden"),
+        _kill_above("workers.ranks.zygote", without="workers.ranks.warden"),
         None,
         attempts=2,
     ),
-    _fault("loses its warden", _kill_above("workers.warden", "workers.zygote"), None, attempts=2),
+    _fault(
+        "loses its warden",
+        _kill_above("workers.ranks.warden", "workers.ranks.zygote"),
+        None,
+        attempts=2,
+    ),
     _fault("loses its node agent", _kill_above("NodeAgent"), None, attempts=2),
     _fault("loses its raylet", _kill_above("--raylet_socket_name="), None, attempts=2),
-    _fault(LOSES_WORKER, _kill_above("benchmarks.live_worker"), None, attempts=2),
+    _fault(LOSES_WORKER, _kill_above("benchmarks.workers.live_worker"), None, attempts=2),
 )

@@ -1,17 +1,17 @@
 """A rank that writes down when it did what, and fails as its layout asks; else it is the worker's.
 
-A zygote of the benchmark's worker loads it in the place of `workers.rank`.
+A zygote of the benchmark's worker loads it in the place of `workers.ranks.rank`.
 """
 
 from __future__ import annotations
 
 import os
 
-from benchmarks import rank_faults
-from benchmarks.rank_records import RECORDS, RecordedLine
-from workers import rank
-from workers.json_lines import JsonLines
-from workers.rank_task import RankTask
+from benchmarks.workers import rank_faults
+from benchmarks.workers.rank_records import RECORDS, RecordedLine
+from workers.ranks import rank
+from workers.ranks.json_lines import JsonLines
+from workers.ranks.rank_task import RankTask
 
 
 def main(task: RankTask, line: JsonLines) -> None:

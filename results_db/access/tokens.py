@@ -1,7 +1,8 @@
-"""Tokens: handed out, looked up by their hash, revoked.
+"""Tokens, owners and the audit log.
 
-A token is 256 random bits, so that one round of SHA-256 hides it: there is no dictionary to try. It is
-shown once, when it is made, and kept nowhere.
+A token is 256 random bits, so that one round of SHA-256 hides it: no dictionary contains it. It is
+shown once, when it is created; the database keeps only its hash. Audit rows are written in the
+transaction of the change (`StoreSection._audit`).
 """
 
 from __future__ import annotations
@@ -10,66 +11,110 @@ import hashlib
 import re
 import secrets
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, cast
+from typing import Any, Final
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.access_records import TokenRecord
-from results_db.actor import TokenRole
+from results_db.access.actor import TokenRole
+from results_db.database.session import breaks_unique
+from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.part import StorePart
-from results_db.service_tables import TokenRow
-from results_db.session import breaks_unique
+from results_db.models.service_tables import AuditRow, TokenRow, UserCluster, UserModel
+from results_db.models.tables import Campaign, Trial
+from results_db.rows import record_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRecord:
+    """A token as the database keeps it: without the secret, of which only a hash is kept."""
+
+    id: int
+    name: str
+    """The name in which it acts; campaigns belong to a name."""
+    role: TokenRole
+    created_at: datetime
+    created_by: str
+    """The name of the token that made it."""
+    expires_at: datetime | None
+    """None: it does not expire."""
+    revoked_at: datetime | None
+    """None: it is not revoked."""
+    last_used_at: datetime | None
+    """Accurate to a minute; None: never."""
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether it is neither revoked nor expired at `now`."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditRecord:
+    """One change: the actor, the time, and the change."""
+
+    id: int
+    at: datetime
+    actor: str
+    """The name of the token, or "system" for changes by the service itself."""
+    role: str
+    token_id: int | None
+    """None: a token of the data directory, or the service itself."""
+    address: str
+    """Where the request came from; empty without a request."""
+    action: str
+    """For example "campaign.pause"."""
+    target_kind: str
+    target: str
+    details: dict[str, Any]
+
 
 MAX_LIFE: Final = timedelta(days=3660)
 """Longest time that a token with an expiry may live."""
 
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
-"""How exactly a token's last use is known."""
+"""Precision of a token's last use."""
 
 LOCAL_ADMIN: Final = "local"
+
 LOCAL_WORKER: Final = "local-worker"
-"""Names of the tokens in a data directory's files, which the database does not have."""
+"""Names of the tokens in the files of a data directory, which are not in the database."""
 
 _RESERVED: Final = frozenset({"system", LOCAL_ADMIN, LOCAL_WORKER})
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
-def new_token() -> str:
-    """A token that nobody has: one word of ASCII, 256 random bits."""
-    return f"lt_{secrets.token_urlsafe(32)}"
-
-
 def hash_of_token(token: bytes) -> str:
-    """What the database keeps of a token."""
+    """The hash of a token, which the database keeps."""
     return hashlib.sha256(token).hexdigest()
 
 
-class Tokens(StorePart):
-    """The tokens' part of the store."""
+class Access(StoreSection):
+    """The store's methods for tokens, owners and the audit log."""
 
     def create_token(
         self, name: str, role: TokenRole, *, expires_at: datetime | None = None
     ) -> tuple[TokenRecord, str]:
-        """Hands a token out: its record, and the token itself, which nobody can read again.
+        """Creates a token; returns its record and the secret, which cannot be read again.
 
-        A token of the same name that has expired makes room for it.
+        An expired token of the same name is revoked.
 
         Args:
-            name: whose it is; 1 to 64 of letters, digits, dot, dash, underscore, @.
-            role: what it may do.
-            expires_at: when it ends by itself; None: never.
+            name: its holder; 1 to 64 of letters, digits, dot, dash, underscore, @.
+            role: its role.
+            expires_at: when it expires; None: never.
 
         Raises:
-            TokenInvalidError: the name is none or reserved, or the end is past or too far away.
+            TokenInvalidError: the name is invalid or reserved, or the expiry is past or too far
+                away.
             TokenDuplicateError: a token of this name is valid.
         """
         now = self._clock()
         _refuse_invalid(name, expires_at, now)
-        token = new_token()
+        token = f"lt_{secrets.token_urlsafe(32)}"  # 256 random bits as one word of ASCII
         row = TokenRow(
             name=name,
             role=role,
@@ -83,28 +128,28 @@ class Tokens(StorePart):
             _add(session, row)
             until = expires_at.isoformat() if expires_at else None
             self._audit(session, "token.create", "token", name, role=role, expires_at=until)
-            return _record(row), token
+            return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
-        """Tokens, the youngest first.
+        """Tokens, the newest first.
 
         Args:
-            revoked: also those that were revoked.
+            revoked: whether revoked tokens are included.
         """
         query = select(TokenRow).order_by(TokenRow.id.desc())
         if not revoked:
             query = query.where(TokenRow.revoked_at.is_(None))
         with self._db.read() as session:
-            return [_record(row) for row in session.scalars(query)]
+            return [record_of(TokenRecord, row) for row in session.scalars(query)]
 
     def token_by_hash(self, secret_hash: str) -> TokenRecord | None:
-        """The token with this hash, revoked or expired as it may be; None where nobody was given it."""
+        """The token with this hash, even if revoked or expired; None: there is none."""
         with self._db.read() as session:
             row = session.scalar(select(TokenRow).where(TokenRow.secret_hash == secret_hash))
-            return None if row is None else _record(row)
+            return None if row is None else record_of(TokenRecord, row)
 
     def revoke_token(self, token_id: int) -> TokenRecord:
-        """Ends a token for good. Twice is once.
+        """Revokes a token; revoking it again changes nothing.
 
         Raises:
             TokenNotFoundError: there is none with this id.
@@ -119,22 +164,89 @@ class Tokens(StorePart):
             if row.revoked_at is None:
                 row.revoked_at = now
                 self._audit(session, "token.revoke", "token", row.name, role=row.role)
-            return _record(row)
+            return record_of(TokenRecord, row)
 
     def note_tokens_used(self, token_ids: Collection[int]) -> None:
-        """Keeps that these tokens were used just now, to the minute."""
+        """Records that these tokens were used now, to the minute."""
         now = self._clock()
         long_ago = or_(
             TokenRow.last_used_at.is_(None), TokenRow.last_used_at < now - USE_NOTED_EVERY
         )
         with self._db.write() as session:
-            # One order, so that two processes which note the same tokens do not wait for each other.
+            # In one order, so that two processes cannot deadlock.
             for token_id in sorted(token_ids):
                 session.execute(
                     update(TokenRow)
                     .where(TokenRow.id == token_id, long_ago)
                     .values(last_used_at=now)
                 )
+
+    def owner_of_campaign(self, campaign_id: int) -> str | None:
+        """The owner of a campaign; empty if it is older than tokens, None: no such campaign."""
+        query = select(Campaign.created_by).where(Campaign.id == campaign_id)
+        return self._scalar(query)
+
+    def owner_of_campaign_named(self, name: str) -> str | None:
+        """The owner of a campaign by its name; None: no such campaign."""
+        query = select(Campaign.created_by).where(Campaign.name == name)
+        return self._scalar(query)
+
+    def owner_of_trial(self, trial_id: int) -> str | None:
+        """The owner of a trial's campaign; None: no such trial."""
+        query = select(Campaign.created_by).join(Trial).where(Trial.id == trial_id)
+        return self._scalar(query)
+
+    def owner_of_model(self, name: str) -> str | None:
+        """The owner of a user's model; None: no such model."""
+        query = select(UserModel.created_by).where(UserModel.name == name)
+        return self._scalar(query)
+
+    def owner_of_cluster(self, name: str) -> str | None:
+        """The owner of a user's cluster; None: no such cluster."""
+        query = select(UserCluster.created_by).where(UserCluster.name == name)
+        return self._scalar(query)
+
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        action: str | None = None,
+        target_kind: str | None = None,
+        target: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before_id: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditRecord]:
+        """Entries of the audit log, the newest first.
+
+        Args:
+            actor: only changes by this name.
+            action: only this action, for example "campaign.pause".
+            target_kind: only changes of this kind of target, for example "campaign".
+            target: only changes of the target of this name.
+            since: only changes at or after this time.
+            until: only changes before this time.
+            before_id: only entries older than this one.
+            limit: most entries.
+        """
+        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+        for column, value in (
+            (AuditRow.actor, actor),
+            (AuditRow.action, action),
+            (AuditRow.target_kind, target_kind),
+            (AuditRow.target, target),
+        ):
+            if value is not None:
+                query = query.where(column == value)
+        if since is not None:
+            query = query.where(AuditRow.at >= since)
+        if until is not None:
+            query = query.where(AuditRow.at < until)
+        if before_id is not None:
+            query = query.where(AuditRow.id < before_id)
+        with self._db.read() as session:
+            return [record_of(AuditRecord, row) for row in session.scalars(query)]
 
 
 def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:
@@ -180,16 +292,3 @@ def _is_taken(error: IntegrityError) -> bool:
     if diagnostics is not None:
         return bool(diagnostics.constraint_name == "uq_tokens_name_live")
     return breaks_unique(error, "tokens", "name")
-
-
-def _record(row: TokenRow) -> TokenRecord:
-    return TokenRecord(
-        id=row.id,
-        name=row.name,
-        role=cast("TokenRole", row.role),
-        created_at=row.created_at,
-        created_by=row.created_by,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )

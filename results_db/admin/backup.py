@@ -1,7 +1,7 @@
-"""`db backup`: a database, while it is at work, into one file that is a database itself.
+"""`db backup`: copies a database in use into one file, which is a SQLite database.
 
-The file is a SQLite database of the same revision, whatever kind it was made of: it can be looked into,
-checked, and restored into either kind. Decision 32 says why.
+The file has the same revision, whichever kind the source is. It can be inspected, checked, and
+restored into either kind. Decision 32 explains why.
 """
 
 from __future__ import annotations
@@ -15,40 +15,42 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from results_db import migrate
+from results_db.admin import migrate
+from results_db.admin.transfer import to_sqlite
+from results_db.database.postgresql import lift_limits
+from results_db.database.session import Database
 from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
-from results_db.maintenance import lift_limits
-from results_db.session import Database
-from results_db.transfer import to_sqlite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupReport:
-    """A backup that was made."""
+    """The result of a backup."""
 
     path: Path
     revision: str
-    """Of its schema: that of the database."""
+    """The revision of its schema."""
     num_bytes: int
     num_campaigns: int
     num_trials: int
 
 
 def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
-    """Writes a database's state of one moment into a file; the service may go on meanwhile.
+    """Writes a snapshot of a database into a file; the service may run meanwhile.
 
-    The file appears once it is whole, and can be read by its owner alone: it holds hashes of tokens.
+    The file appears when it is complete. Only its owner can read it, since it contains hashes of
+    tokens.
 
     Args:
         url: the database.
         path: the file.
-        replace: whether a file that is there is replaced.
+        replace: whether an existing file is replaced.
 
     Raises:
-        BackupPathError: the file is there already, is the database itself, or cannot be written.
-        BackupInvalidError: what was copied is damaged, as the database is; no file is left.
+        BackupPathError: the file exists, is the database itself, or cannot be written.
+        BackupInvalidError: the copy is damaged, and so is the database; no file is left.
         DatabaseUnavailableError: there is no database, or it cannot be read.
         SchemaNewerError: a newer version wrote it.
+        SchemaUnsupportedError: its schema is from before r001.
     """
     if _is_database(url, path):
         raise BackupPathError(f"{path} is the database itself; name another file")
@@ -64,7 +66,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
     with new_file(path) as part:
         _copy(url, part, revision)
         refuse_damaged(part)
-        counts = _counts(part)
+        counts = count_rows(part)
         size = part.stat().st_size
     return BackupReport(
         path=path, revision=revision, num_bytes=size, num_campaigns=counts[0], num_trials=counts[1]
@@ -73,7 +75,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place at the end, or goes when something is raised.
+    """A temporary file beside `path` that replaces it at the end, or is deleted on an exception.
 
     Raises:
         BackupPathError: it cannot be written.
@@ -93,7 +95,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk, a folder that is not ours: one error, with the name of what was to be written."""
+    """Turns errors of writing, such as a full disk, into `BackupPathError`."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
@@ -104,7 +106,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Raises BackupInvalidError where a file is no database, or is not whole."""
+    """Raises BackupInvalidError if a file is not a database, or is damaged."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA query_only = ON")
@@ -122,7 +124,7 @@ def refuse_damaged(path: Path) -> None:
 
 
 def _is_database(url: str, path: Path) -> bool:
-    """Whether a file is the database: whoever has it open would go on in one that is no longer there."""
+    """Whether a file is the database itself, which processes would keep open after its deletion."""
     database = make_url(url).database
     if not url.startswith("sqlite") or database is None:
         return False
@@ -144,11 +146,12 @@ def _copy(url: str, part: Path, revision: str) -> None:
             with closing(Database(f"sqlite:///{part}")) as target, target.write() as written:
                 to_sqlite(connection, written.connection())
     with closing(sqlite3.connect(part)) as copy:
-        # One file: without the ones beside it that writing ahead needs.
+        # One file, without the write-ahead log beside it.
         copy.execute("PRAGMA journal_mode = DELETE").fetchone()
 
 
-def _counts(path: Path) -> tuple[int, int]:
+def count_rows(path: Path) -> tuple[int, int]:
+    """The numbers of campaigns and of trials in a SQLite file."""
     with closing(sqlite3.connect(path)) as connection:
         (campaigns,) = connection.execute("SELECT count(*) FROM campaigns").fetchone()
         (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
@@ -156,12 +159,12 @@ def _counts(path: Path) -> tuple[int, int]:
 
 
 def _beside(path: Path) -> tuple[Path, Path, Path]:
-    """The files that SQLite keeps beside a database while it is open."""
+    """The files that SQLite keeps beside an open database."""
     return tuple(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))  # type: ignore[return-value]
 
 
 def _sync(path: Path) -> None:
-    """Makes sure that a file, or a folder's list of files, outlives a power cut."""
+    """Makes sure that a file, or a folder's list of files, survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

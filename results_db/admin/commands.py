@@ -1,4 +1,4 @@
-"""The room's subcommand: `layout-tuner db`."""
+"""The command `layout-tuner db`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from results_db.database_option import database_option
-from search_spaces.counting import counted
+from results_db.database.option import database_option
+from search_spaces.terminal.plurals import counted
 
-if TYPE_CHECKING:
-    from results_db.integrity import Finding
-
-# The rest of the room is imported where it is needed: `--help` answers at once.
+# Other modules are imported where they are needed, so that `--help` is fast.
 
 
 @click.group()
@@ -26,7 +23,7 @@ def db() -> None:
 
 
 def _place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --data-dir and --database: which database is meant."""
+    """Adds the options --data-dir and --database."""
     data_dir = click.option(
         "--data-dir",
         type=click.Path(file_okay=False, path_type=Path),
@@ -50,9 +47,9 @@ def _refusals_as_messages() -> Iterator[None]:
 
 
 def _url(data_dir: Path | None, database: str | None) -> str:
-    """The URL of the database that the options name; one that is there."""
-    from results_db.data_dir import DataDir
-    from results_db.database_url import postgresql_url
+    """The URL of the existing database that the options name."""
+    from results_db.database.data_dir import DataDir
+    from results_db.database.url import postgresql_url
 
     if database is not None:
         return postgresql_url(database)
@@ -66,7 +63,7 @@ def _url(data_dir: Path | None, database: str | None) -> str:
 
 
 def _shown(url: str) -> str:
-    from results_db.database_url import shown
+    from results_db.database.url import shown
 
     return shown(url)
 
@@ -78,10 +75,10 @@ def _shown(url: str) -> str:
 def backup(file: Path, force: bool, data_dir: Path | None, database: str | None) -> None:
     """Write the database into FILE, as it is at one moment; the service may go on meanwhile.
 
-    FILE is a SQLite database, whatever it was made of, and `restore` puts it into either kind. It is checked
-    before it gets its name, and only you can read it.
+    FILE is a SQLite database, whatever it was made of, and `restore` puts it into either kind. It
+    is checked before it gets its name, and only you can read it.
     """
-    from results_db.backup import back_up
+    from results_db.admin.backup import back_up
 
     with _refusals_as_messages():
         report = back_up(_url(data_dir, database), file, replace=force)
@@ -97,13 +94,13 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
 @click.option("--force", is_flag=True, help="Also where the database holds something.")
 @_place_options
 def restore(file: Path, force: bool, data_dir: Path | None, database: str | None) -> None:
-    """Put the backup in FILE in the place of the database, upgraded to this version.
+    """Replace the database by the backup in FILE, upgraded to this version.
 
-    Services and drivers must be stopped. A SQLite database that was there is kept under another name; the
-    tables of a PostgreSQL are replaced in one transaction.
+    Services and drivers must be stopped. A SQLite database that was there is kept under another
+    name; the tables of a PostgreSQL are replaced in one transaction.
     """
-    from results_db.data_dir import DataDir
-    from results_db.restore import restore_into_data_dir, restore_into_postgresql
+    from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
+    from results_db.database.data_dir import DataDir
 
     with _refusals_as_messages():
         if database is not None:
@@ -120,19 +117,21 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
     )
     if report.set_aside is not None:
         click.echo(f"what was there is kept as {report.set_aside}")
-    _warn_of(report.findings)
+    for finding in report.findings:
+        click.echo(f"warning: {finding.check}: {finding.message}", err=True)
 
 
 @db.command()
 @_place_options
 def upgrade(data_dir: Path | None, database: str | None) -> None:
-    """Bring the database to this version's schema; a service does the same when it starts."""
-    from results_db import migrate
+    """Upgrade the database to this version's schema; a service does the same when it starts."""
+    from results_db.admin import migrate
+    from results_db.database.outage_log import once_it_answers
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
-        before = migrate.revision(url)
-        migrate.upgrade(url)
+        before = once_it_answers(lambda: migrate.revision(url))
+        once_it_answers(lambda: migrate.upgrade(url))
         after = migrate.check(url)
     if before == after:
         click.echo(f"{_shown(url)}: schema {after}, which is this version's")
@@ -141,16 +140,18 @@ def upgrade(data_dir: Path | None, database: str | None) -> None:
 
 
 @db.command()
-@click.option("--repair", is_flag=True, help="Make standings anew that are not what was measured.")
+@click.option(
+    "--repair", is_flag=True, help="Rebuild leaderboards that differ from the measurements."
+)
 @_json_option
 @_place_options
 def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | None) -> None:
-    """Look whether the database is whole: its pages, its references, and what always holds between rows.
+    """Check the database: its pages, its references, and the rules between rows.
 
-    Changes nothing without --repair; the service may run. Exit code 1 where something is wrong, and was not
-    put right.
+    Changes nothing without --repair; the service may run. Exit code 1 if something is wrong and was
+    not repaired.
     """
-    from results_db.integrity import check_database
+    from results_db.admin.integrity import check_database
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
@@ -186,17 +187,19 @@ def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | No
 )
 @_place_options
 def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None) -> None:
-    """Let go of what is older than it is to be kept; the service may run, and does the same every hour.
+    """Delete rows that are older than their retention; the service does the same every hour.
 
-    Campaigns, trials and measurements always stay. The space is used again; the file does not shrink.
+    Campaigns, trials and measurements always stay. The space is used again; the file does not
+    shrink.
     """
-    from results_db.retention import KINDS, Retention
+    from results_db.admin import migrate
+    from results_db.admin.retention import KINDS, Retention
     from results_db.store import Store
 
     with _refusals_as_messages():
         retention = Retention.read(settings)
         url = _url(data_dir, database)
-        _refuse_other_schema(url)
+        migrate.check(url)
         with closing(Store(url)) as store:
             pruned = store.prune(retention)
     for kind in KINDS:
@@ -207,14 +210,3 @@ def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None
             else f"older than {days:g} {'day' if days == 1 else 'days'}: {getattr(pruned, kind)} gone"
         )
         click.echo(f"{kind:<12}{kept}")
-
-
-def _refuse_other_schema(url: str) -> None:
-    from results_db import migrate
-
-    migrate.check(url)
-
-
-def _warn_of(findings: tuple[Finding, ...]) -> None:
-    for finding in findings:
-        click.echo(f"warning: {finding.check}: {finding.message}", err=True)

@@ -1,11 +1,12 @@
 """Migrations: Alembic without an ini file, from the scripts in the package.
 
-Alembic is imported where something is to be migrated: a start on a database that is up to date does without it.
+Alembic is imported only when a migration is needed; most starts do without it.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,19 +14,27 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
-from results_db.maintenance import take_migration_lock
-from results_db.session import Database
-from results_db.standing_repair import bring_standings_up_to_date
+from results_db.database.postgresql import take_migration_lock
+from results_db.database.session import Database
+from results_db.errors import (
+    DatabaseInvalidError,
+    SchemaNewerError,
+    SchemaOutdatedError,
+    SchemaUnsupportedError,
+)
+from results_db.leaderboard.table import rebuild_outdated
 
 if TYPE_CHECKING:
     from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
-SCRIPTS: Final = Path(__file__).with_name("migrations")
+SCRIPTS: Final = Path(__file__).parents[1] / "migrations"
 
-EARLIER_TABLES: Final = ("driver_beats",)
-"""Tables that earlier schemas had, and this one has not."""
+VERSIONS: Final[tuple[Path, ...]] = (SCRIPTS / "versions",)
+"""Folders of migrations. A file's name begins with its revision, as in r001_schema.py. Tests
+replace this value to add a migration of their own."""
+
+UNSUPPORTED: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+"""Revisions from before r001, which no migration upgrades. Decision 47 says why."""
 
 TRIGGER_FUNCTIONS: Final = (
     "campaigns_end_once",
@@ -38,28 +47,29 @@ TRIGGER_FUNCTIONS: Final = (
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Brings the database to this version's schema; creates it where there is none.
+    """Upgrades the database to this version's schema; creates it if there is none.
 
-    What follows from its measurements is made anew where another version kept it.
+    Leaderboards that another version computed are rebuilt.
 
     Raises:
-        DatabaseUnavailableError: it is no database, or cannot be opened.
+        DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a newer version wrote the database; nothing was changed.
+        SchemaUnsupportedError: its schema is from before r001; nothing was changed.
     """
     database = Database(url)
-    event.listen(database.engine, "connect", _leave_references_alone)
+    event.listen(database.engine, "connect", _disable_foreign_keys)
     try:
         if not _is_at_head(database):
             with database.write() as session:
                 upgrade_within(session.connection(), revision)
         if _is_at_head(database):
-            bring_standings_up_to_date(database)
+            rebuild_outdated(database)
     finally:
         database.close()
 
 
 def upgrade_within(connection: Connection, revision: str = "head") -> None:
-    """The same in a transaction that somebody else commits; others that do it wait."""
+    """Upgrades the schema in a transaction of the caller; other processes that upgrade wait."""
     from alembic import command
 
     take_migration_lock(connection)
@@ -69,18 +79,18 @@ def upgrade_within(connection: Connection, revision: str = "head") -> None:
     except IntegrityError as error:
         said = " ".join(str(error.orig).split())
         raise DatabaseInvalidError(
-            f"the database holds what this version's schema refuses: {said}; it is left as it was: put those "
-            "rows right, or restore a backup"
+            f"the database holds what this version's schema refuses: {said}; it is left as it "
+            "was: put those rows right, or restore a backup"
         ) from error
     _refuse_orphans(connection)
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Takes the database back to an earlier revision; "base" removes every table."""
+    """Downgrades the database to an earlier revision; "base" drops every table."""
     from alembic import command
 
     database = Database(url)
-    event.listen(database.engine, "connect", _leave_references_alone)
+    event.listen(database.engine, "connect", _disable_foreign_keys)
     try:
         with database.write() as session:
             connection = session.connection()
@@ -95,8 +105,9 @@ def revision(url: str) -> str | None:
     """The revision of a database's schema; None where it has none.
 
     Raises:
-        DatabaseUnavailableError: it is no database, or cannot be opened.
+        DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a newer version wrote it.
+        SchemaUnsupportedError: its schema is from before r001.
     """
     database = Database(url)
     try:
@@ -110,8 +121,9 @@ def check(url: str) -> str:
     """Refuses a database that is not at this version's schema; returns the schema's revision.
 
     Raises:
-        DatabaseUnavailableError: it is no database, or cannot be opened.
+        DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a newer version wrote it.
+        SchemaUnsupportedError: its schema is from before r001.
         SchemaOutdatedError: it has not been upgraded.
     """
     found = revision(url)
@@ -124,14 +136,14 @@ def check(url: str) -> str:
     return found
 
 
-def _leave_references_alone(connection: Any, _record: object) -> None:
-    """On SQLite a table is changed by building another in its place: rows that refer to it stay."""
+def _disable_foreign_keys(connection: Any, _record: object) -> None:
+    """Turns off foreign keys on SQLite, where changing a table means building a new one."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA foreign_keys = OFF").close()
 
 
 def _refuse_orphans(connection: Connection) -> None:
-    """References were not looked at while SQLite's tables were rebuilt: they are now."""
+    """Checks references on SQLite, where foreign keys were off during the migration."""
     if connection.dialect.name != "sqlite":
         return
     orphan = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
@@ -147,46 +159,62 @@ def _is_at_head(database: Database) -> bool:
         return _known_revision(session.connection()) == head()
 
 
-def _known_revision(connection: Connection) -> str | None:
-    revision = _written_revision(connection)
-    if revision is not None and revision not in _revisions():
-        raise SchemaNewerError(
-            f"the database is at revision {revision}, which this version does not know: a newer "
-            "version of layout-tuner wrote it; upgrade layout-tuner, or choose another data directory"
+def refuse_unsupported(connection: Connection) -> str | None:
+    """The revision that a database states; None where no migration ran.
+
+    Raises:
+        SchemaUnsupportedError: its schema is from before r001.
+    """
+    revision = None
+    if inspect(connection).has_table("alembic_version"):
+        query = text("SELECT version_num FROM alembic_version")
+        revision = connection.execute(query).scalar_one_or_none()
+    if revision in UNSUPPORTED:
+        raise SchemaUnsupportedError(
+            f"the database is at revision {revision}, which this version ({head()}) cannot upgrade; "
+            "nothing in it was changed. To carry its campaigns over, serve it with the last version "
+            f"whose schema is {UNSUPPORTED[-1]} and run `layout-tuner campaign table CAMPAIGN > "
+            "FILE.csv` for each campaign with a completed trial; then serve a new data directory or "
+            "an empty PostgreSQL database with this version and run `layout-tuner campaign import "
+            "FILE.csv --name CAMPAIGN` for each file"
         )
     return revision
 
 
-def _written_revision(connection: Connection) -> str | None:
-    """What Alembic wrote down; None where it never did."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+def _known_revision(connection: Connection) -> str | None:
+    revision = refuse_unsupported(connection)
+    if revision is not None and revision not in revisions(VERSIONS):
+        raise SchemaNewerError(
+            f"the database is at revision {revision}, which this version does not know: a newer "
+            "version of layout-tuner wrote it; upgrade layout-tuner, or choose another data "
+            "directory"
+        )
+    return revision
 
 
 @functools.cache
-def _revisions() -> frozenset[str]:
-    """The revisions of the scripts, whose files are named after them."""
-    return frozenset(path.name[:4] for path in (SCRIPTS / "versions").glob("[0-9]*_*.py"))
+def revisions(folders: tuple[Path, ...]) -> tuple[str, ...]:
+    """The revisions of folders of migrations, in order."""
+    files = (path for folder in folders for path in folder.glob("r[0-9]*_*.py"))
+    return tuple(sorted(path.name.partition("_")[0] for path in files))
 
 
-@functools.cache
 def head() -> str:
     """The revision of this version's schema."""
-    return max(_revisions())
-
-
-def scripts() -> ScriptDirectory:
-    """The migrations of this version."""
-    from alembic.script import ScriptDirectory
-
-    return ScriptDirectory(str(SCRIPTS))
+    return revisions(VERSIONS)[-1]
 
 
 def _config(connection: Connection) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    options = {
+        "script_location": str(SCRIPTS),
+        "version_locations": os.pathsep.join(str(folder) for folder in VERSIONS),
+        "path_separator": "os",
+        "version_path_separator": "os",  # its name before Alembic 1.16
+    }
+    for name, value in options.items():
+        config.set_main_option(name, value.replace("%", "%%"))
     config.attributes["connection"] = connection
     return config

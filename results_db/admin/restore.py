@@ -1,7 +1,7 @@
-"""`db restore`: a backup in the place of a database, of either kind.
+"""`db restore`: replaces a database of either kind by a backup.
 
-The backup is copied, looked at and upgraded beside the place where it goes; only what is whole takes
-that place, in one step. What was there is kept (SQLite) or goes in the same transaction (PostgreSQL).
+The backup is copied, checked and upgraded in a temporary file. Only then it replaces the database,
+in one step. The old database is kept (SQLite), or dropped in the same transaction (PostgreSQL).
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from results_db import migrate
-from results_db.all_tables import METADATA
-from results_db.backup import new_file, refuse_damaged, writing
-from results_db.data_dir import DataDir
-from results_db.database_url import shown
+from results_db.admin import migrate
+from results_db.admin.backup import count_rows, new_file, refuse_damaged, writing
+from results_db.admin.integrity import Finding, check_database
+from results_db.admin.transfer import to_postgresql
+from results_db.database.data_dir import DataDir
+from results_db.database.postgresql import take_migration_lock
+from results_db.database.session import Database
+from results_db.database.url import shown
 from results_db.errors import (
     BackupInvalidError,
     BackupPathError,
@@ -30,55 +33,53 @@ from results_db.errors import (
     DatabaseNotEmptyError,
     DataDirLockedError,
 )
-from results_db.integrity import Finding, check_database
-from results_db.maintenance import take_migration_lock
-from results_db.session import Database
-from results_db.transfer import to_postgresql
+from results_db.models.all_tables import METADATA
 
 LOCKS: Final = ("serve", "driver", "migration")
-"""Locks of a data directory whose holders use its database."""
+"""Locks of a data directory whose holders use the database."""
 
 _SKIPPED_IDS: Final = {"campaigns": 1_000, "trials": 100_000}
-"""More than any service makes between two backups."""
+"""More ids than a service assigns between two backups."""
 
-_TELLING: Final = ("campaigns", "workers", "tokens", "user_models", "user_clusters", "audit")
-"""Tables of which one row is something that nobody may lose unasked."""
+_VALUABLE: Final = ("campaigns", "workers", "tokens", "user_models", "user_clusters", "audit")
+"""Tables whose rows are not dropped without --force."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoreReport:
-    """A backup that was restored."""
+    """The result of a restore."""
 
     revision: str
-    """Of the schema that the backup had; the database has this version's."""
+    """The revision of the backup's schema; the database now has this version's."""
     num_campaigns: int
     num_trials: int
     set_aside: Path | None
-    """Where the database is kept whose place it took; None: there was none, or it was a PostgreSQL."""
+    """Where the old database is kept; None: there was none, or it was a PostgreSQL."""
     findings: tuple[Finding, ...]
-    """What a check of it found."""
+    """Findings of a check of the restored database."""
 
 
 def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = False) -> RestoreReport:
-    """Puts a backup in the place of a data directory's database.
+    """Replaces the database of a data directory by a backup.
 
-    A database that was there is renamed, never deleted.
+    The old database is renamed, never deleted.
 
     Args:
         path: the backup.
-        data_dir: created where it is missing.
-        replace: whether a database that holds something may be set aside.
+        data_dir: the data directory; it is created if it is missing.
+        replace: whether a database that contains data may be renamed.
 
     Raises:
-        BackupPathError: the backup cannot be read, or the database not be written.
-        BackupInvalidError: the file is no backup, or is damaged.
+        BackupPathError: the backup cannot be read, or the database cannot be written.
+        BackupInvalidError: the file is not a backup, or is damaged.
         SchemaNewerError: a newer version wrote it.
-        DatabaseNotEmptyError: there is a database that holds something.
-        DatabaseInUseError: a service or a driver works on it.
+        SchemaUnsupportedError: the schema of the backup is from before r001.
+        DatabaseNotEmptyError: the database contains data.
+        DatabaseInUseError: a service or a driver uses it.
     """
     data_dir.create()
     place = Path(data_dir.database_url.removeprefix("sqlite:///"))
-    with _nobody_else(data_dir), new_file(place) as part:
+    with _exclusive(data_dir), new_file(place) as part:
         report = _prepare(path, part)
         aside = _set_aside(place, replace=replace)
     return RestoreReport(
@@ -91,20 +92,21 @@ def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = Fals
 
 
 def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> RestoreReport:
-    """Puts a backup in the place of a PostgreSQL's tables, in one transaction: all of it, or nothing.
+    """Replaces the tables of a PostgreSQL by a backup, in one transaction.
 
     Args:
         path: the backup.
-        url: the database; it is there, with or without our tables.
-        replace: whether tables that hold something may be dropped.
+        url: an existing database, with or without tables of this program.
+        replace: whether tables that contain data may be dropped.
 
     Raises:
-        BackupPathError: the backup cannot be read, or there is no space for a copy of it.
-        BackupInvalidError: the file is no backup, is damaged, or PostgreSQL cannot keep it.
+        BackupPathError: the backup cannot be read, or there is no space for a copy.
+        BackupInvalidError: the file is not a backup, is damaged, or cannot be stored by PostgreSQL.
         SchemaNewerError: a newer version wrote it.
-        DatabaseNotEmptyError: the database holds something.
-        DatabaseInUseError: a service or a driver works on it.
-        DatabaseUnavailableError: it does not answer, or does not let us create tables.
+        SchemaUnsupportedError: the schema of the backup, or of the database, is from before r001.
+        DatabaseNotEmptyError: the database contains data.
+        DatabaseInUseError: a service or a driver uses it.
+        DatabaseUnavailableError: it does not answer, or refuses to create tables.
     """
     with TemporaryDirectory() as folder, closing(Database(url)) as target:
         part = Path(folder) / "backup.sqlite3"
@@ -113,6 +115,7 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
         with target.write() as session, closing(Database(_url(part))) as source:
             connection = session.connection()
             take_migration_lock(connection)
+            migrate.refuse_unsupported(connection)
             _refuse_busy(connection, url)
             _drop_tables(connection, url, replace=replace)
             migrate.upgrade_within(connection)
@@ -123,7 +126,7 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
 
 
 def _prepare(path: Path, part: Path) -> RestoreReport:
-    """Copies a backup, refuses it where it is damaged, and upgrades the copy."""
+    """Copies a backup, refuses a damaged one, and upgrades the copy."""
     _copy(path, part)
     refuse_damaged(part)
     revision = migrate.revision(_url(part))
@@ -136,8 +139,7 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
     findings = check_database(_url(part)).findings
     with closing(sqlite3.connect(part)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE").fetchone()
-        (campaigns,) = connection.execute("SELECT count(*) FROM campaigns").fetchone()
-        (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+    campaigns, trials = count_rows(part)
     return RestoreReport(
         revision=revision,
         num_campaigns=campaigns,
@@ -148,9 +150,10 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
 
 
 def _skip_ids(part: Path) -> None:
-    """Leaves out the ids that may have been given since the backup was made.
+    """Skips ids that may have been assigned after the backup.
 
-    Workers may still hold outcomes of those trials, which must not be taken for others'.
+    Workers may still post outcomes of those trials, which must not be taken for outcomes of new
+    ones.
     """
     with closing(sqlite3.connect(part)) as connection, connection:
         for table, number in _SKIPPED_IDS.items():
@@ -164,7 +167,7 @@ def _skip_ids(part: Path) -> None:
 
 
 def _copy(path: Path, part: Path) -> None:
-    """Copies the backup; with what its own writer had not folded into it, where it is a live database."""
+    """Copies the backup, including its write-ahead log if it is a database in use."""
     if not path.is_file():
         raise BackupPathError(
             f"there is no file {path}; name one that `layout-tuner db backup` wrote"
@@ -189,8 +192,8 @@ def _url(path: Path) -> str:
 
 
 @contextmanager
-def _nobody_else(data_dir: DataDir) -> Iterator[None]:
-    """Holds the locks of all that works on a data directory's database."""
+def _exclusive(data_dir: DataDir) -> Iterator[None]:
+    """Holds the locks of all processes that use a data directory's database."""
     with ExitStack() as stack:
         for name in LOCKS:
             try:
@@ -204,8 +207,8 @@ def _nobody_else(data_dir: DataDir) -> Iterator[None]:
 
 
 def _set_aside(place: Path, *, replace: bool) -> Path | None:
-    """Gives the database that is there another name; one that holds nothing just makes place."""
-    if not place.exists() or _fold(place):
+    """Renames the old database; one without data is replaced."""
+    if not place.exists() or _is_empty(place):
         return None
     if not replace:
         raise DatabaseNotEmptyError(
@@ -214,22 +217,22 @@ def _set_aside(place: Path, *, replace: bool) -> Path | None:
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     aside = place.with_name(f"{place.name}.before-restore-{now}")
     for end in ("-wal", "-shm"):
-        # What a damaged database had not folded into itself must not meet the one that comes.
+        # The write-ahead log of a damaged database must not be applied to the new one.
         with suppress(FileNotFoundError):
             place.with_name(place.name + end).rename(aside.with_name(aside.name + end))
     try:
-        # A second name, until the first is the new one's: there is a database at every moment.
+        # A hard link first: at no time the database is missing.
         os.link(place, aside)
-    except PermissionError:  # as file systems without second names have it
+    except PermissionError:  # the file system has no hard links
         place.rename(aside)
     return aside
 
 
-def _fold(place: Path) -> bool:
-    """Makes a database one file, and says whether nothing is in it.
+def _is_empty(place: Path) -> bool:
+    """Merges the write-ahead log into a database, and returns whether it contains no data.
 
     Raises:
-        DatabaseInUseError: somebody has it open.
+        DatabaseInUseError: a process has it open.
     """
     try:
         with closing(sqlite3.connect(place, timeout=0)) as connection:
@@ -238,7 +241,7 @@ def _fold(place: Path) -> bool:
             names = {name for (name,) in tables.fetchall()}
             return not any(
                 connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone()  # noqa: S608
-                for name in _TELLING
+                for name in _VALUABLE
                 if name in names
             )
     except sqlite3.OperationalError as error:
@@ -246,7 +249,7 @@ def _fold(place: Path) -> bool:
             raise DatabaseInUseError(f"a process has {place} open; end it first") from error
         return False
     except sqlite3.DatabaseError:
-        # Damaged, which may be why a backup is restored: it is kept as it is.
+        # Damaged, perhaps the reason for the restore: it is kept as it is.
         return False
 
 
@@ -263,13 +266,12 @@ def _refuse_busy(connection: Connection, url: str) -> None:
 
 
 def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
-    """Drops our tables, those of newer and older schemas included, and the functions of their triggers."""
-    inspector = inspect(connection)
-    found = set(inspector.get_table_names())
-    ours = found & {"alembic_version", *METADATA.tables, *migrate.EARLIER_TABLES}
+    """Drops the tables of this version's schema, and the functions of their triggers."""
+    found = set(inspect(connection).get_table_names())
+    ours = found & {"alembic_version", *METADATA.tables}
     holding = [
         name
-        for name in _TELLING
+        for name in _VALUABLE
         if name in ours and connection.execute(text(f"SELECT 1 FROM {name} LIMIT 1")).first()  # noqa: S608
     ]
     if holding and not replace:

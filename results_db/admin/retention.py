@@ -1,7 +1,7 @@
-"""What is kept for how long: logs, iterations, events, the audit and the keys of requests.
+"""Retention: how long logs, iterations, events, audit entries and idempotency keys are kept.
 
-Campaigns, trials and measurements are kept until a user deletes them. What goes, goes in small
-transactions, so that nobody waits for long.
+Campaigns, trials and measurements are kept until a user deletes them. Rows are deleted in small
+transactions, so that others do not wait for long.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Final, Self, cast
 from sqlalchemy import CursorResult, Delete, Select, delete, exists, select
 from sqlalchemy.orm import Session
 
+from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
-from results_db.event_log import EventLog
-from results_db.events import emit
-from results_db.lifecycle import locked_campaign
-from results_db.models import Campaign, IterationRow, Trial, TrialLog
-from results_db.part import StorePart
-from results_db.service_tables import AuditRow, IdempotencyKey
-from results_db.standing_upkeep import rebuild_standings
+from results_db.events.event_log import EventLog
+from results_db.events.events import emit
+from results_db.leaderboard.table import rebuild_rows
+from results_db.models.service_tables import AuditRow, IdempotencyKey
+from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
+from results_db.trials.lifecycle import locked_campaign
 
 ROWS_AT_ONCE: Final = 1000
-"""Rows that one transaction deletes."""
+"""Most rows that one transaction deletes."""
 
 FOR_EVER: Final = "forever"
 MAX_DAYS: Final = 36_500.0
@@ -32,26 +32,26 @@ MAX_DAYS: Final = 36_500.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """For how many days things are kept; None: for ever."""
+    """The number of days for which rows are kept; None: for ever."""
 
     logs: float | None = None
-    """Last lines of what trials' ranks printed, from the trial's end."""
+    """The last lines that the ranks of a trial printed, from the trial's end."""
     iterations: float | None = None
-    """Single iterations with their times and losses, from their campaign's end. Medians and quartiles stay;
-    the interval of a layout that ran once goes with them."""
+    """Iterations with their times and losses, from their campaign's end. Medians and quartiles
+    stay; the interval of a layout that ran once is lost."""
     events: float | None = 30.0
-    """What watchers that come back catch up on; the newest of each campaign stays."""
+    """Events, which clients read after a reconnect; the newest of each campaign stays."""
     audit: float | None = None
-    """Who changed what."""
+    """Entries of the audit log."""
     requests: float | None = 7.0
-    """Keys by which a request that is sent again is known."""
+    """Idempotency keys of requests."""
 
     @classmethod
     def read(cls, settings: Iterable[str]) -> Self:
-        """Reads settings as people write them: "logs=90", "events=forever"; the last of a kind counts.
+        """Reads settings such as "logs=90" or "events=forever"; the last one of a kind counts.
 
         Raises:
-            RetentionInvalidError: a setting is none.
+            RetentionInvalidError: a setting is invalid.
         """
         return cls(**dict(map(_read_setting, settings)))
 
@@ -61,7 +61,7 @@ KINDS: Final = tuple(field.name for field in fields(Retention))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """How many rows went, or would."""
+    """The number of deleted rows."""
 
     logs: int = 0
     iterations: int = 0
@@ -75,11 +75,11 @@ class Pruned:
         return sum(getattr(self, kind) for kind in KINDS)
 
 
-class Pruning(StorePart):
-    """The part of the store that lets go of what is old."""
+class Pruning(StoreSection):
+    """The store's method that deletes old rows."""
 
     def prune(self, retention: Retention) -> Pruned:
-        """Deletes what is older than it is to be kept; says how many rows of each kind."""
+        """Deletes rows that are older than their retention; returns the number of each kind."""
         before = self._limits(retention)
         gone: dict[str, int] = {}
         for kind, query in _old_rows(before).items():
@@ -96,7 +96,7 @@ class Pruning(StorePart):
         return pruned
 
     def _limits(self, retention: Retention) -> dict[str, datetime]:
-        """By kind, the moment before which it goes."""
+        """By kind, the time before which rows are deleted."""
         now = self._clock()
         kept = {kind: getattr(retention, kind) for kind in KINDS}
         return {kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None}
@@ -111,25 +111,25 @@ class Pruning(StorePart):
                 total += _rows_of(session, delete_them.where(key.in_(keys)))
 
     def _prune_iterations(self, before: datetime) -> int:
-        """Campaign by campaign, since the standings of each follow."""
+        """Deletes iterations by campaign, since each leaderboard is rebuilt."""
         with self._db.read() as session:
             ids = session.scalars(_campaigns_with_iterations(before)).all()
         total = 0
         for campaign_id in ids:
             with self._db.write() as session:
                 if session.get(Campaign, campaign_id) is None:
-                    continue  # it was deleted meanwhile
+                    continue  # deleted in the meantime
                 campaign = locked_campaign(session, campaign_id)
                 trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
                 old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
                 total += _rows_of(session, old)
-                rebuild_standings(session, campaign)
+                rebuild_rows(session, campaign)
                 emit(session, campaign_id, "campaign.changed", now=self._clock())
         return total
 
 
 def _old_rows(before: Mapping[str, datetime]) -> dict[str, tuple[Select[Any], Delete, Any]]:
-    """By kind, what finds the keys of rows that go, and what deletes rows by their keys."""
+    """By kind: a query for keys of old rows, a statement that deletes rows, and the key."""
     found: dict[str, tuple[Select[Any], Delete, Any]] = {}
     if "logs" in before:
         query = (

@@ -1,7 +1,7 @@
-"""Every row of a database into another, between SQLite and PostgreSQL.
+"""Copies every row of a database into another, between SQLite and PostgreSQL.
 
-Both have the same revision of the schema. Values go as the databases themselves write them, never
-through the tables' classes: those know this version's schema alone, and a backup may be older.
+Both have the same revision of the schema. Values are copied in the databases' own representation,
+not through the classes of tables: those have this version's schema, and a backup may be older.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ ROWS_AT_ONCE: Final = 5000
 
 Convert = Callable[[Any], Any]
 
-_KEPT_BY_MIGRATIONS: Final = ("alembic_version",)
-"""Tables that say of themselves what they are."""
+_FILLED_BY_MIGRATIONS: Final = ("alembic_version",)
+"""Tables that migrations fill."""
 
 
 def to_sqlite(source: Connection, target: Connection) -> dict[str, int]:
-    """Copies a PostgreSQL's rows into a SQLite of the same schema; rows by table.
+    """Copies rows from PostgreSQL into SQLite; returns the number of rows by table.
 
     Args:
-        source: a transaction that sees one state of the database throughout.
-        target: a transaction whose tables hold nothing but what migrations put there.
+        source: a transaction with a consistent view.
+        target: a transaction; its tables contain only rows that migrations added.
     """
     copied = {}
     for table in _tables(target):
@@ -47,17 +47,17 @@ def to_sqlite(source: Connection, target: Connection) -> dict[str, int]:
         converts = [_into_sqlite(column) for column in table.columns]
         rows = (_converted(row, converts) for row in _read_postgresql(source, table))
         copied[table.name] = _insert(target, table, rows)
-        _go_on_after(target, table, _last_id(source, table))
+        _continue_after(target, table, _last_id(source, table))
     _number_events(target)
     return copied
 
 
 def to_postgresql(source: Connection, target: Connection) -> dict[str, int]:
-    """Copies a SQLite's rows into a PostgreSQL of the same schema; rows by table.
+    """Copies rows from SQLite into PostgreSQL; returns the number of rows by table.
 
     Args:
-        source: a transaction that sees one state of the database throughout.
-        target: a transaction whose tables hold nothing but what migrations put there.
+        source: a transaction with a consistent view.
+        target: a transaction; its tables contain only rows that migrations added.
     """
     copied = {}
     for table in _tables(source):
@@ -68,22 +68,22 @@ def to_postgresql(source: Connection, target: Connection) -> dict[str, int]:
         copied[table.name] = _copy_in(
             target, table, names, (_converted(row, converts) for row in rows)
         )
-        _set_sequence(target, table, _given_last(source, table))
+        _set_sequence(target, table, _last_assigned_id(source, table))
     return copied
 
 
 def _tables(sqlite: Connection) -> list[Table]:
-    """The tables in an order in which rows come after those that they refer to.
+    """The tables in the order of foreign keys.
 
-    SQLite's, since it tells what is a point in time, a truth and JSON as we declared them.
+    Reflected from SQLite, which returns the declared types of times, booleans and JSON.
     """
     metadata = MetaData()
-    metadata.reflect(sqlite, only=lambda name, _: name not in _KEPT_BY_MIGRATIONS)
+    metadata.reflect(sqlite, only=lambda name, _: name not in _FILLED_BY_MIGRATIONS)
     return metadata.sorted_tables
 
 
 def _empty(connection: Connection, table: Table) -> None:
-    """Takes away what a migration put into a new table."""
+    """Deletes rows that migrations added."""
     connection.exec_driver_sql(f"DELETE FROM {_quoted(table.name)}")  # noqa: S608
 
 
@@ -127,7 +127,7 @@ def _time_into_postgresql(value: str) -> str:
 
 
 def _read_postgresql(source: Connection, table: Table) -> Iterator[Sequence[Any]]:
-    # JSON as the text that it is: a number must not become another on the way.
+    # JSON as text, so that numbers are copied exactly.
     names = ", ".join(
         f"CAST({_quoted(column.name)} AS TEXT)"
         if isinstance(column.type, JSON)
@@ -146,13 +146,13 @@ def _insert(target: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -
     driver = target.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     counted = _Counted(rows)
-    # Beside SQLAlchemy, which would keep all of the rows in memory.
+    # Without SQLAlchemy, which would keep all rows in memory.
     driver.executemany(statement, counted)
     return counted.number
 
 
 class _Counted:
-    """Counts what it hands on."""
+    """Counts the rows that pass."""
 
     def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
         self._rows = rows
@@ -184,14 +184,14 @@ def _copy_in(target: Connection, table: Table, names: str, rows: Iterable[tuple[
 
 
 def _counted_column(table: Table) -> str | None:
-    """The column of a table whose values the database gives, one after another."""
+    """The column of a table whose values the database assigns in sequence."""
     keys = list(table.primary_key.columns)
     is_a_number = len(keys) == 1 and keys[0].type.python_type is int and not keys[0].foreign_keys
     return keys[0].name if is_a_number else None
 
 
 def _last_id(postgresql: Connection, table: Table) -> int:
-    """The last id that was given, whether its row is still there or not."""
+    """The last id that was assigned, even if its row was deleted."""
     column = _counted_column(table)
     if column is None or (sequence := _sequence(postgresql, table, column)) is None:
         return 0
@@ -199,8 +199,8 @@ def _last_id(postgresql: Connection, table: Table) -> int:
     return int(postgresql.exec_driver_sql(query).scalar_one())
 
 
-def _go_on_after(sqlite: Connection, table: Table, last_id: int) -> None:
-    """Lets a table that never gives an id again go on after the last."""
+def _continue_after(sqlite: Connection, table: Table, last_id: int) -> None:
+    """Makes a table that never reuses ids continue after the last one."""
     if last_id and "autoincrement" in _definition(sqlite, table).lower():
         delete = "DELETE FROM sqlite_sequence WHERE name = ?"
         sqlite.exec_driver_sql(delete, (table.name,))
@@ -212,7 +212,7 @@ def _definition(sqlite: Connection, table: Table) -> str:
     return str(sqlite.exec_driver_sql(query, (table.name,)).scalar_one())
 
 
-def _given_last(sqlite: Connection, table: Table) -> int:
+def _last_assigned_id(sqlite: Connection, table: Table) -> int:
     column = _counted_column(table)
     if column is None:
         return 0
@@ -237,7 +237,7 @@ def _sequence(postgresql: Connection, table: Table, column: str) -> str | None:
 
 
 def _number_events(sqlite: Connection) -> None:
-    """Gives numbers to events that PostgreSQL had not numbered yet: on SQLite nobody does it later."""
+    """Numbers the events that PostgreSQL had not numbered; SQLite numbers only new ones."""
     tables = "SELECT count(*) FROM sqlite_master WHERE name IN ('events', 'event_counter')"
     if sqlite.exec_driver_sql(tables).scalar() != 2:
         return

@@ -1,4 +1,4 @@
-"""Allocations as they stand: nodes, leased trials, cost, and what waits for them."""
+"""Allocations and nodes: their state, leased and waiting trials, cost, and quarantines by users."""
 
 from __future__ import annotations
 
@@ -11,47 +11,81 @@ from typing import Any, Final, cast
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from results_db.allocation_records import (
-    AttemptPhase,
-    LeasedTrial,
-    NodeRecord,
-    NodeState,
-    WaitingTrial,
-)
-from results_db.cost import Cost
-from results_db.errors import WorkerNotFoundError
-from results_db.leases import HEARTBEAT_INTERVAL_S
-from results_db.locks import lock_campaigns, lock_workers
-from results_db.models import Attempt, Campaign, Trial
-from results_db.part import StorePart
-from results_db.records import WorkerRecord
-from results_db.retry import retried
-from results_db.rows import COST_COLUMNS, worker_record
-from results_db.worker_tables import AllocationNode, Worker
-from results_db.workers import is_there
-from search_spaces.outcome import DEFAULT_DEADLINE_S
+from results_db.allocations.node_status import is_shown, keep_quarantine
+from results_db.allocations.workers import is_there
+from results_db.database.locks import lock_campaigns, lock_workers
+from results_db.database.retry import retried
+from results_db.database.store_base import StoreSection
+from results_db.errors import NodeNotFoundError, NodeStateError, WorkerNotFoundError
+from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from results_db.models.tables import Attempt, Campaign, Trial
+from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
+from results_db.rows import COST_COLUMNS, record_of
+from results_db.trials.leases import HEARTBEAT_INTERVAL_S
+from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
+from search_spaces.protocol.worker_messages import AttemptPhase, NodeStatusBody
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord(NodeStatusBody):
+    """A node of an allocation, with the newest status from its worker."""
+
+    num_devices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingTrial:
+    """A trial that no worker has leased."""
+
+    trial_id: int
+    campaign: str
+    number: int
+    """The trial's number in its campaign."""
+    cluster: str
+    num_nodes: int
+    num_devices: int
+    deadline_s: float
+    """Longest duration of its probe."""
+    is_paused: bool
+    """Whether its campaign is paused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterNode:
+    """A node: its allocation, its status, and its quarantine."""
+
+    cluster: str
+    name: str
+    allocation: str | None
+    """Id of the allocation that has it now; None: none."""
+    node: NodeRecord | None
+    """Its status in that allocation."""
+    quarantine: QuarantineRead | None
+    """None: it never was in quarantine."""
+
 
 _NEXT_STARTS_WITHIN: Final = timedelta(seconds=HEARTBEAT_INTERVAL_S)
-_UNSHARED: Final = Worker.idle_node_seconds > Worker.idle_shared_node_seconds
+
+_UNSHARED: Final = WorkerRow.idle_node_seconds > WorkerRow.idle_shared_node_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationRecord:
-    """An allocation: its worker's session and all that runs there."""
+    """An allocation: its worker session, nodes, trials and cost."""
 
     worker: WorkerRecord
     is_there: bool
-    """Whether the worker was heard of lately."""
+    """Whether a heartbeat came lately."""
     nodes: tuple[NodeRecord, ...]
-    """In the worker's order; empty: it did not say."""
-    trials: tuple[LeasedTrial, ...]
-    """What it has leased, the oldest first."""
+    """In the worker's order; empty: not reported."""
+    trials: tuple[LeasedTrialRead, ...]
+    """Its leased trials, the oldest first."""
     cost: Cost
-    """What its ended attempts cost, and what it held for no probe."""
+    """The cost of its ended attempts, and its idle node-seconds."""
 
 
-class Allocations(StorePart):
-    """The allocations' part of the store."""
+class Allocations(StoreSection):
+    """The store's methods for allocations and nodes."""
 
     def allocations(
         self,
@@ -61,22 +95,24 @@ class Allocations(StorePart):
         called: str | None = None,
         limit: int | None = None,
     ) -> list[AllocationRecord]:
-        """Allocations, the youngest first.
+        """Allocations, the newest first.
 
         Args:
-            live: only those whose workers were heard of lately.
-            cluster: only those of this cluster.
-            called: only those whose session, worker or job has this name.
-            limit: at most so many.
+            live: only those whose workers sent a heartbeat lately.
+            cluster: only allocations of this cluster.
+            called: only those whose session id, worker name or job id this is.
+            limit: most allocations.
         """
-        query = select(Worker).order_by(Worker.registered_at.desc(), Worker.id).limit(limit)
+        query = (
+            select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id).limit(limit)
+        )
         if live:
             query = query.where(is_there(self._clock()))
         if cluster is not None:
-            query = query.where(Worker.cluster == cluster)
+            query = query.where(WorkerRow.cluster == cluster)
         if called is not None:
             query = query.where(
-                (Worker.id == called) | (Worker.name == called) | (Worker.job_id == called)
+                (WorkerRow.id == called) | (WorkerRow.name == called) | (WorkerRow.job_id == called)
             )
         with self._db.read() as session:
             return self._records(session, query)
@@ -88,19 +124,20 @@ class Allocations(StorePart):
             WorkerNotFoundError: no session has this id.
         """
         with self._db.read() as session:
-            found = self._records(session, select(Worker).where(Worker.id == worker_id))
+            found = self._records(session, select(WorkerRow).where(WorkerRow.id == worker_id))
             if not found:
                 raise WorkerNotFoundError(f"there is no allocation {worker_id!r}")
             return found[0]
 
     def share_idle_time(self) -> None:
-        """Charges running campaigns, in equal shares, what allocations of their cluster held for nobody.
+        """Charges running campaigns, in equal shares, with idle time of allocations of the cluster.
 
-        Apart from the beats that tell of it: it changes all campaigns of a cluster, and a beat waits for none.
+        Not done with the heartbeats that report it: it locks all campaigns of a cluster, and
+        heartbeats never wait for campaigns.
         """
         with self._db.read() as session:
-            # Most looks find nothing; those do not queue for the write lock.
-            clusters = session.scalars(select(Worker.cluster).where(_UNSHARED).distinct()).all()
+            # Most calls find nothing, and do not wait for the write lock.
+            clusters = session.scalars(select(WorkerRow.cluster).where(_UNSHARED).distinct()).all()
         for cluster in sorted(clusters):
             self._share_idle_time_of(cluster)
 
@@ -111,7 +148,7 @@ class Allocations(StorePart):
                 session, (Campaign.state == "RUNNING") & (Campaign.cluster_name == cluster)
             )
             more = 0.0
-            for worker in lock_workers(session, Worker.cluster == cluster, _UNSHARED):
+            for worker in lock_workers(session, WorkerRow.cluster == cluster, _UNSHARED):
                 more += worker.idle_node_seconds - worker.idle_shared_node_seconds
                 worker.idle_shared_node_seconds = worker.idle_node_seconds
             for campaign in sharers:
@@ -120,7 +157,7 @@ class Allocations(StorePart):
     def waiting_trials(
         self, cluster: str, *, campaign_id: int | None = None, limit: int
     ) -> list[WaitingTrial]:
-        """Trials of a cluster that nobody has leased, the oldest first."""
+        """Trials of a cluster that no worker has leased, the oldest first."""
         query = (
             _waiting(cluster, campaign_id)
             .with_only_columns(Trial, Campaign)
@@ -131,15 +168,15 @@ class Allocations(StorePart):
             return [_waiting_trial(trial, campaign) for trial, campaign in session.execute(query)]
 
     def count_waiting_trials(self, cluster: str) -> int:
-        """How many trials of a cluster nobody has leased."""
+        """The number of trials of a cluster that no worker has leased."""
         query = _waiting(cluster, None).with_only_columns(func.count())
-        with self._db.read() as session:
-            return session.scalar(query) or 0
+        return self._scalar(query) or 0
 
-    def all_wait_because(self, campaign_id: int) -> str | None:
-        """What the first of a campaign's leased trials waits for; None unless all of them wait.
+    def waiting_reason(self, campaign_id: int) -> str | None:
+        """Why the first of a campaign's leased trials waits; None unless all of them wait.
 
-        What was said before a trial ended, or at once afterwards, is out of date: the next one starts.
+        A reason that was reported before, or shortly after, a trial ended is out of date: the next
+        trial is about to start.
         """
         last_end = select(func.max(Trial.ended_at)).where(Trial.campaign_id == campaign_id)
         query = (
@@ -158,13 +195,13 @@ class Allocations(StorePart):
         return str(leased[0].waiting_because) or None
 
     def _records(self, session: Session, query: Select[Any]) -> list[AllocationRecord]:
-        workers: Sequence[Worker] = session.scalars(query).all()
+        workers: Sequence[WorkerRow] = session.scalars(query).all()
         ids = [worker.id for worker in workers]
-        there = set(session.scalars(select(Worker.id).where(is_there(self._clock()))))
+        there = set(session.scalars(select(WorkerRow.id).where(is_there(self._clock()))))
         nodes, trials, costs = _nodes(session, ids), _trials(session, ids), _costs(session, ids)
         return [
             AllocationRecord(
-                worker=worker_record(worker),
+                worker=record_of(WorkerRecord, worker),
                 is_there=worker.id in there,
                 nodes=tuple(nodes[worker.id]),
                 trials=tuple(trials[worker.id]),
@@ -172,6 +209,83 @@ class Allocations(StorePart):
             )
             for worker in workers
         ]
+
+    def nodes(self, cluster: str | None = None) -> list[ClusterNode]:
+        """Nodes of live allocations, and nodes in quarantine, by cluster and name."""
+        with self._db.read() as session:
+            found = {
+                (worker.cluster, node.name): (worker, node)
+                for worker, node in session.execute(self._live_nodes(cluster))
+            }
+            query = select(NodeQuarantine)
+            if cluster is not None:
+                query = query.where(NodeQuarantine.cluster == cluster)
+            set_aside = {(row.cluster, row.node): row for row in session.scalars(query)}
+            return [
+                _cluster_node(key, found.get(key), set_aside.get(key))
+                for key in sorted(found.keys() | set_aside.keys())
+                if key in found or set_aside[key].released_at is None
+            ]
+
+    @retried
+    def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNode:
+        """Puts a node into quarantine; its worker gets the order. Repeating it changes nothing.
+
+        Raises:
+            NodeNotFoundError: no allocation of the cluster ever had such a node.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            _refuse_unknown(session, cluster, node)
+            keep_quarantine(session, cluster, node, reason, now, requested_by_user=True)
+            row = session.get_one(NodeQuarantine, (cluster, node), with_for_update=True)
+            if row.released_at is not None:
+                row.since = now
+            row.reason = reason
+            row.requested_by_user = True
+            row.released_at = row.release_told_at = None
+            row.release_pending = False
+            session.flush()
+            self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
+            return self._node(session, row)
+
+    @retried
+    def release_node(self, cluster: str, node: str) -> ClusterNode:
+        """Releases a node from quarantine; its worker gets the order.
+
+        Raises:
+            NodeNotFoundError: no allocation of the cluster ever had such a node.
+            NodeStateError: it is not in quarantine.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            row = session.get(NodeQuarantine, (cluster, node), with_for_update=True)
+            if row is None:
+                _refuse_unknown(session, cluster, node)
+            if row is None or row.released_at is not None:
+                raise NodeStateError(f"node {node} of cluster {cluster} is not in quarantine")
+            row.released_at = now
+            row.release_pending = is_shown(session, row)
+            row.release_told_at = None
+            session.flush()
+            self._audit(session, "node.release", "node", node, cluster=cluster)
+            return self._node(session, row)
+
+    def _node(self, session: Session, row: NodeQuarantine) -> ClusterNode:
+        query = self._live_nodes(row.cluster).where(AllocationNode.name == row.node)
+        found = session.execute(query).first()
+        key = (row.cluster, row.node)
+        return _cluster_node(key, None if found is None else (found[0], found[1]), row)
+
+    def _live_nodes(self, cluster: str | None) -> Any:
+        """Nodes of live workers, in the order of registration."""
+        query = (
+            select(WorkerRow, AllocationNode)
+            .join(AllocationNode, AllocationNode.worker_id == WorkerRow.id)
+            .where(is_there(self._clock()))
+            .order_by(WorkerRow.registered_at)
+        )
+        return query if cluster is None else query.where(WorkerRow.cluster == cluster)
 
 
 def _waiting(cluster: str, campaign_id: int | None) -> Select[Any]:
@@ -209,24 +323,11 @@ def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[NodeRe
     )
     nodes: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for row in session.scalars(query):
-        nodes[row.worker_id].append(node_record(row))
+        nodes[row.worker_id].append(record_of(NodeRecord, row))
     return nodes
 
 
-def node_record(row: AllocationNode) -> NodeRecord:
-    """The node's record."""
-    return NodeRecord(
-        name=row.name,
-        num_devices=row.num_devices,
-        state=cast("NodeState", row.state),
-        doing=row.doing,
-        reason=row.reason,
-        free_devices=row.free_devices,
-        health=row.health,
-    )
-
-
-def _trials(session: Session, ids: Sequence[str]) -> defaultdict[str, list[LeasedTrial]]:
+def _trials(session: Session, ids: Sequence[str]) -> defaultdict[str, list[LeasedTrialRead]]:
     query = (
         select(Trial, Attempt, Campaign.name)
         .join(Attempt, (Attempt.trial_id == Trial.id) & (Attempt.attempt == Trial.attempt))
@@ -234,14 +335,14 @@ def _trials(session: Session, ids: Sequence[str]) -> defaultdict[str, list[Lease
         .where(Trial.state == "RUNNING", Trial.worker_id.in_(ids))
         .order_by(Trial.id)
     )
-    trials: defaultdict[str, list[LeasedTrial]] = defaultdict(list)
+    trials: defaultdict[str, list[LeasedTrialRead]] = defaultdict(list)
     for trial, attempt, campaign in session.execute(query):
         trials[attempt.worker_id].append(_leased_trial(trial, attempt, campaign))
     return trials
 
 
-def _leased_trial(trial: Trial, attempt: Attempt, campaign: str) -> LeasedTrial:
-    return LeasedTrial(
+def _leased_trial(trial: Trial, attempt: Attempt, campaign: str) -> LeasedTrialRead:
+    return LeasedTrialRead(
         trial_id=trial.id,
         campaign=campaign,
         number=trial.number,
@@ -268,3 +369,31 @@ def _costs(session: Session, ids: Sequence[str]) -> defaultdict[str, Cost]:
     for worker_id, *parts in session.execute(query):
         costs[worker_id] = Cost(**dict(zip(COST_COLUMNS, parts, strict=True)))
     return costs
+
+
+def _refuse_unknown(session: Session, cluster: str, node: str) -> None:
+    query = (
+        select(AllocationNode.name)
+        .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
+        .where(AllocationNode.name == node, WorkerRow.cluster == cluster)
+    )
+    if session.scalar(query.limit(1)) is None:
+        raise NodeNotFoundError(
+            f"no allocation of cluster {cluster!r} has had a node named {node!r}; "
+            "`GET /v1/nodes` lists those that are known"
+        )
+
+
+def _cluster_node(
+    key: tuple[str, str],
+    found: tuple[WorkerRow, AllocationNode] | None,
+    quarantine: NodeQuarantine | None,
+) -> ClusterNode:
+    cluster, name = key
+    return ClusterNode(
+        cluster=cluster,
+        name=name,
+        allocation=None if found is None else found[0].id,
+        node=None if found is None else record_of(NodeRecord, found[1]),
+        quarantine=None if quarantine is None else record_of(QuarantineRead, quarantine),
+    )

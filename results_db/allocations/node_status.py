@@ -1,26 +1,27 @@
-"""Nodes that no probe shall run on: set aside by workers or users, until a user releases them.
+"""The status that workers report of their nodes, and quarantines.
 
-The row of a node says what is wished; workers' statuses say what is. Where the two differ, the worker
-that has the node is told with every heartbeat, until its status shows that it has heard. Quarantines
-outlive allocations: a worker that registers is told of them.
+A node in quarantine runs no probes, from when a worker or a user sets it aside until a user
+releases it. The quarantine row of a node holds the wanted state; workers' statuses hold the actual
+state. Where the two differ, every heartbeat's reply tells the worker that has the node, until its
+status agrees. Quarantines outlive allocations: a worker gets them when it registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.allocation_records import NodeStatus, SetAside
-from results_db.worker_tables import AllocationNode, NodeQuarantine, Worker
+from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from search_spaces.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
 
-RELEASE_TOLD_FOR_S: Final = 30.0
-"""Seconds for which a worker is told of a release. One that still shows the quarantine after that has set the
-node aside anew: it failed its check."""
+RELEASE_TIME_S: Final = 30.0
+"""Seconds for which a worker may take to act on a release. If it still reports the quarantine after
+that, the node failed its check and is in quarantine again."""
 
 
 def active_quarantines(session: Session, cluster: str) -> list[SetAside]:
@@ -34,14 +35,14 @@ def active_quarantines(session: Session, cluster: str) -> list[SetAside]:
 
 
 def note_quarantines(
-    session: Session, worker: Worker, nodes: Sequence[NodeStatus], now: datetime
+    session: Session, worker: WorkerRow, nodes: Sequence[NodeStatusBody], now: datetime
 ) -> None:
-    """Keeps the quarantines that a worker shows, and sees which releases are done."""
+    """Stores the quarantines that a worker reports, and completes releases."""
     shown = {node.name: node.reason for node in nodes if node.state == "quarantined"}
     names = {node.name for node in nodes}
     query = select(NodeQuarantine).where(NodeQuarantine.cluster == worker.cluster)
     known = {row.node: row for row in session.scalars(query) if row.node in names}
-    # In the order of their names, as every process writes them.
+    # In the order of names in every process, to avoid deadlocks.
     for name, reason in sorted(shown.items()):
         row = known.get(name)
         if row is None:
@@ -55,31 +56,33 @@ def note_quarantines(
 
 
 @dataclass(slots=True)
-class Wishes:
-    """What a worker is to do with its nodes."""
+class NodeOrders:
+    """Orders to a worker for its nodes."""
 
     release: tuple[str, ...] = ()
     quarantine: tuple[SetAside, ...] = ()
 
 
-def wishes(session: Session, workers: Sequence[Worker], now: datetime) -> dict[str, Wishes]:
-    """What workers are to do with their nodes, by their sessions."""
-    wished = {worker.id: Wishes() for worker in workers}
+def node_orders(
+    session: Session, workers: Sequence[WorkerRow], now: datetime
+) -> dict[str, NodeOrders]:
+    """Orders to workers for their nodes, by session."""
+    orders = {worker.id: NodeOrders() for worker in workers}
     query = (
         select(AllocationNode.worker_id, NodeQuarantine, AllocationNode.state)
         .join(AllocationNode, AllocationNode.name == NodeQuarantine.node)
-        .join(Worker, Worker.id == AllocationNode.worker_id)
-        .where(NodeQuarantine.cluster == Worker.cluster, Worker.id.in_(wished))
+        .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
+        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(orders))
         .order_by(AllocationNode.worker_id, AllocationNode.position)
     )
     for worker_id, row, state in session.execute(query):
-        wish, is_shown = wished[worker_id], state == "quarantined"
+        order, is_shown = orders[worker_id], state == "quarantined"
         if row.released_at is None and not is_shown:
-            wish.quarantine += (SetAside(node=row.node, reason=row.reason),)
+            order.quarantine += (SetAside(node=row.node, reason=row.reason),)
         elif row.release_pending and is_shown:
-            wish.release += (row.node,)
+            order.release += (row.node,)
             row.release_told_at = row.release_told_at or now
-    return wished
+    return orders
 
 
 def keep_quarantine(
@@ -91,9 +94,9 @@ def keep_quarantine(
     *,
     requested_by_user: bool = False,
 ) -> None:
-    """Writes that a node is set aside, unless it has a row: another process may just have heard of it.
+    """Adds the quarantine of a node, unless it has a row; another process may just have added one.
 
-    One that is being written elsewhere is waited for, and stands.
+    If another process is adding it, this waits for that row, which stays.
     """
     row: dict[str, Any] = {
         "cluster": cluster,
@@ -107,7 +110,7 @@ def keep_quarantine(
 
 
 def _insert_of(session: Session) -> Any:
-    # Imported where it is used: those of PostgreSQL take as long to import as a tenth of our own modules.
+    # Imported where it is used: the dialect of PostgreSQL is slow to import.
     if session.get_bind().dialect.name == "sqlite":
         from sqlalchemy.dialects import sqlite
 
@@ -125,16 +128,16 @@ def _quarantine_again(row: NodeQuarantine, reason: str, now: datetime) -> None:
     row.release_pending = False
 
 
-def _is_release_on_its_way(row: NodeQuarantine, worker: Worker, now: datetime) -> bool:
-    """Whether the worker shows a quarantine only since it has not acted on the release yet."""
+def _is_release_on_its_way(row: NodeQuarantine, worker: WorkerRow, now: datetime) -> bool:
+    """Whether the worker reports a quarantine only because it has not acted on the release yet."""
     if not row.release_pending or row.released_at is None or worker.registered_at > row.released_at:
         return False
     told_at = row.release_told_at
-    return told_at is None or abs(now - told_at) < timedelta(seconds=RELEASE_TOLD_FOR_S)
+    return told_at is None or abs(now - told_at) < timedelta(seconds=RELEASE_TIME_S)
 
 
 def is_shown(session: Session, row: NodeQuarantine) -> bool:
-    """Whether a worker's last status shows the node in quarantine."""
+    """Whether the last status of a worker has the node in quarantine."""
     return bool(session.scalar(select(_shown_by_a_worker(row))))
 
 
@@ -142,7 +145,87 @@ def _shown_by_a_worker(row: NodeQuarantine) -> ColumnElement[bool]:
     return exists().where(
         AllocationNode.name == row.node,
         AllocationNode.state == "quarantined",
-        AllocationNode.worker_id == Worker.id,
-        Worker.cluster == row.cluster,
-        Worker.ended_at.is_(None),
+        AllocationNode.worker_id == WorkerRow.id,
+        WorkerRow.cluster == row.cluster,
+        WorkerRow.ended_at.is_(None),
     )
+
+
+_SAID: Final = ("position", "state", "doing", "reason", "free_devices", "health")
+"""The columns of a node that a status sets."""
+
+
+def later(now: datetime, seconds: float | None) -> datetime | None:
+    """The time so many seconds after `now`; None: never."""
+    return None if seconds is None else now + timedelta(seconds=seconds)
+
+
+def add_nodes(session: Session, worker: WorkerRow, nodes: Sequence[NodeBody]) -> None:
+    """Adds the nodes with which a worker registers; their state is not known yet."""
+    if not nodes:
+        return
+    session.execute(
+        insert(AllocationNode),
+        [
+            {
+                "worker_id": worker.id,
+                "name": node.name,
+                "position": position,
+                "num_devices": node.num_devices,
+                "state": "starting",
+                "doing": "",
+                "reason": "",
+            }
+            for position, node in enumerate(nodes)
+        ],
+    )
+
+
+def keep_status(session: Session, worker: WorkerRow, status: StatusBody, now: datetime) -> None:
+    """Stores the status that a worker reports of its allocation; repeating it changes nothing."""
+    worker.state = status.state
+    worker.status_at = now
+    if status.ends_in_s is not None:
+        worker.ends_at = later(now, status.ends_in_s)
+    # Workers report the sum of the session, so that lost or repeated heartbeats do no harm.
+    worker.idle_node_seconds = max(worker.idle_node_seconds, status.idle_node_s)
+    if status.nodes:
+        # Nodes may join later.
+        worker.num_nodes = max(worker.num_nodes, len(status.nodes))
+        _keep_nodes(session, worker, status.nodes)
+        note_quarantines(session, worker, status.nodes, now)
+
+
+def _keep_nodes(session: Session, worker: WorkerRow, nodes: Sequence[NodeStatusBody]) -> None:
+    """Updates only nodes that changed: an allocation may have a thousand."""
+    query = select(AllocationNode).where(AllocationNode.worker_id == worker.id)
+    known = {row.name: row for row in session.scalars(query)}
+    for position, node in enumerate(nodes):
+        said = _columns(node, position)
+        row = known.pop(node.name, None)
+        if row is None:
+            session.add(
+                AllocationNode(
+                    worker_id=worker.id,
+                    name=node.name,
+                    num_devices=worker.devices_per_node,
+                    **said,
+                )
+            )
+        elif any(getattr(row, name) != value for name, value in said.items()):
+            for name, value in said.items():
+                setattr(row, name, value)
+    if known:
+        session.execute(
+            delete(AllocationNode).where(
+                AllocationNode.worker_id == worker.id, AllocationNode.name.in_(known)
+            )
+        )
+    session.flush()
+
+
+def _columns(node: NodeStatusBody, position: int) -> Mapping[str, Any]:
+    values = {name: getattr(node, name) for name in _SAID if name != "position"}
+    if node.health is not None:
+        values["health"] = dict(node.health)
+    return {**values, "position": position}

@@ -1,30 +1,31 @@
-"""Campaigns: made, listed, paused, resumed, cancelled, ended; and the driver's clock.
+"""Campaigns: created, listed, changed, paused, resumed, cancelled, ended, deleted.
 
-A campaign's wall time is the time it is RUNNING while a driver is at work. The driver's beats move the
-clock; a silence of the driver, or the service being down, counts for at most `MAX_CLOCK_GAP_S`.
+The wall time of a campaign is the time that it is RUNNING with an active driver. The driver's ticks
+advance it; a gap, because the driver or the service is down, counts for at most `MAX_CLOCK_GAP_S`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, String, delete, func, or_, select
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.campaign_conditions import conditions
-from results_db.campaign_filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
+from results_db.database.locks import FOR_CHANGE, lock_campaigns, lock_trials
+from results_db.database.retry import retried
+from results_db.database.session import breaks_unique
+from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
-from results_db.events import emit
-from results_db.idempotency import RequestKey, keep_key
-from results_db.lifecycle import cancel_trial
-from results_db.locks import lock_campaign, lock_campaigns, lock_trials
-from results_db.models import Campaign, Trial
-from results_db.part import StorePart
-from results_db.records import TRIAL_STATES, CampaignRecord, CampaignState, TrialState
-from results_db.retry import retried
+from results_db.events.events import emit
+from results_db.models.service_tables import EventRow
+from results_db.models.tables import STANDINGS_VERSION, AnalysisRow, Campaign, Trial
+from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
     campaign_record,
     clock_seconds,
@@ -32,13 +33,47 @@ from results_db.rows import (
     objectives_of,
     probe_deadline_s,
 )
-from results_db.session import breaks_unique
-from results_db.standing_tables import STANDINGS_VERSION
+from results_db.trials.lifecycle import cancel_trial
 from search_spaces.errors import CampaignInvalidError
+from search_spaces.protocol.worker_messages import TRIAL_STATES, TrialState
+from search_spaces.spec.campaign_settings import changed_budget
+from search_spaces.terminal.plurals import counted
+
+
+def conditions(chosen: CampaignFilter) -> list[ColumnElement[bool]]:
+    """The conditions of a filter in SQL."""
+    equal = {
+        Campaign.model_name: chosen.model,
+        Campaign.cluster_name: chosen.cluster,
+        Campaign.strategy: chosen.strategy,
+        Campaign.created_by: chosen.created_by,
+    }
+    found = [column == value for column, value in equal.items() if value is not None]
+    if chosen.states:
+        found.append(Campaign.state.in_(chosen.states))
+    if chosen.objective is not None:
+        # The first objective has a column; the others are in the description, in quotes.
+        listed = sql_cast(Campaign.spec["objective"], String)
+        in_spec = listed.contains(f'"{chosen.objective}"', autoescape=True)
+        found.append(or_(Campaign.objective == chosen.objective, in_spec))
+    if chosen.name_contains is not None:
+        # In lower case: LIKE is case-sensitive on PostgreSQL, and not on SQLite.
+        wanted = chosen.name_contains.lower()
+        found.append(func.lower(Campaign.name).contains(wanted, autoescape=True))
+    if chosen.created_after is not None:
+        found.append(Campaign.created_at >= chosen.created_after)
+    if chosen.created_before is not None:
+        found.append(Campaign.created_at < chosen.created_before)
+    return found
+
+
+MOST_CHOICES: Final = 100
+"""How often a free name is chosen again if another request takes it at the same moment. Each time
+one request succeeds, so that this many campaigns can be created at once."""
 
 
 def add_campaign(session: Session, row: Campaign) -> None:
-    """Writes a campaign, which has its id from then on.
+    """Writes a campaign; afterwards the row has an id.
 
     Raises:
         CampaignDuplicateError: the name is taken.
@@ -54,8 +89,26 @@ def add_campaign(session: Session, row: Campaign) -> None:
         ) from error
 
 
-class Campaigns(StorePart):
-    """The campaigns' part of the store."""
+class _NameTakenMeanwhileError(CampaignDuplicateError):
+    """A name that was free when it was chosen was taken meanwhile; another can be chosen."""
+
+
+def _first_free(session: Session, names: Sequence[str]) -> str:
+    taken = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
+    free = next((name for name in names if name not in taken), None)
+    if free is None:
+        raise CampaignDuplicateError(
+            f"all {len(names)} names from {names[0]!r} to {names[-1]!r} are taken; give the campaign a "
+            "name of its own"
+        )
+    return free
+
+
+_OPEN: Final = ("RUNNING", "PAUSED")
+
+
+class Campaigns(StoreSection):
+    """The store's methods for campaigns."""
 
     @retried
     def create_campaign(
@@ -65,20 +118,39 @@ class Campaigns(StorePart):
         num_legal_layouts: int,
         request: RequestKey | None = None,
         notes: str = "",
+        names: Sequence[str] = (),
     ) -> CampaignRecord:
-        """Keeps a new campaign, RUNNING.
+        """Creates a campaign, RUNNING.
 
         Args:
             spec: `CampaignSpec.to_mapping()`, fully resolved.
-            num_legal_layouts: size of its legal set.
-            request: by which its sender names the request, so that it makes no second campaign.
-            notes: what its users wrote beside it.
+            num_legal_layouts: number of its legal layouts.
+            request: the idempotency key of the request; a repeated request creates no second
+                campaign.
+            notes: notes of its users.
+            names: if given, the campaign gets the first free one of these instead of the name in
+                the spec.
 
         Raises:
-            CampaignDuplicateError: the name is taken.
-            CampaignInvalidError: a campaign that it starts from is not there.
-            IdempotencyKeyInUseError: the same request has just made one.
+            CampaignDuplicateError: the name is taken, or all of the names are.
+            CampaignInvalidError: a campaign that it starts from does not exist.
+            IdempotencyKeyInUseError: the same request has just created one.
         """
+        for _ in range(MOST_CHOICES - 1 if names else 0):
+            try:
+                return self._create_campaign(spec, num_legal_layouts, request, notes, names)
+            except _NameTakenMeanwhileError:
+                continue
+        return self._create_campaign(spec, num_legal_layouts, request, notes, names)
+
+    def _create_campaign(
+        self,
+        spec: Mapping[str, Any],
+        num_legal_layouts: int,
+        request: RequestKey | None,
+        notes: str,
+        names: Sequence[str],
+    ) -> CampaignRecord:
         now = self._clock()
         row = Campaign(
             name=spec["name"],
@@ -99,7 +171,16 @@ class Campaigns(StorePart):
         )
         with self._db.write() as session:
             _hold_sources(session, spec.get("start_from", ()))
-            add_campaign(session, row)
+            if names:
+                row.name = _first_free(session, names)
+                row.spec = {**spec, "name": row.name}
+            try:
+                add_campaign(session, row)
+            except CampaignDuplicateError as error:
+                if not names:
+                    raise
+                # On PostgreSQL another transaction may have taken the name since the query.
+                raise _NameTakenMeanwhileError(str(error)) from error
             if request is not None:
                 keep_key(session, self._actor.name, request, row.id, now)
             emit(session, row.id, "campaign.created", now=now, state=row.state)
@@ -114,6 +195,16 @@ class Campaigns(StorePart):
         """
         with self._db.read() as session:
             return campaign_record(by_id(session, campaign_id), self._clock())
+
+    def campaign_of_request(self, request: RequestKey) -> CampaignRecord | None:
+        """The campaign that an earlier request of this sender and key created; None: there is none.
+
+        Raises:
+            IdempotencyKeyReusedError: the key was sent with another request.
+        """
+        with self._db.read() as session:
+            row = campaign_of_key(session, self._actor.name, request)
+            return None if row is None else campaign_record(row, self._clock())
 
     def campaign_by_name(self, name: str) -> CampaignRecord:
         """One campaign by its name.
@@ -134,7 +225,7 @@ class Campaigns(StorePart):
         before_id: int | None = None,
         limit: int | None = None,
     ) -> list[CampaignRecord]:
-        """Campaigns that meet the filter, the youngest first."""
+        """Campaigns that match the filter, the newest first."""
         query = select(Campaign).where(*conditions(chosen)).order_by(Campaign.id.desc())
         if before_id is not None:
             query = query.where(Campaign.id < before_id)
@@ -152,7 +243,7 @@ class Campaigns(StorePart):
             return [campaign_record(row, now) for row in session.scalars(query)]
 
     def count_trials(self, campaign_id: int) -> dict[TrialState, int]:
-        """The number of the campaign's trials in each state, zeros included."""
+        """The number of the campaign's trials in each state, including zeros."""
         return self.count_trials_of([campaign_id])[campaign_id]
 
     def count_trials_of(self, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:
@@ -170,7 +261,7 @@ class Campaigns(StorePart):
 
     @retried
     def pause_campaign(self, campaign_id: int) -> CampaignRecord:
-        """Stops handing out the campaign's trials; the running ones finish. Twice is once.
+        """Stops leasing the campaign's trials; running ones finish. Repeating it changes nothing.
 
         Raises:
             CampaignStateError: it has ended.
@@ -187,7 +278,7 @@ class Campaigns(StorePart):
 
     @retried
     def resume_campaign(self, campaign_id: int) -> CampaignRecord:
-        """Takes a paused campaign up again. Twice is once.
+        """Resumes a paused campaign. Repeating it changes nothing.
 
         Raises:
             CampaignStateError: it has ended.
@@ -204,9 +295,9 @@ class Campaigns(StorePart):
 
     @retried
     def cancel_campaign(self, campaign_id: int) -> CampaignRecord:
-        """Ends a campaign: waiting trials are cancelled at once, running ones through their workers.
+        """Ends a campaign: waiting trials are cancelled at once, running ones by their workers.
 
-        Twice is once.
+        Repeating it changes nothing.
 
         Raises:
             CampaignStateError: it has ended in another way.
@@ -231,18 +322,18 @@ class Campaigns(StorePart):
         *,
         budget: Mapping[str, Any] | None = None,
     ) -> CampaignRecord:
-        """Ends a RUNNING campaign; trials still open are cancelled as by `cancel_campaign`.
+        """Ends a RUNNING campaign; open trials are cancelled as by `cancel_campaign`.
 
         Args:
             campaign_id: of the campaign.
-            state: how it ends.
-            reason: why, in a word.
-            message: why, in a sentence.
-            budget: the one that was looked at, where the ending rests on it; None: it does not.
+            state: the final state.
+            reason: why, in one word.
+            message: why, as a sentence.
+            budget: the budget on which the decision to end it rests; None: it rests on none.
 
         Raises:
-            CampaignStateError: it is not RUNNING, or its budget was changed (the user was quicker); or
-                the state is no ending.
+            CampaignStateError: it is not RUNNING, or its budget was changed meanwhile by a user, or
+                the state is not final.
         """
         if state not in ("COMPLETED", "FAILED", "CANCELLED"):
             raise CampaignStateError(f"{state} does not end a campaign")
@@ -261,10 +352,10 @@ class Campaigns(StorePart):
     def cancel_pending(
         self, campaign_id: int, why: str, *, budget: Mapping[str, Any] | None = None
     ) -> int:
-        """Cancels the campaign's waiting trials and says how many; the running ones go on.
+        """Cancels the campaign's waiting trials, and returns their number; running ones continue.
 
         Raises:
-            CampaignStateError: the budget is not the one that was looked at (the user was quicker).
+            CampaignStateError: the budget was changed meanwhile by a user.
         """
         now = self._clock()
         with self._db.write() as session:
@@ -277,12 +368,80 @@ class Campaigns(StorePart):
                 cancel_trial(campaign, trial, now, why)
             return len(waiting)
 
+    @retried
+    def update_campaign(
+        self,
+        campaign_id: int,
+        *,
+        budget: Mapping[str, Any] | None = None,
+        notes: str | None = None,
+    ) -> CampaignRecord:
+        """Changes a campaign's notes, and its budget while it is open; both or neither.
+
+        Args:
+            campaign_id: of the campaign.
+            budget: bounds by name as in a campaign file; bounds that are not named stay, and None
+                removes one. None: the budget stays.
+            notes: the new notes; None: the notes stay.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            CampaignStateError: it has ended, and the budget is to be changed.
+            CampaignInvalidError: a bound is unknown or out of range, or none would be left.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = by_id(session, campaign_id, lock=True)
+            changes: dict[str, Any] = {}
+            if budget is not None:
+                before, after = _change_budget(campaign, budget)
+                if before != after:
+                    changes["budget"] = {"from": before, "to": after}
+            if notes is not None and notes != campaign.notes:
+                campaign.notes = notes
+                changes["notes"] = len(notes)
+            if changes:
+                emit(session, campaign.id, "campaign.changed", now=now, fields=sorted(changes))
+                self._audit(session, "campaign.update", "campaign", campaign.name, **changes)
+            return campaign_record(campaign, now)
+
+    @retried
+    def delete_campaign(self, campaign_id: int) -> None:
+        """Deletes a campaign that has ended, with all of its measurements.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            CampaignStateError: it has not ended, a worker still has one of its trials, or an open
+                campaign starts from it.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            campaign = by_id(session, campaign_id, lock=True)
+            _refuse_deletion(session, campaign)
+            num_trials = session.scalar(
+                select(func.count()).where(Trial.campaign_id == campaign_id)
+            )
+            # Before the trials, to which its rows refer.
+            session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
+            session.execute(delete(EventRow).where(EventRow.campaign_id == campaign_id))
+            session.execute(delete(Campaign).where(Campaign.id == campaign_id))
+            emit(session, campaign_id, "campaign.deleted", now=now, name=campaign.name)
+            self._audit(
+                session,
+                "campaign.delete",
+                "campaign",
+                campaign.name,
+                id=campaign_id,
+                trials=num_trials,
+                created_by=campaign.created_by,
+            )
+
 
 def _hold_sources(session: Session, names: Sequence[str]) -> None:
-    """Locks the campaigns that a new one starts from: whoever deletes one waits, and sees the new one then.
+    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile.
 
     Raises:
-        CampaignInvalidError: one is not there, or no more.
+        CampaignInvalidError: one does not exist.
     """
     if not names:
         return
@@ -298,20 +457,16 @@ def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign
     Raises:
         CampaignNotFoundError: there is none with this id.
     """
-    campaign = (lock_campaign if lock else _get)(session, campaign_id)
+    campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE if lock else None)
     if campaign is None:
         raise campaign_not_found(campaign_id)
     return campaign
 
 
 def campaign_not_found(reference: int | str) -> CampaignNotFoundError:
-    """What is raised where no campaign has this id, or this name."""
+    """The error for an id or name that no campaign has."""
     named = f"named {reference!r}" if isinstance(reference, str) else str(reference)
     return CampaignNotFoundError(f"there is no campaign {named}")
-
-
-def _get(session: Session, campaign_id: int) -> Campaign | None:
-    return session.get(Campaign, campaign_id)
 
 
 def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:
@@ -357,3 +512,42 @@ def _end(
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
     for trial in lock_trials(session, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
+
+
+def _change_budget(
+    campaign: Campaign, changes: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Sets the new budget; returns the old one and the new one."""
+    if campaign.state in ENDED_CAMPAIGN_STATES:
+        raise CampaignStateError(
+            f"campaign {campaign.name!r} is {campaign.state} and is not reopened: its budget stays; "
+            "clone it with another one (`layout-tuner campaign clone`, POST "
+            f"/v1/campaigns/{campaign.name}/clone), and the clone starts from what it measured"
+        )
+    before = campaign.spec["budget"]
+    after = changed_budget(before, changes, strategy=campaign.strategy)
+    # A new mapping: SQLAlchemy does not detect a change inside the old one.
+    campaign.spec = {**campaign.spec, "budget": after}
+    return before, after
+
+
+def _refuse_deletion(session: Session, campaign: Campaign) -> None:
+    if campaign.state not in ENDED_CAMPAIGN_STATES:
+        raise CampaignStateError(
+            f"campaign {campaign.name!r} is {campaign.state}; cancel it before it is deleted"
+        )
+    num_running = session.scalar(
+        select(func.count()).where(Trial.campaign_id == campaign.id, Trial.state == "RUNNING")
+    )
+    if num_running:
+        raise CampaignStateError(
+            f"workers are still stopping {counted(num_running, 'trial')} of campaign {campaign.name!r}; delete "
+            "the campaign when they have (a moment, or until their leases run out)"
+        )
+    others = session.execute(select(Campaign.name, Campaign.spec).where(Campaign.state.in_(_OPEN)))
+    for name, spec in others:
+        if campaign.name in spec.get("start_from", ()):
+            raise CampaignStateError(
+                f"campaign {name!r} starts from {campaign.name!r} and has not ended; delete it "
+                "when that has"
+            )

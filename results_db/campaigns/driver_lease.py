@@ -1,8 +1,8 @@
 """The driver's lease: of all drivers that run on a database, one is active.
 
-Each tenure has a number, the fence, which grows with every takeover. A driver's writing transactions begin
-by locking the lease's row and comparing its fence: once another has taken over, nothing of it is
-written any more, however long it slept. Taking over waits for what the one before is just writing.
+Every takeover increases a number, the fence. The writing transactions of a driver lock the row of
+the lease and compare the fence first: after a takeover the former driver cannot write, however long
+it was suspended. A takeover waits for a transaction that the former driver is in.
 """
 
 from __future__ import annotations
@@ -11,57 +11,58 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, Self
 
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
+from results_db.database.locks import lock_campaigns
+from results_db.database.retry import retried
+from results_db.database.store_base import StoreSection
 from results_db.errors import DriverLeaseLostError
-from results_db.locks import lock_campaigns
-from results_db.models import Campaign
-from results_db.part import StorePart
-from results_db.retry import retried
-from results_db.rows import clock_seconds
-from results_db.service_tables import DriverLeaseRow
+from results_db.models.service_tables import DriverLeaseRow
+from results_db.models.tables import Campaign
+from results_db.rows import clock_seconds, record_of
 
 DRIVER_LEASE_S: Final = 5.0
-"""Seconds after which a driver that was not heard of is succeeded."""
+"""Seconds without renewal after which another driver may take over."""
 
 LEASE_ID: Final = 1
-"""There is one row."""
+"""Id of the only row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverLease:
-    """A tenure of a driver, as it stands in the database."""
+    """The state of the driver's lease."""
 
     fence: int
-    """Grows with every takeover; 0: there was none yet."""
+    """Grows with every takeover; 0: there was no driver yet."""
     host: str
     pid: int
     since: datetime | None
     seen_at: datetime | None
-    """When it was renewed last; None: never."""
+    """Time of the last renewal; None: never."""
     released_at: datetime | None
-    """When its holder gave it back; None: it did not."""
+    """When its holder released it; None: it did not."""
 
     def is_free(self, now: datetime) -> bool:
-        """Whether another driver may take over, going by the clock."""
+        """Whether another driver may take over at `now`."""
         if self.seen_at is None or self.released_at is not None:
             return True
         return now - self.seen_at > timedelta(seconds=DRIVER_LEASE_S)
 
 
-class DriverLeases(StorePart):
-    """The part of the store that knows of drivers."""
+class DriverLeases(StoreSection):
+    """The store's methods for the driver's lease."""
 
     def driver_lease(self) -> DriverLease:
-        """The tenure that goes on, or went on last."""
+        """The current lease, or the last one."""
         with self._db.read() as session:
-            return _record(session.scalars(_row()).one())
+            return record_of(DriverLease, session.scalars(_row()).one())
 
     def driver_seen_at(self) -> datetime | None:
-        """When a driver was last at work; None if never."""
+        """When a driver last renewed its lease; None: never."""
         return self.driver_lease().seen_at
 
     @retried
@@ -69,14 +70,16 @@ class DriverLeases(StorePart):
         """Makes this process the active driver; None while another is.
 
         Args:
-            unchanged: the lease as it has been for `DRIVER_LEASE_S` by the caller's own count: it is
-                taken though its last renewal is not that old by the clock, which may have been set back.
+            unchanged: a lease that has not changed for `DRIVER_LEASE_S` by the caller's monotonic
+                clock. It is taken over even if it is not that old by the clock, which may have been
+                set back.
         """
         now = self._clock()
         with self._db.write() as session:
-            # The strongest lock: it waits for transactions that hold the fence, and they for it.
+            # The strongest lock: it and the transactions that hold the fence wait for each other.
             row = session.scalars(_row().with_for_update()).one()
-            if not _record(row).is_free(now) and _record(row) != unchanged:
+            lease = record_of(DriverLease, row)
+            if not lease.is_free(now) and lease != unchanged:
                 return None
             row.fence += 1
             row.host = socket.gethostname()[:255]
@@ -84,10 +87,10 @@ class DriverLeases(StorePart):
             row.since = row.seen_at = now
             row.released_at = None
             session.flush()
-            return _record(row)
+            return record_of(DriverLease, row)
 
     def renew_driver_lease(self, fence: int) -> None:
-        """Says that the active driver is at work.
+        """Renews the lease of the active driver.
 
         Raises:
             DriverLeaseLostError: another has taken over.
@@ -95,7 +98,7 @@ class DriverLeases(StorePart):
         self._change_lease(fence, seen_at=self._clock())
 
     def release_driver_lease(self, fence: int) -> None:
-        """Ends a tenure in order: another driver takes over at once.
+        """Releases the lease: another driver can take over at once.
 
         Raises:
             DriverLeaseLostError: another has taken over already.
@@ -103,17 +106,14 @@ class DriverLeases(StorePart):
         self._change_lease(fence, released_at=self._clock())
 
     def as_driver(self, fence: int) -> Self:
-        """The same store, which writes as the active driver, and nothing once it no longer is.
-
-        What it is asked to write then raises `DriverLeaseLostError`.
-        """
+        """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""
         other = self.by(self._actor)
-        other._db = self._db.beginning_with(_Fence(fence))
+        other._db = self._db.beginning_with(partial(_check_fence, fence))
         return other
 
     @retried
     def move_clocks(self) -> None:
-        """Brings the wall time of the running campaigns up to date: a driver is at work."""
+        """Updates the wall time of the running campaigns; called by the active driver."""
         now = self._clock()
         with self._db.write() as session:
             for campaign in lock_campaigns(session, Campaign.state == "RUNNING"):
@@ -132,41 +132,25 @@ class DriverLeases(StorePart):
                 raise _lost(fence)
 
 
-class _Fence:
-    """What each writing transaction of a driver begins with."""
-
-    def __init__(self, fence: int) -> None:
-        self._fence = fence
-
-    def __call__(self, session: Session) -> None:
-        # KEY SHARE: renewals go on meanwhile, a takeover waits.
-        query = select(DriverLeaseRow.fence).where(DriverLeaseRow.id == LEASE_ID)
-        locked = query.with_for_update(read=True, key_share=True)
-        if session.get_bind().dialect.name != "sqlite":
-            # A driver that is stopped in the middle of a transaction holds up its successor no longer.
-            patience = f"{DRIVER_LEASE_S:.0f}s"
-            limit = func.set_config("idle_in_transaction_session_timeout", patience, True)
-            session.execute(select(limit))
-        if session.scalar(locked) != self._fence:
-            raise _lost(self._fence)
+def _check_fence(fence: int, session: Session) -> None:
+    """Checks the fence at the start of each writing transaction of a driver."""
+    # KEY SHARE: renewals can proceed, a takeover waits.
+    query = select(DriverLeaseRow.fence).where(DriverLeaseRow.id == LEASE_ID)
+    locked = query.with_for_update(read=True, key_share=True)
+    if session.get_bind().dialect.name != "sqlite":
+        # A driver that is suspended in a transaction must not block its successor for longer.
+        timeout = f"{DRIVER_LEASE_S:.0f}s"
+        limit = func.set_config("idle_in_transaction_session_timeout", timeout, True)
+        session.execute(select(limit))
+    if session.scalar(locked) != fence:
+        raise _lost(fence)
 
 
 def _row() -> Select[DriverLeaseRow]:
     return select(DriverLeaseRow).where(DriverLeaseRow.id == LEASE_ID)
 
 
-def _record(row: DriverLeaseRow) -> DriverLease:
-    return DriverLease(
-        fence=row.fence,
-        host=row.host,
-        pid=row.pid,
-        since=row.since,
-        seen_at=row.seen_at,
-        released_at=row.released_at,
-    )
-
-
 def _lost(fence: int) -> DriverLeaseLostError:
     return DriverLeaseLostError(
-        f"another driver has taken over since tenure {fence} began; this one writes nothing any more"
+        f"another driver has taken over since fence {fence}; this driver can no longer write"
     )

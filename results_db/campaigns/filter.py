@@ -1,4 +1,4 @@
-"""Which campaigns a list shows."""
+"""The filter of lists of campaigns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from results_db.records import CampaignState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignFilter:
-    """What campaigns must meet, all of it; None and the empty tuple ask nothing."""
+    """Conditions that campaigns must all meet; None and the empty tuple set no condition."""
 
     states: Sequence[CampaignState] = ()
     model: str | None = None
@@ -25,11 +25,11 @@ class CampaignFilter:
     created_by: str | None = None
     """Name of the token that submitted it."""
     name_contains: str | None = None
-    """A part of the campaign's name, in upper or lower case."""
+    """A part of the campaign's name, without regard to case."""
     created_after: datetime | None = None
-    """This moment or later."""
+    """At this time or later."""
     created_before: datetime | None = None
-    """Earlier than this moment."""
+    """Before this time."""
 
 
 EVERY_CAMPAIGN: Final = CampaignFilter()

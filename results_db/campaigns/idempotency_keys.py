@@ -1,4 +1,4 @@
-"""Requests that may be sent again: a key that its sender chose, and what the first one made."""
+"""Idempotency keys: a sender repeats a request with the same key, and gets the same campaign."""
 
 from __future__ import annotations
 
@@ -10,52 +10,45 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.errors import IdempotencyKeyInUseError, IdempotencyKeyReusedError
-from results_db.models import Campaign
-from results_db.part import StorePart
-from results_db.records import CampaignRecord
-from results_db.rows import campaign_record
-from results_db.service_tables import IdempotencyKey
+from results_db.models.service_tables import IdempotencyKey
+from results_db.models.tables import Campaign
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestKey:
-    """How a sender names a request, and what the request says."""
+    """The key of a request, and a hash of the request."""
 
     key: str
     request_hash: str
     """SHA-256 of it, in hexadecimal."""
 
 
-class Idempotency(StorePart):
-    """The part of the store that knows requests again."""
+def campaign_of_key(session: Session, actor: str, request: RequestKey) -> Campaign | None:
+    """The campaign that an earlier request of this sender and key created; None: there is none.
 
-    def campaign_of_request(self, request: RequestKey) -> CampaignRecord | None:
-        """The campaign that this sender's request of that key made; None: it made none so far.
-
-        Raises:
-            IdempotencyKeyReusedError: the key was sent with another request.
-        """
-        with self._db.read() as session:
-            found = session.execute(
-                select(IdempotencyKey, Campaign)
-                .join(Campaign, Campaign.id == IdempotencyKey.campaign_id)
-                .where(IdempotencyKey.actor == self._actor.name, IdempotencyKey.key == request.key)
-            ).one_or_none()
-            if found is None:
-                return None
-            row, campaign = found
-            if row.request_hash != request.request_hash:
-                raise IdempotencyKeyReusedError(
-                    f"the Idempotency-Key {request.key!r} was sent with another request before; "
-                    "choose another key for another campaign"
-                )
-            return campaign_record(campaign, self._clock())
+    Raises:
+        IdempotencyKeyReusedError: the key was sent with another request.
+    """
+    found = session.execute(
+        select(IdempotencyKey, Campaign)
+        .join(Campaign, Campaign.id == IdempotencyKey.campaign_id)
+        .where(IdempotencyKey.actor == actor, IdempotencyKey.key == request.key)
+    ).one_or_none()
+    if found is None:
+        return None
+    row, campaign = found
+    if row.request_hash != request.request_hash:
+        raise IdempotencyKeyReusedError(
+            f"the Idempotency-Key {request.key!r} was sent with another request before; "
+            "choose another key for another campaign"
+        )
+    return campaign
 
 
 def keep_key(
     session: Session, actor: str, request: RequestKey, campaign_id: int, now: datetime
 ) -> None:
-    """Writes the key in the transaction that makes the campaign.
+    """Writes the key in the transaction that creates the campaign.
 
     Raises:
         IdempotencyKeyInUseError: the same request is being answered at this moment.

@@ -1,4 +1,4 @@
-"""Imports: the cells of a measurement table as campaigns that have ended, and back."""
+"""Imports: cells of a measurement table become ended campaigns, and can be exported again."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any, Final
 from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.campaigns import add_campaign
+from results_db.campaigns.campaigns import add_campaign
+from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignNotFoundError
-from results_db.events import emit
-from results_db.import_tables import Import, ImportedRow
-from results_db.models import Campaign, MeasurementRow, Trial
-from results_db.part import StorePart
-from results_db.records import CampaignRecord, TrialState
+from results_db.events.events import emit
+from results_db.leaderboard.table import rebuild_rows
+from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
+from results_db.records import CampaignRecord
 from results_db.rows import campaign_record, layout_columns, trial_layout
-from results_db.standing_upkeep import rebuild_standings
-from search_spaces.cluster import Cluster
-from search_spaces.counting import counted
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.objectives import model_and_hardware_tflops
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import model_and_hardware_tflops
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from search_spaces.tables.table import Status
+from search_spaces.terminal.plurals import counted
 
 IMPORTED: Final = "imported"
-"""Reason of an imported campaign's end, and what stands for its strategy."""
+"""The reason and the strategy of imported campaigns."""
 
 _STATES: Final[Mapping[Status, TrialState]] = {
     "completed": "COMPLETED",
@@ -51,20 +51,20 @@ _MESSAGES: Final[Mapping[Status, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewImport:
-    """A campaign to be made of a cell."""
+    """A cell that becomes a campaign."""
 
     spec: Mapping[str, Any]
     """`CampaignSpec.to_mapping()` around the cell's model, machine and layouts."""
     cell: TableCell
     aside_columns: tuple[str, ...] = ()
-    """Names of the table's columns that the format does not know."""
+    """Names of the table's columns that the format does not define."""
 
 
-class Imports(StorePart):
-    """The imports' part of the store."""
+class Imports(StoreSection):
+    """The store's methods for imports."""
 
     def import_campaigns(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
-        """Keeps each of the cells as a campaign that has ended: all of them, or none.
+        """Stores each cell as a campaign that has ended; all of them or none.
 
         Raises:
             CampaignDuplicateError: a name is taken.
@@ -83,7 +83,7 @@ class Imports(StorePart):
             return None if row is None else row.source
 
     def imported_table(self, campaign_id: int) -> MeasurementTable:
-        """The table that an imported campaign was made of: one cell.
+        """The table of an imported campaign: one cell.
 
         Raises:
             CampaignNotFoundError: there is no imported campaign with this id.
@@ -138,12 +138,12 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         )
     )
     _add_trials(session, campaign.id, cell, now)
-    rebuild_standings(session, campaign)
+    rebuild_rows(session, campaign)
     return campaign_record(campaign, now)
 
 
 def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: datetime) -> None:
-    """Adds all rows of a kind with one statement, since other writers wait meanwhile."""
+    """Adds the rows of each table with one statement, since other writers wait."""
     first_number: dict[Layout, int] = {}
     num_runs: Counter[Layout] = Counter()
     trials: list[dict[str, Any]] = []
@@ -155,7 +155,8 @@ def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: dateti
         first_number.setdefault(row.layout, number)
         num_runs[row.layout] += 1
     session.connection().execute(_insert_trial(campaign_id, trials[0]), trials)
-    ids = _ids(session, campaign_id)
+    query = select(Trial.number, Trial.id).where(Trial.campaign_id == campaign_id)
+    ids = {row.number: row.id for row in session.execute(query)}
     numbered = [(ids[number], row) for number, row in enumerate(cell.rows, 1)]
     session.execute(insert(ImportedRow), [_imported_row(id_, row) for id_, row in numbered])
     measured = [
@@ -168,18 +169,12 @@ def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: dateti
 
 
 def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
-    """Inserts a trial, a repeat as one of the trial `first_number`: one that came before it."""
+    """Inserts a trial; a repeat refers to the earlier trial with the number `first_number`."""
     first = select(Trial.id).where(
         Trial.campaign_id == campaign_id, Trial.number == bindparam("first_number")
     )
     told: dict[str, Any] = {name: bindparam(name) for name in example if name != "first_number"}
     return insert(Trial).values(**told, repeat_of=first.scalar_subquery())
-
-
-def _ids(session: Session, campaign_id: int) -> dict[int, int]:
-    """Ids of the campaign's trials by their numbers."""
-    query = select(Trial.number, Trial.id).where(Trial.campaign_id == campaign_id)
-    return {row.number: row.id for row in session.execute(query)}
 
 
 def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> dict[str, Any]:
@@ -208,13 +203,13 @@ def _imported_row(trial_id: int, row: TableRow) -> dict[str, Any]:
 
 
 def _measurement(trial_id: int, campaign_id: int, row: TableRow, cell: TableCell) -> dict[str, Any]:
-    """What the table tells, and what follows from it; the rest stays NULL."""
+    """The figures of the table, and those that follow from them; the rest is NULL."""
     assert row.tokens_per_s is not None, "the row is completed"
     assert row.step_time_s is not None, "the row is completed"
     rate = row.tokens_per_s / row.layout.num_devices
     model_tflops, hardware_tflops = model_and_hardware_tflops(rate, row.layout, cell.model)
     peak = cell.cluster.peak_flops_per_s.get(row.layout.precision)
-    # A share of over 1 only says that the preset's peak is not that of the table's device.
+    # A utilisation above 1 means that the preset's peak is not that of the table's device.
     usable = None if peak is None or hardware_tflops * 1e12 > peak else peak / 1e12
     device = f"table ({cell.cluster.device}, {row.layout.precision})"[:200]
     return {

@@ -1,4 +1,4 @@
-"""Models and clusters under names of the users' own, written out as campaigns have them."""
+"""Models and clusters that users stored under names of their own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.database.retry import retried
+from results_db.database.storable_values import UNREADABLE
+from results_db.database.store_base import StoreSection
 from results_db.errors import (
     DatabaseConflictError,
     DescriptionLimitError,
     DescriptionNotFoundError,
     DescriptionOwnedError,
+    DocumentUnreadableError,
 )
-from results_db.part import StorePart
-from results_db.retry import retried
-from results_db.service_tables import OwnDescription, UserCluster, UserModel
+from results_db.models.service_tables import OwnDescription, UserCluster, UserModel
+from results_db.rows import record_of
 
 DescriptionKind = Literal["model", "cluster"]
 
 MAX_DESCRIPTIONS: Final = 500
-"""Most models, and most clusters: people name them, and a list shows them all."""
+"""Most models, and most clusters, that are stored: one list shows them all."""
 
 _TABLES: Final[Mapping[DescriptionKind, type[OwnDescription]]] = {
     "model": UserModel,
@@ -34,46 +37,55 @@ _TABLES: Final[Mapping[DescriptionKind, type[OwnDescription]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescriptionRecord:
-    """A model or a cluster of the users' own."""
+    """A model or a cluster of a user."""
 
     name: str
     description: Mapping[str, Any]
     """`ModelShape.to_mapping()` or `Cluster.to_mapping()`."""
     notes: str
-    """What was guessed of it; empty: nothing."""
+    """Values that were assumed; empty: none."""
     created_by: str
-    """Name of the token that put it first."""
+    """Name of the token that stored it first."""
     created_at: datetime
     updated_at: datetime
 
 
-class Descriptions(StorePart):
-    """The part of the store that keeps models and clusters."""
+class Descriptions(StoreSection):
+    """The store's methods for models and clusters of users."""
 
     def descriptions(self, kind: DescriptionKind) -> list[DescriptionRecord]:
-        """All of a kind, by name."""
+        """All models or all clusters, by name."""
         table = _TABLES[kind]
         with self._db.read() as session:
-            return [_record(row) for row in session.scalars(select(table).order_by(table.name))]
+            return [
+                record_of(DescriptionRecord, row)
+                for row in session.scalars(select(table).order_by(table.name))
+            ]
 
     def description(self, kind: DescriptionKind, name: str) -> DescriptionRecord:
-        """One of them.
+        """One model or cluster.
 
         Raises:
             DescriptionNotFoundError: there is none of this name.
+            DocumentUnreadableError: the stored document cannot be read.
         """
         with self._db.read() as session:
-            return _record(_row(session, kind, name))
+            record = record_of(DescriptionRecord, _row(session, kind, name))
+        if UNREADABLE in record.description:
+            raise DocumentUnreadableError(
+                f"the {kind} {name!r} cannot be read ({record.description[UNREADABLE]}); delete it"
+            )
+        return record
 
     @retried
     def put_description(
         self, kind: DescriptionKind, name: str, description: Mapping[str, Any], *, notes: str = ""
     ) -> tuple[DescriptionRecord, bool]:
-        """Keeps one under its name, in place of what was there; says whether it is new.
+        """Stores one under its name, replacing an earlier one; returns whether it is new.
 
         Raises:
-            DescriptionLimitError: there are as many as there may be.
-            DescriptionOwnedError: it is somebody else's, and this one is no admin.
+            DescriptionLimitError: the limit is reached.
+            DescriptionOwnedError: it belongs to another user, and the actor is not an admin.
         """
         now = self._clock()
         table = _TABLES[kind]
@@ -88,15 +100,15 @@ class Descriptions(StorePart):
             row.description, row.notes, row.updated_at = dict(description), notes, now
             _write(session, kind, name)
             self._audit(session, f"{kind}.put", kind, name, new=is_new)
-            return _record(row), is_new
+            return record_of(DescriptionRecord, row), is_new
 
     @retried
     def delete_description(self, kind: DescriptionKind, name: str) -> None:
-        """Deletes one; campaigns that were described with it have it written out.
+        """Deletes one; campaigns contain copies of their models and clusters.
 
         Raises:
             DescriptionNotFoundError: there is none of this name.
-            DescriptionOwnedError: it is somebody else's, and this one is no admin.
+            DescriptionOwnedError: it belongs to another user, and the actor is not an admin.
         """
         with self._db.write() as session:
             row = _row(session, kind, name, lock=True)
@@ -105,8 +117,8 @@ class Descriptions(StorePart):
             self._audit(session, f"{kind}.delete", kind, name)
 
     def _refuse_others(self, kind: DescriptionKind, row: OwnDescription) -> None:
-        """The gate has asked whose it is, too; by now the name may be somebody else's."""
-        if self._actor.role == "submitter" and row.created_by != self._actor.name:
+        """Checks the owner in the transaction: it may have changed since the API checked it."""
+        if self._actor.role not in ("admin", "system") and row.created_by != self._actor.name:
             raise DescriptionOwnedError(
                 f"the {kind} {row.name!r} belongs to {row.created_by!r}, and the token "
                 f"{self._actor.name!r} changes only what was made in its own name; take another name"
@@ -126,7 +138,7 @@ def _write(session: Session, kind: DescriptionKind, name: str) -> None:
     try:
         session.flush()
     except IntegrityError as error:
-        # Put for the first time by two at once: the other one's is there now, to be replaced.
+        # Two requests created it at once: the other one's row exists now, and can be replaced.
         raise DatabaseConflictError(f"{kind} {name!r} was put at the same time") from error
 
 
@@ -135,14 +147,3 @@ def _refuse_more(session: Session, kind: DescriptionKind) -> None:
         raise DescriptionLimitError(
             f"there are {MAX_DESCRIPTIONS} {kind}s already, the most that are kept; delete one first"
         )
-
-
-def _record(row: OwnDescription) -> DescriptionRecord:
-    return DescriptionRecord(
-        name=row.name,
-        description=row.description,
-        notes=row.notes,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )

@@ -1,23 +1,37 @@
-"""What a report tells of a campaign beyond its leaderboard: every trial in brief, machines, software."""
+"""Data of reports besides the leaderboard: trials in brief, machines, software, analyses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, cast
+from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import selectinload
 
-from results_db.models import Attempt, EnvironmentRow, MeasurementRow, Trial, TrialLog
-from results_db.part import StorePart
-from results_db.records import TrialState
-from results_db.worker_tables import Worker
-from search_spaces.outcome import Environment
+from results_db.database.store_base import StoreSection
+from results_db.events.events import emit
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import (
+    AnalysisRow,
+    Attempt,
+    EnvironmentRow,
+    ImportanceRow,
+    MeasurementRow,
+    StepRow,
+    Trial,
+    TrialLog,
+)
+from results_db.records import Analysis, KnobStepRead, WorkerRecord
+from results_db.rows import columns_of, record_of
+from results_db.trials.lifecycle import locked_campaign
+from search_spaces.protocol.outcome import Environment
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.objectives import OBJECTIVE_FIGURES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPoint:
-    """A trial that has ended, as far as a plot shows it; the figures are None without a measurement."""
+    """A trial that has ended, as plots show it; figures are None without a measurement."""
 
     trial_id: int
     number: int
@@ -39,39 +53,23 @@ class TrialPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerShare:
-    """A session of a worker, and what it did for a campaign."""
+class WorkerShare(WorkerRecord):
+    """A worker session, with its attempts for a campaign."""
 
-    name: str
-    host: str
-    num_nodes: int
-    devices_per_node: int
-    device: str
-    launcher: str
-    job_id: str | None
-    versions: Mapping[str, Any]
     num_attempts: int
     num_lost: int
 
 
 _OF_TRIAL: Final = ("number", "layout_key", "num_nodes", "state", "reason", "message", "node")
-_MEASURED: Final = (
-    "shortened",
-    "oversubscribed",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-    "peak_memory_bytes",
-)
+_MEASURED: Final = ("shortened", "oversubscribed", *OBJECTIVE_FIGURES)
 _ENVIRONMENT: Final = tuple(field.name for field in fields(Environment))
 
 
-class Reports(StorePart):
-    """The part of the store that reports are made from."""
+class Reports(StoreSection):
+    """The store's methods for reports and analyses."""
 
     def ended_trials(self, campaign_id: int) -> list[TrialPoint]:
-        """Every trial of the campaign that has ended, in the order in which they did."""
+        """Every trial of the campaign that has ended, in the order of their ends."""
         query = (
             select(
                 Trial.id.label("trial_id"),
@@ -88,12 +86,11 @@ class Reports(StorePart):
             return [TrialPoint(**row._mapping) for row in session.execute(query)]
 
     def log_tail(self, trial_id: int) -> str:
-        """The last lines that a trial's ranks printed; empty where none were kept."""
-        with self._db.read() as session:
-            return session.scalar(select(TrialLog.tail).where(TrialLog.trial_id == trial_id)) or ""
+        """The last lines that a trial's ranks printed; empty if none are stored."""
+        return self._scalar(select(TrialLog.tail).where(TrialLog.trial_id == trial_id)) or ""
 
     def environments(self, campaign_id: int) -> list[tuple[Environment, int]]:
-        """What the campaign's trials ran on, each with the number of trials, the most common first."""
+        """The environments of the campaign's trials with their numbers, the most common first."""
         columns = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
         count = func.count()
         query = (
@@ -110,7 +107,7 @@ class Reports(StorePart):
             ]
 
     def workers_of(self, campaign_id: int) -> list[WorkerShare]:
-        """The sessions of workers that had trials of the campaign, in the order of their registration."""
+        """The worker sessions that leased trials of the campaign, in the order of registration."""
         lost = func.count().filter(Attempt.ending == "lost")
         counts = (
             select(Attempt.worker_id, func.count().label("all"), lost.label("lost"))
@@ -120,24 +117,60 @@ class Reports(StorePart):
             .subquery()
         )
         query = (
-            select(Worker, counts.c.all, counts.c.lost)
-            .join(counts, counts.c.worker_id == Worker.id)
-            .order_by(Worker.registered_at, Worker.id)
+            select(WorkerRow, counts.c.all, counts.c.lost)
+            .join(counts, counts.c.worker_id == WorkerRow.id)
+            .order_by(WorkerRow.registered_at, WorkerRow.id)
         )
         with self._db.read() as session:
-            return [_share(*row) for row in session.execute(query)]
+            return [
+                record_of(WorkerShare, worker, num_attempts=num_attempts, num_lost=num_lost)
+                for worker, num_attempts, num_lost in session.execute(query)
+            ]
 
+    def keep_analysis(self, campaign_id: int, analysis: Analysis) -> None:
+        """Stores an analysis; it replaces the campaign's earlier one."""
+        with self._db.write() as session:
+            locked_campaign(session, campaign_id)
+            session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
+            session.add(
+                AnalysisRow(
+                    campaign_id=campaign_id,
+                    winner_id=analysis.winner_id,
+                    objective=analysis.objective,
+                    num_trials=analysis.num_trials,
+                    last_ended_seq=analysis.last_ended_seq,
+                    method=analysis.method,
+                    computed_at=self._clock(),
+                )
+            )
+            session.flush()
+            session.add_all(
+                ImportanceRow(campaign_id=campaign_id, knob=knob, importance=importance)
+                for knob, importance in analysis.importances.items()
+            )
+            session.add_all(
+                StepRow(**columns_of(step, campaign_id=campaign_id, also=",".join(step.also)))
+                for step in analysis.steps
+            )
+            emit(session, campaign_id, "campaign.analysed", now=self._clock())
 
-def _share(worker: Worker, num_attempts: int, num_lost: int) -> WorkerShare:
-    return WorkerShare(
-        name=worker.name,
-        host=worker.host,
-        num_nodes=worker.num_nodes,
-        devices_per_node=worker.devices_per_node,
-        device=worker.device,
-        launcher=worker.launcher,
-        job_id=worker.job_id,
-        versions=cast("Mapping[str, Any]", worker.versions),
-        num_attempts=num_attempts,
-        num_lost=num_lost,
-    )
+    def analysis(self, campaign_id: int) -> Analysis | None:
+        """The campaign's newest analysis; None while there is none."""
+        query = (
+            select(AnalysisRow)
+            .where(AnalysisRow.campaign_id == campaign_id)
+            .options(selectinload(AnalysisRow.importances), selectinload(AnalysisRow.steps))
+        )
+        with self._db.read() as session:
+            row = session.scalar(query)
+            if row is None:
+                return None
+            return record_of(
+                Analysis,
+                row,
+                importances={each.knob: each.importance for each in row.importances},
+                steps=tuple(
+                    record_of(KnobStepRead, step, also=tuple(filter(None, step.also.split(","))))
+                    for step in row.steps
+                ),
+            )

@@ -1,7 +1,7 @@
-"""What a campaign may start from: trials of other campaigns, as they stood when it was created.
+"""Trials of other campaigns from which a campaign starts, as of its creation.
 
-The set is fixed by the campaign's creation: a driver that is started again finds the same. Why it is
-keyed by cluster, device and release of torch is in decision 21.
+The time of creation fixes the set, so that a restarted driver finds the same. Decision 21 explains
+why it is keyed by cluster, device and release of torch.
 """
 
 from __future__ import annotations
@@ -10,55 +10,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
+from sqlalchemy import Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.import_tables import Import
-from results_db.models import Attempt, Campaign, MeasurementRow, Trial
-from results_db.part import StorePart
-from results_db.records import CampaignRecord, TrialState
+from results_db.database.storable_values import UNREADABLE
+from results_db.database.store_base import StoreSection
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
+from results_db.records import CampaignRecord
 from results_db.rows import trial_layout
-from results_db.worker_tables import Worker
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.layout import Layout
 from search_spaces.tables.table import software_of_source
 
 MAX_KNOWN_TRIALS: Final = 2000
-"""Trials of other campaigns that one campaign starts from, at most; the newest."""
+"""Most trials of other campaigns that one campaign starts from; the newest are taken."""
 
 _TEACHING_STATES: Final = ("COMPLETED", "INFEASIBLE", "FAILED")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownTrial:
-    """What became of a layout in another campaign."""
+    """The result of a layout in another campaign."""
 
     model: Mapping[str, Any]
-    """What was trained: a model's fields by name."""
+    """The fields of the model that was trained."""
     cluster: Mapping[str, Any]
-    """Where it ran: a cluster's fields by name."""
+    """The fields of the cluster on which it ran."""
     layout: Layout
     state: TrialState
     step_time_s: float | None
-    """There if and only if COMPLETED."""
+    """Present if and only if COMPLETED."""
     peak_memory_bytes: int | None
     """Of the fullest rank, where it was measured."""
     software: str
-    """What ran it; empty: what will run the campaign that asks."""
+    """The software that ran it; empty: the same as for the new campaign."""
 
 
-class Knowledge(StorePart):
-    """The part of the store that knows what campaigns have in common."""
+class EarlierTrials(StoreSection):
+    """The store's methods for trials of other campaigns."""
 
     def known_trials(self, campaign: CampaignRecord) -> list[KnownTrial]:
         """Trials that the campaign starts from, the oldest first.
 
-        Without `knowledge: none`, those of campaigns that had ended on the same cluster and under the
-        same software; besides, those of the campaigns that `start_from` names, whatever they ran on.
+        Unless `knowledge` is none: trials of campaigns that had ended on the same cluster with the
+        same software. Also those of the campaigns in `start_from`, on any cluster.
         """
         with self._db.read() as session:
             sources = _Sources.of(session, campaign)
             rows = session.execute(
-                _known(campaign, sources, Trial, MeasurementRow, Worker.versions)
+                _known(campaign, sources, Trial, MeasurementRow, WorkerRow.versions)
                 .order_by(Trial.ended_at.desc(), Trial.id.desc())
                 .limit(MAX_KNOWN_TRIALS)
             )
@@ -66,7 +67,7 @@ class Knowledge(StorePart):
         return found[::-1]
 
     def count_known_trials(self, campaign: CampaignRecord) -> int:
-        """How many trials of other campaigns the campaign starts from."""
+        """The number of trials of other campaigns that the campaign starts from."""
         with self._db.read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
             limited = query.limit(MAX_KNOWN_TRIALS).subquery()
@@ -75,20 +76,20 @@ class Knowledge(StorePart):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sources:
-    """Which campaigns and workers' sessions count."""
+    """The campaigns and worker sessions that count."""
 
     specs: Mapping[int, Mapping[str, Any]]
     """Descriptions of the campaigns, by id."""
     alike: tuple[int, ...]
-    """Campaigns on the same hardware, which had ended."""
+    """Campaigns on the same hardware that had ended."""
     named: tuple[int, ...]
-    """Campaigns that are named."""
+    """Campaigns in `start_from`."""
     software: str | None
-    """Of the newest worker when the campaign was created; None where there was none."""
+    """Software of the newest worker when the campaign was created; None: there was none."""
     workers: tuple[str, ...]
-    """Sessions under the same software."""
+    """Worker sessions with the same software."""
     imported: Mapping[int, str]
-    """What ran the imported ones of the campaigns, as far as their source tells, by id."""
+    """By id, the software of imported campaigns, as far as their source names it."""
 
     @classmethod
     def of(cls, session: Session, campaign: CampaignRecord) -> _Sources:
@@ -98,12 +99,12 @@ class _Sources:
             select(Campaign).where(Campaign.name.in_(names), Campaign.id != campaign.id)
         ).all()
         sessions = session.execute(
-            select(Worker.id, Worker.versions)
+            select(WorkerRow.id, WorkerRow.versions)
             .where(
-                Worker.cluster == campaign.cluster_name,
-                Worker.registered_at <= campaign.created_at,
+                WorkerRow.cluster == campaign.cluster_name,
+                WorkerRow.registered_at <= campaign.created_at,
             )
-            .order_by(Worker.registered_at, Worker.id)
+            .order_by(WorkerRow.registered_at, WorkerRow.id)
         ).all()
         software = software_of(sessions[-1].versions) if sessions else None
         ids = [row.id for row in named]
@@ -119,9 +120,9 @@ class _Sources:
 
 
 def software_of(versions: Mapping[str, Any]) -> str:
-    """The part of a worker's versions that measurements are keyed by: the release of torch.
+    """The key of measurements among a worker's versions: the release of torch.
 
-    Its last number is for corrections, and what follows a plus names the build.
+    Without its last number, which stands for fixes, and without the name of the build after "+".
     """
     release = str(versions.get("torch", "")).partition("+")[0].split(".")[:2]
     return f"torch {'.'.join(release)}" if release != [""] else ""
@@ -135,8 +136,14 @@ def _alike(session: Session, campaign: CampaignRecord) -> list[Campaign]:
         Campaign.id != campaign.id,
         Campaign.ended_at <= campaign.created_at,
     )
+    if UNREADABLE in campaign.spec:
+        return []
     machine = _hardware(campaign.spec)
-    return [row for row in session.scalars(query) if _hardware(row.spec) == machine]
+    return [
+        row
+        for row in session.scalars(query)
+        if UNREADABLE not in row.spec and _hardware(row.spec) == machine
+    ]
 
 
 def _hardware(spec: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -150,22 +157,18 @@ def _known(campaign: CampaignRecord, sources: _Sources, *columns: Any) -> Select
         .select_from(Trial)
         .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .outerjoin(Attempt, and_(Attempt.trial_id == Trial.id, Attempt.attempt == Trial.attempt))
-        .outerjoin(Worker, Worker.id == Attempt.worker_id)
+        .outerjoin(WorkerRow, WorkerRow.id == Attempt.worker_id)
         .where(
             Trial.state.in_(_TEACHING_STATES),
             Trial.ended_at <= campaign.created_at,
-            # A lost node says nothing of the layout, and ranks that shared devices are slow for that.
+            # A lost node says nothing about the layout; oversubscription itself makes ranks slow.
             func.coalesce(Trial.reason, "") != "node_lost",
             func.coalesce(MeasurementRow.oversubscribed, false()).is_(false()),
-            _from(sources),
+            or_(
+                Trial.campaign_id.in_(sources.named),
+                and_(Trial.campaign_id.in_(sources.alike), Attempt.worker_id.in_(sources.workers)),
+            ),
         )
-    )
-
-
-def _from(sources: _Sources) -> ColumnElement[bool]:
-    return or_(
-        Trial.campaign_id.in_(sources.named),
-        and_(Trial.campaign_id.in_(sources.alike), Attempt.worker_id.in_(sources.workers)),
     )
 
 

@@ -1,7 +1,7 @@
-"""Many rows of one table at once: a statement a row costs more than the rows themselves.
+"""Inserts many rows into one table at once.
 
-PostgreSQL is given them by COPY, which has no statement to plan and no answer to read a row. SQLite lives in
-this process, where rows one by one cost the same.
+On PostgreSQL by COPY, which plans no statement and returns no answer for each row. SQLite runs in
+this process, where single inserts cost the same.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
-from results_db.base import Base
-from results_db.storable import refuse_long_text
+from results_db.database.storable_values import refuse_long_text
+from results_db.models.base import Base
 
 _FEW: Final = 2
-"""So many rows are written as fast one by one."""
+"""Up to this number of rows, plain INSERT is as fast as COPY."""
 
 
 def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts rows in their order; what is pending in the session is not flushed before.
+    """Inserts rows in their order; pending changes of the session are not flushed first.
 
     Args:
-        session: whose transaction it is.
-        kind: of row; defaults that its columns have in Python are plain values.
-        rows: by column; all of the same columns. Others get their defaults, or what the database puts there.
+        session: the transaction.
+        kind: the table; Python defaults of its columns must be plain values.
+        rows: values by column, all with the same columns; others get their defaults.
     """
     if not rows:
         return
@@ -58,7 +58,7 @@ def _copy(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]
             for row in zip(*columns, strict=True):
                 copy.write_row(row)
     except driver.Error as error:
-        # As `Connection.execute` says it: what that means is told elsewhere.
+        # Raised as by `Connection.execute`, so that `Database` translates it.
         raise DBAPIError.instance(
             statement, None, error, driver.Error, hide_parameters=True, dialect=connection.dialect
         ) from error
@@ -69,7 +69,7 @@ def _copy(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]
 def _written(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], name: str
 ) -> list[Any]:
-    """A column's values as the driver takes them."""
+    """The values of a column, converted for the driver."""
     kind = table.c[name].type
     values = [row[name] for row in rows]
     if isinstance(kind, String) and kind.length is not None:

@@ -1,8 +1,8 @@
-"""Statements that are compiled once and run by the driver itself, for pages of thousands of figures.
+"""Statements that are compiled once and run by the driver, for pages of thousands of figures.
 
-SQLAlchemy makes a key of a statement each time it runs, and an object of each row; for a statement of 80
-columns and 100 rows that takes as long again as the database. Types are converted as SQLAlchemy does it,
-in the columns that need it.
+SQLAlchemy computes a cache key of a statement at each run, and an object for each row. For a
+statement of 80 columns and 100 rows this takes as long as the database itself. Types are converted
+as by SQLAlchemy, in the columns that need it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DriverStatement:
-    """A statement without lists among its parameters; make it once, and run it often."""
+    """A statement without lists among its parameters; create it once, and run it often."""
 
     query: Select[*tuple[Any, ...]]
     """Its parameters are `bindparam`s."""
 
     def rows(self, session: Session, **values: Any) -> Sequence[Place]:
-        """Runs it in a transaction; plain tuples, their values as the columns' types say."""
+        """Runs it in a transaction; returns plain tuples, with values of the columns' types."""
         connection = session.connection()
         compiled = _compiled(self, connection.dialect)
         found = connection.exec_driver_sql(compiled.sql, compiled.parameters(values)).cursor
@@ -43,9 +43,9 @@ class _Compiled:
     sql: str
     constants: Mapping[str, Any]
     order: Sequence[str] | None
-    """Names of the parameters where the driver numbers them; None: it names them."""
+    """Names of the parameters in order, for a driver with positional parameters; else None."""
     checks: Mapping[str, Convert]
-    """What becomes of a parameter before the driver has it; raises what a value does not fit."""
+    """Checks and conversions of parameters; they raise for values that do not fit."""
     converters: Sequence[tuple[int, Convert]]
 
     def parameters(self, values: Mapping[str, Any]) -> Any:
@@ -57,7 +57,7 @@ class _Compiled:
     def converted(self, rows: Sequence[Place]) -> Sequence[Place]:
         if not (self.converters and rows):
             return rows
-        # By columns, which is a third of the time that it takes by rows.
+        # By columns, in a third of the time that it would take by rows.
         columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
         for place, convert in self.converters:
             columns[place] = map(convert, columns[place])
@@ -70,7 +70,7 @@ def _compiled(statement: DriverStatement, dialect: Dialect) -> _Compiled:
     converters = []
     for place, column in enumerate(statement.query.selected_columns):
         if isinstance(column.type, Float):
-            continue  # both drivers hand out floats
+            continue  # both drivers return floats
         convert = column.type.dialect_impl(dialect).result_processor(dialect, None)
         if convert is not None:
             converters.append((place, convert))

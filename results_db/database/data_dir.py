@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from results_db.errors import DataDirInvalidError, DataDirLockedError
-from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.connection.data_home import (
+    DATA_DIR_VARIABLE,
+    TOKEN_FILE,
+    WORKER_TOKEN_FILE,
+    default_data_dir,
+)
+from search_spaces.connection.running_service import SERVICE_FILE
 
 _LOCK_POLL_S: Final = 0.05
 
@@ -25,7 +32,7 @@ class DataDir:
 
     @classmethod
     def default(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The one that `search_spaces.data_home` finds in the environment."""
+        """The data directory that `search_spaces.connection.data_home` finds in the environment."""
         return cls(default_data_dir(environ))
 
     @property
@@ -39,18 +46,18 @@ class DataDir:
 
     @property
     def token_file(self) -> Path:
-        """The service's own token, an admin's; only its owner can read it."""
-        return self.path / "token"
+        """The admin token of the service; only the owner of the file can read it."""
+        return self.path / TOKEN_FILE
 
     @property
     def worker_token_file(self) -> Path:
-        """The token of workers on this machine; only its owner can read it."""
-        return self.path / "worker-token"
+        """The token of workers on this machine; only the owner of the file can read it."""
+        return self.path / WORKER_TOKEN_FILE
 
     @property
     def service_file(self) -> Path:
-        """URL and process id of the running service, as JSON; there while it runs."""
-        return self.path / "service.json"
+        """URL and process id of the running service, as JSON; exists while it runs."""
+        return self.path / SERVICE_FILE
 
     @property
     def logs(self) -> Path:
@@ -58,11 +65,11 @@ class DataDir:
         return self.path / "logs"
 
     def create(self) -> None:
-        """Creates what is missing, open to its owner alone; what is there keeps its mode.
+        """Creates missing folders, accessible to the owner only; existing ones keep their mode.
 
         Raises:
-            DataDirInvalidError: it cannot be created or written to, or its name cannot stand in the
-                database's URL.
+            DataDirInvalidError: it cannot be created or written to, everybody can write to it, or
+                its path cannot be part of the database's URL.
         """
         if set("?%") & set(str(self.path.absolute())):
             raise DataDirInvalidError(
@@ -71,6 +78,7 @@ class DataDir:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._refuse_open_to_all()
             self.logs.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise DataDirInvalidError(
@@ -83,17 +91,26 @@ class DataDir:
                 f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
             )
 
-    def create_database(self) -> None:
-        """Creates an empty database where there is none; its owner alone can read it.
+    def _refuse_open_to_all(self) -> None:
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if mode & stat.S_IWOTH:
+            raise DataDirInvalidError(
+                f"every user of this machine can replace the files in the data directory {self.path} "
+                f"(mode {mode:o}): chmod o-w it, or choose a directory below it with --data-dir or "
+                f"${DATA_DIR_VARIABLE}"
+            )
 
-        SQLite would make it readable to whom the umask allows; the files that it puts beside the
+    def create_database(self) -> None:
+        """Creates an empty database if there is none; only its owner can read it.
+
+        SQLite would create it with the mode of the umask. The files that SQLite creates beside the
         database get the mode of the database.
 
         Raises:
             DataDirInvalidError: it cannot be created.
         """
         try:
-            # Never opened when it is there: closing it would drop the locks of this process on it.
+            # An existing file is not opened: closing it would drop the locks of this process on it.
             with suppress(FileExistsError):
                 os.close(os.open(self._database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except OSError as error:
@@ -107,9 +124,9 @@ class DataDir:
         """Holds a lock that ends with the process, however it ends.
 
         Args:
-            name: of the lock.
-            wait_s: how long to wait for others that hold it, in seconds.
-            shared: whether others may hold it at the same time that share it too.
+            name: the name of the lock.
+            wait_s: seconds to wait for other holders.
+            shared: whether others may share the lock.
 
         Raises:
             DataDirLockedError: another process holds it, and has for `wait_s` seconds.

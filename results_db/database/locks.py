@@ -1,13 +1,14 @@
-"""Row locks, taken in one order everywhere, so that no two transactions wait for each other.
+"""Row locks, taken in one order everywhere, so that transactions cannot deadlock.
 
-First the driver's lease, then campaigns by id, then trials by id, with a trial its attempts, and workers at
-the end. A lease alone begins with its worker: it takes trials that nobody holds, and waits for none.
+The order: the driver's lease, campaigns by id, trials by id (a trial's lock covers its attempts),
+then workers. One exception: leasing locks the worker first, then trials that are not locked,
+without waiting.
 
-A transaction that changes a trial's state holds the campaign; the campaign's counters and places follow. A
-worker's beats change only what is its own, and leave the campaign alone. SQLite has one writer at a time,
-and no locks of rows.
+A transaction that changes the state of a trial holds the lock of its campaign, since the campaign's
+counters change too. Heartbeats change rows of their worker only, without the campaign. SQLite has
+one writer at a time, and no row locks.
 
-What is locked is read anew: what the transaction saw before may have changed while it waited.
+Locked rows are read again, since they may have changed while the transaction waited.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from results_db.models import Campaign, Trial
-from results_db.worker_tables import Worker
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import Campaign, Trial
 
 FOR_CHANGE: Final = {"key_share": True}
-"""FOR NO KEY UPDATE: ids never change, so rows that refer to a locked one can be added meanwhile."""
+"""FOR NO KEY UPDATE: rows that refer to a locked one can be added, since ids never change."""
 
 _NOW: Final = {"populate_existing": True}
 
@@ -46,14 +47,14 @@ def lock_campaigns(session: Session, which: ColumnElement[bool]) -> Sequence[Cam
 
 
 def lock_trials(session: Session, *which: ColumnElement[bool]) -> Sequence[Trial]:
-    """Rows of trials, locked in their order; those that no longer match when they are locked are left out."""
+    """Rows of trials, locked in their order, without those that no longer match once locked."""
     query = select(Trial).where(*which).order_by(Trial.id)
     locked = query.with_for_update(key_share=True, of=Trial)
     return session.scalars(locked, execution_options=_NOW).all()
 
 
 def lock_trial(session: Session, trial_id: int, *options: Any) -> Trial | None:
-    """A trial's row, locked; None when there is none. Its campaign's is locked already."""
+    """A trial's row, locked; None when there is none. The campaign is locked already."""
     return session.get(
         Trial, trial_id, with_for_update={**FOR_CHANGE, "of": Trial}, options=options
     )
@@ -64,7 +65,7 @@ def lock_leased(
 ) -> list[tuple[Campaign, Sequence[Trial]]]:
     """The RUNNING trials of workers with their campaigns, all locked.
 
-    One that is leased in between is missed: ask again once the workers are locked.
+    A trial that is leased in between is missed: call it again once the workers are locked.
     """
     leased = (Trial.worker_id.in_(worker_ids), Trial.state == "RUNNING")
     campaign_ids = session.scalars(select(Trial.campaign_id).where(*leased).distinct()).all()
@@ -78,7 +79,7 @@ def lock_leased(
     ]
 
 
-def lock_workers(session: Session, *which: ColumnElement[bool]) -> Sequence[Worker]:
+def lock_workers(session: Session, *which: ColumnElement[bool]) -> Sequence[WorkerRow]:
     """Rows of workers, locked in their order."""
-    query = select(Worker).where(*which).order_by(Worker.id).with_for_update(key_share=True)
+    query = select(WorkerRow).where(*which).order_by(WorkerRow.id).with_for_update(key_share=True)
     return session.scalars(query, execution_options=_NOW).all()

@@ -1,16 +1,13 @@
 """The option that names the database; every command that opens one takes it.
 
-Apart from all else of this room: `--help` answers at once.
+It imports nothing heavy, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
-DATABASE_VARIABLE: Final = "LAYOUT_TUNER_DATABASE_URL"
-"""The environment variable that names the database; a password in it is not in the list of processes."""
+from search_spaces.connection.service_address import DATABASE_VARIABLE as DATABASE_VARIABLE
 
 database_option = click.option(
     "--database",

@@ -1,4 +1,4 @@
-"""PostgreSQL: how it is connected to, for how long it is waited for, and what its refusals mean."""
+"""PostgreSQL: connections, timeouts, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from results_db.database_url import postgresql_url
+from results_db.database.storable_values import read_document, write_document
+from results_db.database.url import postgresql_url
 from results_db.errors import DatabaseUnavailableError
 
 CONNECT_TIMEOUT_S: Final = 5
+
 STATEMENT_TIMEOUT_S: Final = 30
+
 LOCK_TIMEOUT_S: Final = 15
-"""As long as a writer waits for another on SQLite."""
+"""As long as on SQLite."""
+
 IDLE_IN_TRANSACTION_S: Final = 15
-"""After so long in the middle of a transaction a process is taken to be stopped: its locks are freed."""
+"""A process that is idle in a transaction for longer is assumed stopped; its locks are released."""
+
 SILENCE_S: Final = 25
-"""After so long without a sign of the server's machine a connection is given up."""
+"""A connection is closed if the server's machine is silent for longer."""
 
 POOL_SIZE: Final = 10
-"""Connections that a process keeps; twice as many may be open."""
+"""Connections that a process keeps open; at most twice as many exist."""
+
 POOL_TIMEOUT_S: Final = 15.0
+
 RECYCLE_S: Final = 1800
-ASKED_AFTER_S: Final = 2.0
-"""A connection that lay idle for longer is asked whether it still stands before it is used."""
+
+TESTED_AFTER_S: Final = 2.0
+"""A connection that was idle for longer is tested before it is used."""
 
 OLDEST_VERSION: Final = 13
 
@@ -34,12 +42,13 @@ READS: Final[Mapping[str, Any]] = {
     "isolation_level": "REPEATABLE READ",
     "postgresql_readonly": True,
 }
-"""Execution options of an engine that reads: all statements of a transaction see one state."""
+"""Execution options for reading: all statements of a transaction see one state."""
+
 WRITES: Final[Mapping[str, Any]] = {}
-"""Execution options of an engine that writes: rows are locked before they are changed."""
+"""Execution options for writing: rows are locked before they are changed."""
 
 _CONFLICTS: Final = ("40001", "40P01")
-"""Serialisation failure and deadlock: nothing was done, and the same may be tried again."""
+"""Serialisation failure and deadlock: the transaction was rolled back and can be retried."""
 
 _ADVICE: Final[Mapping[str, str]] = {
     "28P01": "give the right password in ~/.pgpass, $PGPASSWORD or the URL",
@@ -54,7 +63,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "57014": f"a statement took more than {STATEMENT_TIMEOUT_S} s",
     "57P03": "it is starting or stopping; wait for it",
 }
-"""What to do, by SQLSTATE."""
+"""Advice, by SQLSTATE."""
 
 _SIGNS: Final[Mapping[str, str]] = {
     "password authentication failed": "28P01",
@@ -67,11 +76,28 @@ _SIGNS: Final[Mapping[str, str]] = {
     "starting up": "57P03",
     "shutting down": "57P03",
 }
-"""Words of refusals that come before a connection stands, which carry no SQLSTATE."""
+"""Words of errors while connecting, which have no SQLSTATE."""
+
+_AWAY_STATES: Final = ("57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006")
+"""Shut down, crashed, starting or stopping, and broken connections."""
+
+_AWAY_SIGNS: Final = (
+    "Connection refused",
+    "No such file or directory",
+    "starting up",
+    "shutting down",
+    "server closed the connection",
+    "connection timeout expired",
+    "Connection reset",
+    "No route to host",
+    "Network is unreachable",
+    "the connection is lost",
+)
+"""Words of errors while connecting to a server that may answer later; they have no SQLSTATE."""
 
 
 def make_engine(url: str) -> Engine:
-    """An engine whose waits all have an end.
+    """An engine with a timeout for every wait.
 
     Raises:
         DatabaseUrlInvalidError: it is no address of a PostgreSQL.
@@ -85,23 +111,38 @@ def make_engine(url: str) -> Engine:
         pool_recycle=RECYCLE_S,
         pool_use_lifo=True,
         hide_parameters=True,
+        json_serializer=write_document,
+        json_deserializer=read_document,
     )
     event.listen(engine, "connect", _refuse_unsuitable, insert=True)
     event.listen(engine, "checkin", _note_use)
-    event.listen(engine, "checkout", _ask_idle_one(engine))
+    event.listen(engine, "checkout", _check_idle_connection(engine))
     return engine
 
 
 def words(error: DBAPIError) -> str:
-    """What the server said, on one line, and what to do where that is known."""
+    """The server's message on one line, with advice where there is some."""
     said = " ".join(str(error.orig).split("\n")[0].split())
     state = _sqlstate(error) or next((code for sign, code in _SIGNS.items() if sign in said), "")
     advice = _ADVICE.get(state)
     return said if advice is None else f"{said}; {advice}"
 
 
+def is_away(error: DBAPIError) -> bool:
+    """Whether the server is starting, stopping or unreachable, and may answer later.
+
+    This is not so for a wrong password, an unknown database or an unknown host.
+    """
+    state = _sqlstate(error)
+    if state is not None:
+        return state in _AWAY_STATES
+    said = str(error.orig)
+    refused = any(sign in said for sign, code in _SIGNS.items() if code not in _AWAY_STATES)
+    return not refused and any(sign in said for sign in _AWAY_SIGNS)
+
+
 def is_conflict(error: DBAPIError) -> bool:
-    """Whether transactions were in each other's way, and this one was undone for another's sake."""
+    """Whether the transaction was rolled back because of a conflict with another."""
     return _sqlstate(error) in _CONFLICTS
 
 
@@ -128,7 +169,7 @@ def _connect_args() -> dict[str, Any]:
 
 
 def _refuse_unsuitable(connection: Any, _record: object) -> None:
-    """Refuses a server that is too old, and a database that cannot hold every text."""
+    """Refuses a server that is too old, and a database whose encoding is not UTF8."""
     info = connection.info
     if info.server_version < OLDEST_VERSION * 10_000:
         raise DatabaseUnavailableError(
@@ -147,17 +188,43 @@ def _note_use(_connection: Any, record: Any) -> None:
     record.info["used_at"] = time.monotonic()
 
 
-def _ask_idle_one(engine: Engine) -> Any:
+def _check_idle_connection(engine: Engine) -> Any:
     def ask(connection: Any, record: Any, _proxy: object) -> None:
         used_at = record.info.get("used_at")
-        if used_at is None or time.monotonic() - used_at < ASKED_AFTER_S:
+        if used_at is None or time.monotonic() - used_at < TESTED_AFTER_S:
             return
         try:
             alive = engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error:
             alive = False
         if not alive:
-            # The others are as old: the server was away, and each would fail once.
+            # The server was away: all pooled connections are broken, and each would fail once.
             raise InvalidatePoolError
 
     return ask
+
+
+MIGRATION_LOCK: Final = 0x6C74_6D69
+"""PostgreSQL's advisory lock for changes of the schema."""
+
+MIGRATION_PATIENCE_S: Final = 60
+"""Seconds to wait for a process that changes the schema or uses a table."""
+
+
+def lift_limits(connection: Connection) -> None:
+    """Removes the timeouts of PostgreSQL for the statements of this transaction."""
+    if connection.dialect.name == "sqlite":
+        return
+    connection.execute(text("SET LOCAL statement_timeout = 0"))
+    connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+    connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_PATIENCE_S}s'"))
+
+
+def take_migration_lock(connection: Connection) -> None:
+    """Waits until no other process changes the schema; the lock ends with the transaction.
+
+    On SQLite the transaction itself is the lock.
+    """
+    lift_limits(connection)
+    if connection.dialect.name != "sqlite":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))

@@ -1,9 +1,12 @@
-"""A batch whose transaction fails for one of its members is done again, each member apart."""
+"""Transactions that are run again: after a conflict, or one by one after a refusal."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy.exc import IntegrityError
 
@@ -14,24 +17,57 @@ from results_db.errors import (
     RowRefusedError,
 )
 
+MOST_TRIES: Final = 5
+
+FIRST_PAUSE_S: Final = 0.02
+"""Longest pause before the second try; it doubles before each further one."""
+
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+S = TypeVar("S")
+
+
+def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Decorator: runs a method again whose transaction was rolled back after a conflict.
+
+    For methods whose only effect is one transaction. Rows are locked in one order everywhere, so
+    that conflicts should not occur; PostgreSQL does not guarantee it.
+    """
+
+    @wraps(method)
+    def run(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        for tried in range(1, MOST_TRIES):
+            try:
+                return method(self, *args, **kwargs)
+            except DatabaseConflictError:
+                time.sleep(random.uniform(0, FIRST_PAUSE_S * 2**tried))  # noqa: S311 - no secret
+        return method(self, *args, **kwargs)
+
+    return cast("Callable[Concatenate[S, P], R]", run)
+
+
 Ask = TypeVar("Ask")
+
 Answer = TypeVar("Answer")
 
 
-def apart_if_refused(
+def one_by_one_if_refused(
     work: Callable[[Sequence[Ask]], list[Answer | ResultsDbError]], asks: Sequence[Ask]
 ) -> list[Answer | ResultsDbError]:
-    """Does a batch in one transaction; each in its own where the database refuses something of one.
+    """Runs a batch in one transaction; if a member is refused, each in a transaction of its own.
 
     Args:
         work: answers a batch in one transaction, and may refuse members without raising.
         asks: the batch.
 
     Returns:
-        The answer of each, or why it is refused: what `work` refuses, `RowRefusedError`.
+        The answer of each, or its refusal: one by `work`, or `RowRefusedError`.
 
     Raises:
-        DatabaseUnavailableError: nobody can be answered; what was done apart until then is done.
+        DatabaseUnavailableError: the database failed; transactions of single members that committed
+            before stay.
     """
     try:
         return work(asks)
@@ -39,12 +75,20 @@ def apart_if_refused(
         raise
     except (ResultsDbError, IntegrityError) as error:
         if len(asks) > 1:
-            return [answer for ask in asks for answer in apart_if_refused(work, [ask])]
+            return [answer for ask in asks for answer in one_by_one_if_refused(work, [ask])]
         return [error if isinstance(error, ResultsDbError) else _refused(error)]
 
 
+def only_answer(answers: Sequence[Answer | ResultsDbError]) -> Answer:
+    """The answer of a batch with one member; raises it if it is a refusal."""
+    (answer,) = answers
+    if isinstance(answer, ResultsDbError):
+        raise answer
+    return answer
+
+
 def _refused(error: IntegrityError) -> RowRefusedError:
-    """The database's refusal as an answer: raised, it would be that of the others too."""
+    """The refusal as an answer: if it were raised, the other members would fail too."""
     refused = RowRefusedError(
         f"the schema refuses what this would have written: {str(error.orig).splitlines()[0]}"
     )

@@ -1,11 +1,11 @@
-"""Connections and transactions: each has a session of its own, and what fails has one meaning."""
+"""Connections and transactions: each has its own session, and database errors become our own."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import (
@@ -16,83 +16,94 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
 
-from results_db import postgresql, sqlite
-from results_db.database_url import shown_url
+from results_db.database import postgresql, sqlite
+from results_db.database.outage_log import DatabaseOutage
+from results_db.database.storable_values import refuse_unstorable
+from results_db.database.url import shown_url
 from results_db.errors import (
     DatabaseConflictError,
     DatabaseUnavailableError,
     ResultsDbError,
     ValueUnstorableError,
 )
-from results_db.events import write_events
-from results_db.storable import refuse_unstorable
+from results_db.events.events import write_events
 
 FirstStatement = Callable[[Session], None]
-"""What a writing transaction begins with; raising something ends it before it has written."""
-
-
-def make_engine(url: str) -> Engine:
-    """An engine for the database at a URL, with nothing connected yet.
-
-    Raises:
-        DatabaseUrlInvalidError: it is no address of a database that we know.
-    """
-    is_sqlite = url.startswith("sqlite")
-    engine = sqlite.make_engine(url) if is_sqlite else postgresql.make_engine(url)
-    refuse_unstorable(engine)
-    return engine
+"""Runs at the start of a writing transaction; if it raises, nothing is written."""
 
 
 class Database:
-    """Where transactions come from: one at a time, each with its own session."""
+    """Opens transactions, each with its own session."""
 
     def __init__(self, url: str) -> None:
-        self.engine = make_engine(url)
-        kind = sqlite if self.engine.dialect.name == "sqlite" else postgresql
+        """Prepares an engine for the database at a URL, and connects to nothing yet.
+
+        Raises:
+            DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
+        """
+        kind = sqlite if url.startswith("sqlite") else postgresql
+        self.engine: Engine = kind.make_engine(url)
+        refuse_unstorable(self.engine)
         self._reader = self.engine.execution_options(**kind.READS)
         self._writer = self.engine.execution_options(**kind.WRITES)
         self._first: FirstStatement | None = None
+        self._outage: DatabaseOutage | None = None
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes of other machines may work on it."""
+        """Whether processes on other machines may use it."""
         return self.engine.dialect.name != "sqlite"
 
     def beginning_with(self, first: FirstStatement) -> Self:
-        """The same database, whose writing transactions all begin with this."""
+        """The same database, whose writing transactions begin with `first`."""
         other = copy.copy(self)
         other._first = first
         return other
 
+    def log_outages(self) -> None:
+        """Logs outages from now on; for processes that continue after a failed transaction."""
+        self._outage = DatabaseOutage(shown_url(self.engine.url))
+
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A consistent view; what is changed in it is thrown away."""
-        with _usable(self.engine), Session(self._reader) as session:
+        """A consistent view; changes in it are discarded."""
+        with self._usable(writes=False), Session(self._reader) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that commits at the end, or rolls back when something is raised."""
-        with _usable(self.engine), Session(self._writer) as session, session.begin():
+        """A transaction that commits at the end, or rolls back on an exception."""
+        with self._usable(writes=True), Session(self._writer) as session, session.begin():
             if self._first is not None:
                 self._first(session)
             yield session
             write_events(session)
 
+    @contextmanager
+    def _usable(self, *, writes: bool) -> Iterator[None]:
+        """Reports to the outage log whether the database could be used."""
+        try:
+            with _translated_errors(self.engine):
+                yield
+        except DatabaseConflictError:
+            raise
+        except DatabaseUnavailableError as error:
+            if self._outage is not None:
+                self._outage.failed(error, writes=writes)
+                error.is_logged = True
+            raise
+        if self._outage is not None:
+            self._outage.worked(writes=writes)
+
     def close(self) -> None:
-        """Closes every connection; one that a thread still uses, when it is done with it."""
-        event.listen(self.engine.pool, "checkin", _close_connection)
+        """Closes all connections; those in use are closed when they are returned."""
+        event.listen(self.engine.pool, "checkin", lambda _connection, record: record.close())
         self.engine.dispose()
 
 
-def _close_connection(_connection: Any, record: ConnectionPoolEntry) -> None:
-    record.close()
-
-
 def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:
-    """Whether a statement failed because these columns are unique together, and nothing else."""
+    """Whether a statement failed because these columns must be unique together."""
     diagnostics = getattr(error.orig, "diag", None)
     if diagnostics is not None:
         # PostgreSQL names the constraint; `models.Base` gives it its name.
@@ -102,8 +113,8 @@ def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:
 
 
 @contextmanager
-def _usable(engine: Engine) -> Iterator[None]:
-    """Locked for too long, disk full, no database at all: whatever is not the statement's own fault."""
+def _translated_errors(engine: Engine) -> Iterator[None]:
+    """Translates errors of the driver into errors of `results_db`."""
     try:
         yield
     except IntegrityError:
@@ -113,14 +124,14 @@ def _usable(engine: Engine) -> Iterator[None]:
             f"the database {shown_url(engine.url)} is busy: all connections of this process are in use"
         ) from error
     except DBAPIError as error:
-        raise _meaning(engine, error) from error
+        raise _translated(engine, error) from error
     except StatementError as error:
         if isinstance(error.orig, ResultsDbError):
             raise error.orig from error
         raise
 
 
-def _meaning(engine: Engine, error: DBAPIError) -> ResultsDbError:
+def _translated(engine: Engine, error: DBAPIError) -> ResultsDbError:
     name = shown_url(engine.url)
     if engine.dialect.name == "sqlite":
         return DatabaseUnavailableError(
@@ -131,4 +142,6 @@ def _meaning(engine: Engine, error: DBAPIError) -> ResultsDbError:
         return ValueUnstorableError(f"the database cannot keep this: {words}")
     if postgresql.is_conflict(error):
         return DatabaseConflictError(f"the database {name} gave up on this: {words}; try again")
-    return DatabaseUnavailableError(f"the database {name} cannot be used: {words}")
+    return DatabaseUnavailableError(
+        f"the database {name} cannot be used: {words}", is_away=postgresql.is_away(error)
+    )

@@ -8,11 +8,14 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
+from results_db.database.storable_values import read_document, write_document
+
 BUSY_TIMEOUT_S: Final = 15.0
 """Seconds that a writer waits for another before it gives up."""
 
 POOL_SIZE: Final = 32
-"""Connections that are kept; twice as many may be open, more than the service has threads."""
+"""Connections that are kept open; at most twice as many exist, more than the service has
+threads."""
 
 _WRITES: Final = "layout_tuner_writes"
 READS: Final[Mapping[str, Any]] = {_WRITES: False}
@@ -30,22 +33,22 @@ _ADVICE: Final[Mapping[str, str]] = {
     "locked": f"another process has held it for {BUSY_TIMEOUT_S:.0f} s: wait for it, or end it",
     "readonly": "let this user write to it and to its folder",
 }
-"""What to do, by words that SQLite says."""
+"""Advice, by words of SQLite's messages."""
 
 
 def words(error: DBAPIError) -> str:
-    """What SQLite said, and what to do where that is known."""
+    """SQLite's message, with advice where there is some."""
     said = str(error.orig)
     advice = next((advice for sign, advice in _ADVICE.items() if sign in said), None)
     return said if advice is None else f"{said}; {advice}"
 
 
 def make_engine(url: str) -> Engine:
-    """An engine whose transactions are real ones.
+    """An engine whose transactions begin explicitly.
 
-    The sqlite3 module starts transactions late and only for some statements; here it is told to
-    leave them alone, and every transaction begins explicitly: IMMEDIATE where it will write, so that
-    two writers queue for the lock instead of failing half way with "database is locked".
+    The sqlite3 module would start transactions late, and only for some statements. Here every
+    transaction begins explicitly; IMMEDIATE if it will write, so that two writers queue for the
+    lock instead of failing half way with "database is locked".
     """
     engine = create_engine(
         url,
@@ -53,6 +56,8 @@ def make_engine(url: str) -> Engine:
         pool_size=POOL_SIZE,
         max_overflow=POOL_SIZE,
         hide_parameters=True,
+        json_serializer=write_document,
+        json_deserializer=read_document,
     )
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
@@ -64,7 +69,7 @@ def _prepare(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
     cursor.execute("PRAGMA journal_mode = WAL")
-    # FULL: a power cut must not undo an outcome that a worker was told is safe.
+    # FULL: a power failure must not undo an outcome that was confirmed to a worker.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

@@ -1,23 +1,28 @@
-"""Values that PostgreSQL would refuse are refused on every database, before it is asked.
+"""Refuses values on every database that PostgreSQL could not store.
 
-SQLite keeps a text of any length, with NULs in it; PostgreSQL does not. What passes here is kept by
-both. It is the last line: the HTTP interface refuses such values with the name of their field.
+SQLite stores texts of any length, with NULs; PostgreSQL does not. The HTTP API refuses such values
+earlier, with the name of their field.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Dialect, Engine, event, types
 
-from results_db.errors import ValueUnstorableError
+from results_db.errors import DocumentUnreadableError, ValueUnstorableError
+from search_spaces.documents.limits import document_problem, is_plainly_harmless, text_problem
 
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""
 
 _LOOKED_AT: Final = "layout_tuner_looked_at"
+
+UNREADABLE: Final = "unreadable"
+"""The only field of a document that replaces an unreadable one; its value is the reason."""
 
 _BITS: Final[Mapping[type[types.TypeEngine[Any]], int]] = {
     types.SmallInteger: 16,
@@ -27,13 +32,15 @@ _BITS: Final[Mapping[type[types.TypeEngine[Any]], int]] = {
 
 
 def refuse_unstorable(engine: Engine) -> None:
-    """Has every text and whole number looked at that is bound to a statement.
+    """Makes an engine check every text and integer that is bound to a statement.
 
-    A text may be longer than what it is compared with: then it is none of those that are kept.
+    A text that is only compared may be longer than the column: then it equals no stored value.
     """
     known = dict(engine.dialect.colspecs)
     checked: dict[Any, Any] = {
-        types.String: _checked(known.get(types.String, types.String), _text_check),
+        types.String: _checked(
+            known.get(types.String, types.String), lambda _column: _refuse_what_is_no_text
+        ),
     }
     for kind, bits in _BITS.items():
         checked[kind] = _checked(known.get(kind, kind), partial(_integer_check, bits))
@@ -42,7 +49,7 @@ def refuse_unstorable(engine: Engine) -> None:
 
 
 def _checked(base: Any, make_check: Callable[[Any], Check]) -> Any:
-    """A dialect's type of column, which refuses what does not fit it."""
+    """A column type of a dialect that refuses values that do not fit."""
 
     class Checked(base):  # type: ignore[misc]
         def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
@@ -58,21 +65,10 @@ def _checked(base: Any, make_check: Callable[[Any], Check]) -> Any:
     return Checked
 
 
-def _text_check(_column: types.String) -> Check:
-    return _refuse_what_is_no_text
-
-
 def _refuse_what_is_no_text(value: str) -> None:
-    if "\0" in value:
-        raise ValueUnstorableError(f"a text has a NUL in it: {value[:40]!r}")
-    if value.isascii():
-        return
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueUnstorableError(
-            f"a text has half of a surrogate pair in it: {value[:40]!r}"
-        ) from error
+    problem = text_problem(value)
+    if problem:
+        raise ValueUnstorableError(f"a text cannot be kept: {problem}")
 
 
 def _refuse_long_texts(
@@ -86,7 +82,7 @@ def _refuse_long_texts(
     if context is None or context.compiled is None or not (context.isinsert or context.isupdate):
         return
     if context.execution_options.get(_LOOKED_AT) is context:
-        return  # a further part of many rows
+        return  # a further batch of the same statement
     context.execution_options = context.execution_options.union({_LOOKED_AT: context})
     longest = {
         name: bind.type.length
@@ -99,15 +95,56 @@ def _refuse_long_texts(
 
 
 def refuse_long_text(value: Any, most: int) -> None:
-    """Refuses a text of more than so many characters.
+    """Refuses a text of more than `most` characters.
 
     Raises:
-        ValueUnstorableError: it is one.
+        ValueUnstorableError: the text is longer.
     """
     if isinstance(value, str) and len(value) > most:
         raise ValueUnstorableError(
             f"a text has {len(value)} characters, and at most {most} are kept: {value[:40]!r}..."
         )
+
+
+class UnreadableDocument(dict[str, Any]):
+    """Replaces a stored document that cannot be read: `{"unreadable": reason}`."""
+
+    def __missing__(self, field: str) -> NoReturn:
+        raise DocumentUnreadableError(
+            f"the stored document that has {field!r} cannot be read ({self[UNREADABLE]}); delete what it "
+            "describes"
+        )
+
+
+def write_document(document: Any) -> str:
+    """A document as JSON columns store it.
+
+    Raises:
+        ValueUnstorableError: it is nested too deeply, or contains a value that JSON cannot
+            represent.
+    """
+    problem = document_problem(document)
+    if problem:
+        raise ValueUnstorableError(f"a document cannot be kept: {': '.join(filter(None, problem))}")
+    return json.dumps(document)
+
+
+def read_document(stored: str | bytes) -> Any:
+    """Reads a JSON column; psycopg returns bytes.
+
+    A document that cannot be read or sent (earlier versions stored some) is replaced by an
+    `UnreadableDocument`, so that its row, and lists with it, can still be read.
+    """
+    text = stored.decode() if isinstance(stored, bytes) else stored
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return UnreadableDocument({UNREADABLE: why})
+    problem = None if is_plainly_harmless(text) else document_problem(document)
+    if problem is None:
+        return document
+    return UnreadableDocument({UNREADABLE: ": ".join(filter(None, problem))})
 
 
 def _integer_check(bits: int, _column: types.Integer) -> Check:

@@ -1,4 +1,4 @@
-"""Addresses of databases: which are understood, and how they are shown without their passwords."""
+"""URLs of databases: parsing, and display without passwords."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from results_db.database_option import DATABASE_VARIABLE
+from results_db.database.option import DATABASE_VARIABLE
 from results_db.errors import DatabaseUrlInvalidError
 
 _SCHEMES: Final[Sequence[str]] = ("postgresql", "postgres", "postgresql+psycopg")
@@ -17,10 +17,10 @@ _SECRETS: Final = ("password", "sslpassword", "passfile")
 
 
 def postgresql_url(text: str) -> str:
-    """The same address as SQLAlchemy takes it, for the driver that comes with us.
+    """The URL as SQLAlchemy needs it, for the driver psycopg.
 
     Raises:
-        DatabaseUrlInvalidError: it is none, or that of another kind of database.
+        DatabaseUrlInvalidError: it is invalid, or names another kind of database.
     """
     url = _parsed(text)
     if url.drivername not in _SCHEMES:
@@ -36,16 +36,16 @@ def postgresql_url(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """The address without passwords, for messages and logs.
+    """The URL without passwords, for messages and logs.
 
     Raises:
-        DatabaseUrlInvalidError: it is none.
+        DatabaseUrlInvalidError: it is invalid.
     """
     return shown_url(_parsed(text))
 
 
 def shown_url(url: URL) -> str:
-    """The address without passwords, for messages and logs; of SQLite the file alone."""
+    """The URL without passwords, for messages and logs; for SQLite the file."""
     if url.get_backend_name() == "sqlite":
         return url.database or ":memory:"
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
@@ -57,7 +57,7 @@ def _parsed(text: str) -> URL:
     try:
         return make_url(text)
     except (ArgumentError, ValueError):
-        # Neither its text nor the error's: a password with a stray @ or / may be anywhere in them.
+        # Without the URL or the text of the error, which may contain a password.
         raise DatabaseUrlInvalidError(
             f"the database's URL is none: write {_EXAMPLE}, with %40, %3A and %2F for the @, : and / "
             "of a password, or leave the password to ~/.pgpass; it was given with --database or "

@@ -1,6 +1,6 @@
-"""The log of events: read in order, gone on after a number, and numbered on PostgreSQL.
+"""The event log: reading in order, numbering on PostgreSQL, pruning, and versions of pages.
 
-Decision 34 says why numbers are given after the commit, and what a reader may rely on.
+Decision 34 explains why numbers are assigned after the commit, and what readers can rely on.
 """
 
 from __future__ import annotations
@@ -10,29 +10,43 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, Row, delete, exists, func, select, text, update
+from sqlalchemy import (
+    CursorResult,
+    Integer,
+    bindparam,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Session, aliased
 
-from results_db.event_tables import EventCounter, EventRow
-from results_db.events import COUNTER_ID, EventKind
-from results_db.part import StorePart
+from results_db.database.compiled_statement import DriverStatement
+from results_db.database.store_base import StoreSection
+from results_db.events.events import COUNTER_ID
+from results_db.models.service_tables import EventCounter, EventRow
+from results_db.models.tables import Trial
+from results_db.records import EventKind
+from results_db.rows import record_of
 
 MAX_NUMBERED: Final = 5000
-"""Events that are given their numbers in one transaction, at most."""
+"""Most events that one transaction numbers."""
 
 MAX_PRUNED: Final = 1000
-"""Events that one transaction deletes, at most: others wait for it."""
+"""Most events that one transaction deletes, since other writers wait."""
 
 _NUMBERING_LOCK: Final = 0x6C74_6576
-"""PostgreSQL's advisory lock of whoever gives numbers."""
+"""PostgreSQL's advisory lock for numbering."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRecord:
-    """Something that happened to a campaign."""
+    """An event of a campaign."""
 
     seq: int
-    """Its number; a reader goes on after the last that it saw."""
+    """Its number; a reader continues after the last one that it saw."""
     campaign_id: int
     trial_id: int | None
     kind: EventKind
@@ -40,8 +54,28 @@ class EventRecord:
     data: Mapping[str, Any]
 
 
-class EventLog(StorePart):
-    """The events' part of the store."""
+_OF_CAMPAIGN: Final = EventRow.campaign_id == bindparam("campaign", type_=Integer)
+
+_NEWEST: Final = DriverStatement(
+    select(EventRow.seq, EventRow.at)
+    .where(_OF_CAMPAIGN, EventRow.seq.is_not(None))
+    .order_by(EventRow.seq.desc())
+    .limit(1)
+)
+
+_UNNUMBERED: Final = DriverStatement(
+    select(EventRow.id).where(_OF_CAMPAIGN, EventRow.seq.is_(None)).order_by(EventRow.id)
+)
+
+_LEASED_UNTIL: Final = DriverStatement(
+    select(func.max(Trial.lease_expires_at)).where(
+        Trial.campaign_id == bindparam("campaign", type_=Integer), Trial.state == "RUNNING"
+    )
+)
+
+
+class EventLog(StoreSection):
+    """The store's methods for events."""
 
     def events(
         self, *, after: int, campaign_id: int | None = None, limit: int
@@ -49,35 +83,35 @@ class EventLog(StorePart):
         """Numbered events after a number, in order.
 
         Args:
-            after: the last number that was seen; 0: from the first that is kept.
-            campaign_id: only those of one campaign; None: of all.
-            limit: at most so many.
+            after: the last number that was seen; 0: from the first that is stored.
+            campaign_id: only events of this campaign; None: of all.
+            limit: most events.
         """
         query = select(*_COLUMNS).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         if campaign_id is not None:
             query = query.where(EventRow.campaign_id == campaign_id)
         with self._db.read() as session:
-            return [_record(row) for row in session.execute(query)]
+            return [record_of(EventRecord, row) for row in session.execute(query)]
 
     def last_event_seq(self) -> int:
-        """The last number that was given; 0 before the first."""
+        """The last number that was assigned; 0: none."""
         query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)
         with self._db.read() as session:
             return session.scalars(query).one()
 
     def pruned_event_seq(self) -> int:
-        """The last number that is kept no more: who goes on after an earlier one may miss events."""
+        """The last number that was deleted; readers that are further behind may miss events."""
         query = select(EventCounter.pruned_seq).where(EventCounter.id == COUNTER_ID)
         with self._db.read() as session:
             return session.scalars(query).one()
 
     def prune_events(self, before: datetime) -> int:
-        """Deletes events from before a point in time; how many there were.
+        """Deletes events from before a point in time, and returns their number.
 
-        The newest of each campaign stays: pages are told apart by it.
+        The newest event of each campaign stays: versions of pages depend on it.
         """
         total = last = 0
-        # Found outside the transaction that deletes them: what is old does not become the newest again.
+        # Selected outside the deleting transaction: an old event cannot become the newest again.
         while old := self._old_events(before, after=last):
             last = old[-1]
             with self._db.write() as session:
@@ -94,29 +128,27 @@ class EventLog(StorePart):
         return total
 
     def number_events(self) -> int:
-        """Gives the events that were committed since their numbers; how many there were.
+        """Numbers the events that were committed since the last call, and returns how many.
 
-        Any number of processes may do it at once: one of them does, the others find nothing to do.
+        Any number of processes may call it at once: one does the work, the others find nothing to
+        do.
         """
-        if not self._gives_numbers_late():
+        if not self._db.is_shared:
             return 0
         with self._db.read() as session:
-            # Most looks find nothing, and take no lock.
-            if session.scalar(_unnumbered().limit(1)) is None:
+            # Most calls find nothing, and take no lock.
+            if session.scalar(select(EventRow.id).where(EventRow.seq.is_(None)).limit(1)) is None:
                 return 0
         with self._db.write() as session:
-            # In a statement of its own: the next one sees what was committed before the lock was there.
+            # In its own statement, so that the next one sees everything committed before the lock.
             lock = select(func.pg_try_advisory_xact_lock(_NUMBERING_LOCK))
-            return _number(session) if session.scalar(lock) else 0
-
-    def count_unnumbered_events(self) -> int:
-        """Events that were committed and have no number yet."""
-        with self._db.read() as session:
-            query = select(func.count()).where(EventRow.seq.is_(None))
-            return session.scalar(query) or 0
+            if not session.scalar(lock):
+                return 0
+            numbered = session.execute(_NUMBER, {"most": MAX_NUMBERED, "counter": COUNTER_ID})
+            return cast("CursorResult[Any]", numbered).rowcount
 
     def _old_events(self, before: datetime, *, after: int) -> Sequence[int]:
-        """The next numbers of events that go: older than that, and not the newest of their campaign."""
+        """Numbers of the next events to delete: older, and not the newest of their campaign."""
         newer = aliased(EventRow)
         is_succeeded = exists().where(
             newer.campaign_id == EventRow.campaign_id, newer.seq > EventRow.seq
@@ -130,8 +162,21 @@ class EventLog(StorePart):
         with self._db.read() as session:
             return [seq for seq in session.scalars(query) if seq is not None]
 
-    def _gives_numbers_late(self) -> bool:
-        return self._db.engine.dialect.name != "sqlite"
+    def page_version(self, campaign_id: int, *, beats: bool = False) -> str:
+        """A text that changes whenever a page of the campaign would change.
+
+        Args:
+            campaign_id: the campaign.
+            beats: whether the page also shows values that heartbeats change: finished iterations,
+                cost.
+        """
+        with self._db.read() as session:
+            version = page_version_of(session, campaign_id)
+            if not beats:
+                return version
+            # The latest end of a lease changes with every heartbeat.
+            ((leased_until,),) = _LEASED_UNTIL.rows(session, campaign=campaign_id)
+            return f"{version} {'' if leased_until is None else _microseconds(leased_until)}"
 
 
 _COLUMNS: Final = (
@@ -142,10 +187,6 @@ _COLUMNS: Final = (
     EventRow.at,
     EventRow.data,
 )
-
-
-def _unnumbered() -> Any:
-    return select(EventRow.id).where(EventRow.seq.is_(None)).order_by(EventRow.id)
 
 
 _NUMBER: Final = text(
@@ -163,20 +204,20 @@ _NUMBER: Final = text(
     WHERE events.id = fresh.id
     """
 )
-"""Gives the oldest events without a number theirs, in one statement: it runs ten times a second."""
+"""Numbers the oldest events without a number, in one statement: it runs ten times a second."""
 
 
-def _number(session: Session) -> int:
-    numbered = session.execute(_NUMBER, {"most": MAX_NUMBERED, "counter": COUNTER_ID})
-    return cast("CursorResult[Any]", numbered).rowcount
+def page_version_of(session: Session, campaign_id: int) -> str:
+    """The version of pages without running trials, read within a transaction."""
+    parts = [str(campaign_id)]
+    # With the time: after a restore of the database, a number may be assigned again.
+    for seq, at in _NEWEST.rows(session, campaign=campaign_id):
+        parts += [str(seq), _microseconds(at)]
+    # SQLite numbers events as they are written.
+    if session.connection().dialect.name != "sqlite":
+        parts += [f"+{id_}" for (id_,) in _UNNUMBERED.rows(session, campaign=campaign_id)]
+    return " ".join(parts)
 
 
-def _record(row: Row[Any]) -> EventRecord:
-    return EventRecord(
-        seq=row.seq,
-        campaign_id=row.campaign_id,
-        trial_id=row.trial_id,
-        kind=cast("EventKind", row.kind),
-        at=row.at,
-        data=row.data,
-    )
+def _microseconds(at: datetime) -> str:
+    return f"{at.timestamp():.6f}"

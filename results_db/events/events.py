@@ -1,9 +1,9 @@
-"""Events: written in the transaction of the change, numbered in the order in which readers see them.
+"""Events: written in the transaction of the change, numbered in the order for readers.
 
-A reader goes on after the last number that it saw. On PostgreSQL transactions commit in another order
-than they take numbers from a sequence, and such a reader would miss what committed late: there an event
-has no number until `results_db` gives it one after the commit. SQLite has one writer at a time, and
-numbers events as they are written.
+A reader continues after the last number that it saw. On PostgreSQL, transactions may commit in
+another order than they draw numbers from a sequence, and a reader would miss an event that commits
+late. There, events get their numbers after the commit. SQLite has one writer at a time, and numbers
+events as they are written.
 """
 
 from __future__ import annotations
@@ -11,29 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session, object_session
 
-from results_db.event_tables import EventCounter, EventRow
-from results_db.many_rows import insert_many
-from results_db.models import Trial
-
-EventKind = Literal[
-    "campaign.created",
-    "campaign.changed",
-    "campaign.paused",
-    "campaign.resumed",
-    "campaign.ended",
-    "campaign.deleted",
-    "trial.added",
-    "trial.leased",
-    "trial.returned",
-    "trial.ended",
-    "trial.judged",
-    "campaign.analysed",
-]
+from results_db.database.bulk_insert import insert_many
+from results_db.models.service_tables import EventCounter, EventRow
+from results_db.models.tables import Trial
+from results_db.records import EventKind
 
 COUNTER_ID: Final = 1
 
@@ -41,7 +27,7 @@ _UNWRITTEN: Final = "events of this transaction"
 
 
 def tell(trial: Trial, kind: EventKind, now: datetime) -> None:
-    """Appends an event of a trial to the transaction that it was loaded in."""
+    """Appends an event of a trial to the transaction in which the trial was loaded."""
     session = object_session(trial)
     assert session is not None  # it was loaded or added there
     emit(
@@ -66,7 +52,7 @@ def emit(
     trial_id: int | None = None,
     **data: Any,
 ) -> None:
-    """Appends an event to the transaction; readers see it once that has committed."""
+    """Appends an event to the transaction; readers see it after the commit."""
     event = {
         "campaign_id": campaign_id,
         "trial_id": trial_id,
@@ -78,7 +64,7 @@ def emit(
 
 
 def write_events(session: Session) -> None:
-    """Writes what was appended, in one statement; every writing transaction ends with it."""
+    """Writes the appended events in one statement, at the end of every writing transaction."""
     events: list[dict[str, Any]] = session.info.pop(_UNWRITTEN, [])
     if not events:
         return

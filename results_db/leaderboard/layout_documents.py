@@ -1,7 +1,7 @@
-"""A layout of the leaderboard as a document: which columns are selected for it, and where they go.
+"""Layouts of the leaderboard as documents, as quickly as the database returns their columns.
 
-A page has some 7,000 figures. One statement selects them all, in the order of the documents that they
-end in; neither rows of the ORM nor records are made of them on the way.
+A page has some 7,000 figures. One statement selects them all, in the order of the documents that
+they end in; neither rows of the ORM nor records are made of them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,34 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from sqlalchemy import Select, select
+from sqlalchemy import Integer, Select, bindparam, func, select
+from sqlalchemy.orm import Session
 
-from results_db.models import BreakdownRow, MeasurementRow, Trial
-from results_db.places import PLACE, First, Place, estimate_of, is_tied
+from results_db.database.compiled_statement import DriverStatement
+from results_db.leaderboard.ranking import (
+    PageStatements,
+    RankedPage,
+    Ranking,
+    best_first,
+    count_listed,
+    in_campaign_of_parameter,
+    ranked_columns,
+    rows_of,
+)
+from results_db.models.tables import (
+    BreakdownRow,
+    Import,
+    LeaderboardRow,
+    MeasurementRow,
+    StageMemoryRow,
+    Trial,
+)
 from results_db.rows import COST_COLUMNS, PLAIN_MEASUREMENT_FIELDS
-from results_db.standing_tables import StandingRow
-from search_spaces.layout import LAYOUT_FIELDS
-from search_spaces.objectives import MEMORY_HEADROOM, memory_headroom
-from search_spaces.outcome import Breakdown
+from search_spaces.protocol.outcome import Breakdown
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
 
 _TRIAL: Final = (
     "id",
@@ -64,89 +81,109 @@ _DOCUMENT: Final = (
     "num_runs",
     "shortened",
     "tied_with_first",
+    "rank",
 )
+_PEAK: Final = PLAIN_MEASUREMENT_FIELDS.index("peak_memory_bytes")
+
+_STAGES: Final = select(
+    StageMemoryRow.trial_id, StageMemoryRow.peak_memory_bytes, StageMemoryRow.peak_reserved_bytes
+).order_by(StageMemoryRow.trial_id, StageMemoryRow.stage)
+
+Column = Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
-    """What the pipeline stages of trials held, in their order, by the trials' ids."""
+class DocumentStatements:
+    """The statements of pages that become documents, and where their columns go."""
 
-    peaks: Mapping[int, list[int]]
-    """Largest peaks of their ranks."""
-    held: Mapping[int, list[int]]
-    """What their allocators held, of those that have any."""
-
-    @classmethod
-    def of(cls, rows: Iterable[Place]) -> Self:
-        """Sorts rows of a trial's id, a peak, and what was held."""
-        peaks: defaultdict[int, list[int]] = defaultdict(list)
-        held: defaultdict[int, list[int]] = defaultdict(list)
-        for trial_id, peak, held_there in rows:
-            peaks[trial_id].append(peak)
-            if held_there is not None:
-                held[trial_id].append(held_there)
-        return cls(peaks=peaks, held=held)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutShape:
-    """Which columns of a row make which part of a document."""
-
-    weighed: tuple[str, ...]
-    """Objectives that are rates."""
+    page: PageStatements
+    objectives: tuple[str, ...]
+    """The objectives that a document shows."""
     parts: Mapping[str, slice]
+    """The columns of a selected row that make each part of a document."""
+    stages: DriverStatement
+    """The pipeline stages of the first rows of a campaign."""
+    about: DriverStatement
+    """The number of a campaign's layouts, and the source of an imported campaign."""
 
     def documents(
-        self,
-        rows: Sequence[Place],
-        first: First,
-        stages: Stages,
-        device_memory_bytes: int | None,
+        self, session: Session, page: RankedPage, device_memory_bytes: int | None
     ) -> list[dict[str, Any]]:
-        """Layouts as documents, put together by columns.
+        """Layouts as documents.
 
         Args:
-            rows: of `layouts_query`, one a layout; one at least.
-            first: the first of the leaderboard.
-            stages: of their first trials.
+            session: the transaction that selected the page.
+            page: selected with `self.page`.
             device_memory_bytes: of the campaign's cluster; None: its description does not say.
         """
-        columns = list(zip(*rows, strict=True))
+        if not page.rows:
+            return []
+        columns = list(zip(*page.selected, strict=True))
         parts = {name: columns[where] for name, where in self.parts.items()}
-        values, _, num_runs, shortened, step_times_s, *_, on_front = parts["place"]
-        lows, highs, ties = _sureness(rows, first)
+        values, _, num_runs, shortened, step_times_s, *_ = parts["ranked"]
+        pairs = list(zip(values, page.factors, strict=True))
         made = zip(
             *parts["trial"],
             _dicts(LAYOUT_FIELDS, parts["layout"]),
             _dicts((*_COST, "total"), [*parts["cost"], map(_sum_of_four, *parts["cost"])]),
-            _measurements(parts, stages),
+            self._measurements(session, parts, page),
             self._objectives(parts, device_memory_bytes),
-            on_front,
+            *parts["on_front"],
             values,
-            lows,
-            highs,
+            [None if factor is None else value / factor for value, factor in pairs],
+            [None if factor is None else value * factor for value, factor in pairs],
             step_times_s,
             num_runs,
             shortened,
-            ties,
+            page.ties,
+            page.ranks,
             strict=True,
         )
         return [dict(zip(_DOCUMENT, each, strict=True)) for each in made]
+
+    def total_and_source(
+        self, session: Session, ranking: Ranking, page: RankedPage
+    ) -> tuple[int, str | None]:
+        """The number of layouts that are listed in all, and the source of an imported campaign."""
+        if ranking.listing.is_whole:
+            ((total, source),) = self.about.rows(session, campaign=ranking.campaign_id)
+            return total, source
+        query = select(Import.source).where(Import.campaign_id == ranking.campaign_id)
+        counted = count_listed(ranking, page.first).scalar_subquery()
+        ((total, source),) = rows_of(session, select(counted, query.scalar_subquery()))
+        return total, source
+
+    def _measurements(
+        self, session: Session, parts: Mapping[str, Sequence[Column]], page: RankedPage
+    ) -> Iterator[dict[str, Any]]:
+        trial_ids = parts["trial"][0]
+        if page.is_top:
+            campaign_id, most = parts["trial"][2][0], len(page.rows)
+            rows = self.stages.rows(session, campaign=campaign_id, most=most)
+        else:
+            rows = rows_of(session, _STAGES.where(StageMemoryRow.trial_id.in_(trial_ids)))
+        peaks: defaultdict[int, list[int]] = defaultdict(list)
+        reserved: defaultdict[int, list[int]] = defaultdict(list)
+        for trial_id, peak, reserved_there in rows:
+            peaks[trial_id].append(peak)
+            if reserved_there is not None:
+                reserved[trial_id].append(reserved_there)
+        breakdowns = (
+            None if each["compute_s"] is None else each
+            for each in _dicts(_BREAKDOWN, parts["breakdown"])
+        )
+        by_stage = [[peaks[id_] for id_ in trial_ids], [reserved[id_] for id_ in trial_ids]]
+        return _dicts(_MEASUREMENT, [*parts["measurement"], *by_stage, breakdowns])
 
     def _objectives(
         self, parts: Mapping[str, Sequence[Column]], device_memory_bytes: int | None
     ) -> Iterator[dict[str, Any]]:
         columns: list[Iterable[Any]] = list(parts["objectives"])
-        if MEMORY_HEADROOM in self.weighed:
-            peaks = parts["measurement"][_PEAK]
-            columns[self.weighed.index(MEMORY_HEADROOM)] = [
-                memory_headroom(peak, device_memory_bytes) for peak in peaks
+        if MEMORY_HEADROOM in self.objectives:
+            columns[self.objectives.index(MEMORY_HEADROOM)] = [
+                memory_headroom(peak, device_memory_bytes) for peak in parts["measurement"][_PEAK]
             ]
-        return _dicts(self.weighed, columns)
-
-
-Column = Sequence[Any]
-_PEAK: Final = PLAIN_MEASUREMENT_FIELDS.index("peak_memory_bytes")
+        return _dicts(self.objectives, columns)
 
 
 def _dicts(names: Sequence[str], columns: Iterable[Iterable[Any]]) -> Iterator[dict[str, Any]]:
@@ -157,44 +194,44 @@ def _sum_of_four(one: float, two: float, three: float, four: float) -> float:
     return one + two + three + four
 
 
-def _measurements(
-    parts: Mapping[str, Sequence[Column]], stages: Stages
-) -> Iterator[dict[str, Any]]:
-    trial_ids = parts["trial"][0]
-    breakdowns = (
-        None if each["compute_s"] is None else each
-        for each in _dicts(_BREAKDOWN, parts["breakdown"])
-    )
-    peaks = (stages.peaks[id_] for id_ in trial_ids)
-    held = (stages.held[id_] for id_ in trial_ids)
-    return _dicts(_MEASUREMENT, [*parts["measurement"], peaks, held, breakdowns])
-
-
-def _sureness(
-    rows: Sequence[Place], first: First
-) -> tuple[list[float | None], list[float | None], list[bool]]:
-    """Both ends of the interval of each layout, and whether it may be as good as the first."""
-    lows: list[float | None] = []
-    highs: list[float | None] = []
-    ties = []
-    for row in rows:
-        value, estimate = row[0], estimate_of(row, first.spread)
-        factor = None if estimate is None else estimate.factor
-        lows.append(None if factor is None else value / factor)
-        highs.append(None if factor is None else value * factor)
-        ties.append(is_tied(value, estimate, first))
-    return lows, highs, ties
-
-
 @lru_cache(maxsize=1000)
-def layouts_query(
+def document_statements(by: str, objectives: tuple[str, ...]) -> DocumentStatements:
+    """The statements for a column that ranks; to build them takes as long as to run them.
+
+    Args:
+        by: name of the column of `LeaderboardRow`.
+        objectives: that each document shows.
+    """
+    query, parts = _layouts_query(by, objectives)
+    in_campaign = in_campaign_of_parameter()
+    listed_ids = (
+        select(LeaderboardRow.trial_id)
+        .where(in_campaign)
+        .order_by(*best_first(getattr(LeaderboardRow, by)))
+        .limit(bindparam("most", type_=Integer))
+    )
+    source = select(Import.source).where(Import.campaign_id == bindparam("campaign", type_=Integer))
+    total = select(func.count()).select_from(LeaderboardRow).where(in_campaign)
+    return DocumentStatements(
+        page=PageStatements.of(by, query),
+        objectives=objectives,
+        parts=parts,
+        stages=DriverStatement(_STAGES.where(StageMemoryRow.trial_id.in_(listed_ids))),
+        about=DriverStatement(select(total.scalar_subquery(), source.scalar_subquery())),
+    )
+
+
+def _layouts_query(
     by: str, objectives: tuple[str, ...]
-) -> tuple[Select[*tuple[Any, ...]], LayoutShape]:
-    """A row a layout, and where in it everything is."""
+) -> tuple[Select[*tuple[Any, ...]], Mapping[str, slice]]:
+    """A query with one row for each layout, and the columns of each part of a document."""
     parts = {
-        "place": [getattr(StandingRow, by).label("by"), *PLACE, StandingRow.on_front],
+        "ranked": ranked_columns(getattr(LeaderboardRow, by)),
+        "on_front": [LeaderboardRow.on_front],
         "objectives": [
-            getattr(StandingRow, "value" if name == MEMORY_HEADROOM else name).label(f"of_{name}")
+            getattr(LeaderboardRow, "value" if name == MEMORY_HEADROOM else name).label(
+                f"of_{name}"
+            )
             for name in objectives
         ],
         "trial": [getattr(Trial, name).label(f"of_trial_{name}") for name in _TRIAL],
@@ -212,9 +249,9 @@ def layouts_query(
         begin += len(columns)
     query = (
         select(*(column for columns in parts.values() for column in columns))
-        .select_from(StandingRow)
-        .join(Trial, Trial.id == StandingRow.trial_id)
-        .join(MeasurementRow, MeasurementRow.trial_id == StandingRow.trial_id)
-        .outerjoin(BreakdownRow, BreakdownRow.trial_id == StandingRow.trial_id)
+        .select_from(LeaderboardRow)
+        .join(Trial, Trial.id == LeaderboardRow.trial_id)
+        .join(MeasurementRow, MeasurementRow.trial_id == LeaderboardRow.trial_id)
+        .outerjoin(BreakdownRow, BreakdownRow.trial_id == LeaderboardRow.trial_id)
     )
-    return query, LayoutShape(weighed=objectives, parts=slices)
+    return query, slices

@@ -1,8 +1,8 @@
-"""Alembic's entry: runs the scripts on the connection that `results_db.migrate` opened."""
+"""Alembic's entry: runs the scripts on the connection that `results_db.admin.migrate` opened."""
 
 from alembic import context
 
-from results_db.models import Base
+from results_db.models.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

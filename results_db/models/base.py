@@ -1,4 +1,4 @@
-"""What every table stands on: names of constraints, points in time, and checks of columns."""
+"""The base of all tables: names of constraints, times in UTC, and SQL of checks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sqlalchemy import JSON, DateTime, Dialect, MetaData, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, MappedColumn, mapped_column
 
 FINITE: Final = "1e300"
-"""No figure reaches it: infinity does, and on PostgreSQL a NaN, which counts as larger still."""
+"""An upper bound of all figures; infinity exceeds it, and on PostgreSQL also NaN."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware point in time; kept in UTC, also by databases that know no time zones."""
+    """A time with a time zone, stored in UTC, also by databases without time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -39,7 +39,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def result_processor(
         self, dialect: Dialect, coltype: object
     ) -> Callable[[Any], datetime | None] | None:
-        # The way over a naive point in time takes five times as long, and pages have hundreds.
+        # Five times as fast as parsing a time without a zone first; pages have hundreds of times.
         return (
             _from_text if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
         )
@@ -50,27 +50,27 @@ def _from_text(value: str | None) -> datetime | None:
 
 
 def one_of(column: str, values: tuple[str, ...]) -> str:
-    """The SQL that holds a column to a list of words."""
+    """SQL: the column has one of the values."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
 def is_at_least(bound: int, *columns: str) -> str:
-    """The SQL that holds numbers to a least value; what is NULL is not held to it."""
+    """SQL: the columns have at least this value, or are NULL."""
     return " AND ".join(f"{column} >= {bound}" for column in columns)
 
 
 def is_over_zero(*columns: str) -> str:
-    """The SQL that holds figures to be over 0 and finite."""
+    """SQL: the columns are above 0 and finite."""
     return " AND ".join(f"{column} > 0 AND {column} < {FINITE}" for column in columns)
 
 
-def nothing_yet() -> MappedColumn[float]:
-    """A sum's column, which rows that were there before it begin with 0."""
+def sum_column() -> MappedColumn[float]:
+    """The column of a sum, which begins with 0."""
     return mapped_column(default=0.0, server_default="0")
 
 
 class Base(DeclarativeBase):
-    """Names every constraint, so that migrations can find it again on every database."""
+    """The base class; it names every constraint, so that migrations can refer to it."""
 
     metadata = MetaData(
         naming_convention={

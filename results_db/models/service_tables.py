@@ -1,19 +1,31 @@
-"""The tables of access, of users' own things, and of what the service's processes agree on."""
+"""Tables of the service: tokens, audit, users' models and clusters, drivers, workers, events."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    false,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.actor import TOKEN_ROLES
-from results_db.base import Base, one_of
+from results_db.access.actor import TOKEN_ROLES
+from results_db.models.base import Base, one_of, sum_column
+from search_spaces.protocol.worker_messages import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 
 
 class TokenRow(Base):
-    """A token that was handed out; what it reads is known to its holder alone."""
+    """A token; only its hash is stored."""
 
     __tablename__ = "tokens"
     __table_args__ = (
@@ -30,21 +42,21 @@ class TokenRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
-    """Whose it is: what the audit and `campaigns.created_by` say."""
+    """Its holder, as in the audit log and `campaigns.created_by`."""
     role: Mapped[str] = mapped_column(String(16))
     secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    """SHA-256 of the whole token, in hexadecimal: it is random, so nothing slower is needed."""
+    """SHA-256 of the token, in hexadecimal; tokens are random, so no slower hash is needed."""
     created_at: Mapped[datetime]
     created_by: Mapped[str] = mapped_column(String(64))
     expires_at: Mapped[datetime | None]
     """None: it does not expire."""
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
-    """To the minute or so; None: never."""
+    """Accurate to a minute; None: never."""
 
 
 class AuditRow(Base):
-    """One change: who made it, when, and of what."""
+    """One change: the actor, the time, and the target."""
 
     __tablename__ = "audit"
     __table_args__ = (Index(None, "actor", "id"), Index(None, "target_kind", "target", "id"))
@@ -55,17 +67,17 @@ class AuditRow(Base):
     role: Mapped[str] = mapped_column(String(16))
     token_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"))
     address: Mapped[str] = mapped_column(String(64), default="")
-    """Where the request came from; empty where no request made the change."""
+    """Where the request came from; empty without a request."""
     action: Mapped[str] = mapped_column(String(40))
-    """A thing and what was done with it, as "campaign.pause"."""
+    """For example "campaign.pause"."""
     target_kind: Mapped[str] = mapped_column(String(20))
     target: Mapped[str] = mapped_column(String(255))
-    """Its name, or its id where it has none."""
+    """Its name, or its id if it has no name."""
     details: Mapped[dict[str, Any]]
 
 
 class IdempotencyKey(Base):
-    """What became of a request that its sender may send again."""
+    """The campaign that a request with this key created."""
 
     __tablename__ = "idempotency_keys"
 
@@ -80,14 +92,14 @@ class IdempotencyKey(Base):
 
 
 class OwnDescription(Base):
-    """A description under a name of the users' own, written out as campaigns have it."""
+    """A model or cluster that a user stored, in full."""
 
     __abstract__ = True
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     description: Mapped[dict[str, Any]]
     notes: Mapped[str] = mapped_column(Text, default="", server_default="")
-    """What was guessed of it."""
+    """Values that were assumed."""
     created_by: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
@@ -106,24 +118,24 @@ class UserCluster(OwnDescription):
 
 
 class DriverLeaseRow(Base):
-    """Which driver is active; one row, which the migration writes."""
+    """The lease of the active driver; one row, which the migration adds."""
 
     __tablename__ = "driver_lease"
     __table_args__ = (CheckConstraint("id = 1", name="is_one"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     fence: Mapped[int] = mapped_column(BigInteger)
-    """Number of the tenure; it grows with every takeover."""
+    """Grows with every takeover."""
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     since: Mapped[datetime | None]
     seen_at: Mapped[datetime | None]
-    """When the driver was last at work; None: there was none yet."""
+    """Time of the last renewal; None: there was no driver yet."""
     released_at: Mapped[datetime | None]
 
 
 class SweepRow(Base):
-    """When leases were last looked through, by any of the service's processes; one row."""
+    """Time of the last sweep for expired leases, by any process; one row."""
 
     __tablename__ = "sweeps"
     __table_args__ = (CheckConstraint("id = 1", name="is_one"),)
@@ -131,3 +143,132 @@ class SweepRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     swept_at: Mapped[datetime | None]
     """None: never."""
+
+
+class WorkerRow(Base):
+    """A session of a worker; a name has at most one open session."""
+
+    __tablename__ = "workers"
+    __table_args__ = (
+        CheckConstraint("num_nodes >= 1 AND devices_per_node >= 1", name="holds_devices"),
+        CheckConstraint(one_of("scheduler", SCHEDULERS), name="scheduler"),
+        CheckConstraint(one_of("state", ALLOCATION_STATES), name="state"),
+        CheckConstraint("idle_node_seconds >= 0", name="costs_not_negative"),
+        Index(
+            "uq_workers_name_live",
+            "name",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(None, "cluster", "seen_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    host: Mapped[str] = mapped_column(String(255))
+    cluster: Mapped[str] = mapped_column(String(200))
+    num_nodes: Mapped[int] = mapped_column(Integer)
+    devices_per_node: Mapped[int] = mapped_column(Integer)
+    device: Mapped[str] = mapped_column(String(255))
+    versions: Mapped[dict[str, Any]]
+    registered_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    scheduler: Mapped[str] = mapped_column(String(16), server_default="none")
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    launcher: Mapped[str] = mapped_column(String(40), server_default="")
+    """Empty: not reported."""
+    ends_at: Mapped[datetime | None]
+    """When its allocation ends; None: unknown, or never."""
+    shares_nodes: Mapped[bool] = mapped_column(server_default=false())
+    state: Mapped[str] = mapped_column(String(16), server_default="working")
+    idle_node_seconds: Mapped[float] = sum_column()
+    """Idle node-seconds, as reported last."""
+    idle_shared_node_seconds: Mapped[float] = sum_column()
+    """The part of them that campaigns have been charged with."""
+    status_at: Mapped[datetime | None]
+    """Time of its last status; None: there was none."""
+
+
+class AllocationNode(Base):
+    """A node of an allocation, as reported last."""
+
+    __tablename__ = "allocation_nodes"
+    __table_args__ = (
+        CheckConstraint(one_of("state", NODE_STATES), name="state"),
+        Index(None, "name"),
+    )
+
+    worker_id: Mapped[str] = mapped_column(
+        ForeignKey("workers.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    position: Mapped[int]
+    """Position in the worker's list."""
+    num_devices: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    doing: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str] = mapped_column(Text)
+    free_devices: Mapped[int | None]
+    health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class NodeQuarantine(Base):
+    """A node that is, or was, in quarantine: no probe runs on it."""
+
+    __tablename__ = "node_quarantines"
+
+    cluster: Mapped[str] = mapped_column(String(200), primary_key=True)
+    node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    since: Mapped[datetime]
+    requested_by_user: Mapped[bool]
+    released_at: Mapped[datetime | None]
+    """When a user released it; None: it is in quarantine."""
+    release_pending: Mapped[bool] = mapped_column(default=False)
+    """Whether it was released, and a worker still reports the quarantine."""
+    release_told_at: Mapped[datetime | None]
+    """When a worker first got the order to release it; None: not yet."""
+
+
+class EventRow(Base):
+    """An event of a campaign.
+
+    Without a foreign key: on PostgreSQL an insert would lock the campaign's row, which a
+    transaction that ends a trial holds. The events are deleted with their campaign explicitly.
+    """
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index(None, "campaign_id", "seq"),
+        Index(
+            "ix_events_unsequenced",
+            "id",
+            sqlite_where=text("seq IS NULL"),
+            postgresql_where=text("seq IS NULL"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    seq: Mapped[int | None] = mapped_column(BigInteger, unique=True)
+    """Its number in the order of readers, assigned after the commit; None: not assigned yet."""
+    campaign_id: Mapped[int]
+    trial_id: Mapped[int | None]
+    kind: Mapped[str] = mapped_column(String(40))
+    at: Mapped[datetime]
+    data: Mapped[dict[str, Any]]
+
+
+class EventCounter(Base):
+    """The last number that was assigned; it never decreases."""
+
+    __tablename__ = "event_counter"
+    __table_args__ = (CheckConstraint("id = 1", name="is_one"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    last_seq: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    pruned_seq: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """The last number among deleted events."""

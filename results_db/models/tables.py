@@ -1,4 +1,7 @@
-"""The tables. Whatever is ranked or filtered has a typed column of its own."""
+"""Tables of campaigns, trials, measurements, leaderboards, analyses and imports.
+
+Every value that is ranked or filtered has a typed column.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     CheckConstraint,
     ForeignKey,
@@ -19,14 +23,20 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.allocation_records import ATTEMPT_PHASES
-from results_db.base import Base as Base
-from results_db.base import UtcDateTime as UtcDateTime
-from results_db.base import is_at_least, is_over_zero
-from results_db.base import nothing_yet as nothing_yet
-from results_db.base import one_of as one_of
-from results_db.records import ATTEMPT_ENDINGS, CAMPAIGN_STATES, TRIAL_STATES
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
+from results_db.models.base import Base as Base
+from results_db.models.base import UtcDateTime as UtcDateTime
+from results_db.models.base import is_at_least, is_over_zero
+from results_db.models.base import one_of as one_of
+from results_db.models.base import sum_column as sum_column
+from results_db.records import (
+    ATTEMPT_ENDINGS,
+    CAMPAIGN_STATES,
+    STEP_DIRECTIONS,
+    STEP_SOURCES,
+    STEP_STATES,
+)
+from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
+from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 
 _COSTS: Final = (
     "node_seconds",
@@ -35,22 +45,13 @@ _COSTS: Final = (
     "idle_node_seconds",
     "lost_node_seconds",
 )
+
 _FIGURES: Final = (
     "step_time_s",
     "tokens_per_s",
     "tokens_per_s_per_device",
     "model_tflops_per_device",
     "hardware_tflops_per_device",
-)
-_LAYOUT_COUNTS: Final = (
-    "num_nodes",
-    "tp",
-    "pp",
-    "dp",
-    "vpp",
-    "micro_batch_size",
-    "num_microbatches",
-    "zero_replicas",
 )
 
 
@@ -89,34 +90,34 @@ class Campaign(Base):
     strategy: Mapped[str] = mapped_column(String(40))
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
     max_peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """The largest peak of a device that is ranked; None: every one is."""
+    """The largest peak of a device that is ranked; None: no limit."""
     probe_deadline_s: Mapped[float | None]
-    """Longest that one of its probes may take; None: its description does not say."""
+    """Longest duration of a probe; None: its description has none."""
     last_number: Mapped[int] = mapped_column(default=0)
-    """Number of the campaign's youngest trial."""
+    """Number of the campaign's newest trial."""
     last_ended_seq: Mapped[int] = mapped_column(default=0)
-    """Place of the trial that ended last."""
+    """`ended_seq` of the trial that ended last."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     node_seconds: Mapped[float] = mapped_column(default=0.0)
-    """What its attempts held; the four below are its parts."""
-    iterations_node_seconds: Mapped[float] = nothing_yet()
-    start_node_seconds: Mapped[float] = nothing_yet()
-    idle_node_seconds: Mapped[float] = nothing_yet()
-    lost_node_seconds: Mapped[float] = nothing_yet()
-    allocation_idle_node_seconds: Mapped[float] = nothing_yet()
-    """Its share of what allocations of its cluster held for nobody; not among node_seconds."""
+    """Node-seconds of its attempts; the next four are the parts."""
+    iterations_node_seconds: Mapped[float] = sum_column()
+    start_node_seconds: Mapped[float] = sum_column()
+    idle_node_seconds: Mapped[float] = sum_column()
+    lost_node_seconds: Mapped[float] = sum_column()
+    allocation_idle_node_seconds: Mapped[float] = sum_column()
+    """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
-    """Name of the token that submitted it; empty: it was made before there were any."""
+    """Name of the token that submitted it; empty: it is older than tokens."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
-    """What its users wrote beside it."""
+    """Notes of its users."""
     standings_version: Mapped[int] = mapped_column(server_default="0")
-    """`results_db.standing_tables.STANDINGS_VERSION` when its standings were made; 0: they were not."""
+    """`STANDINGS_VERSION` when its leaderboard was computed; 0: it was not."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
-    """Seconds RUNNING up to clock_at."""
+    """Seconds in state RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]
-    """When wall_time_s was last brought up to date; None unless RUNNING."""
+    """Time of the last update of wall_time_s; None unless RUNNING."""
 
 
 class Trial(Base):
@@ -140,12 +141,12 @@ class Trial(Base):
             name="running_has_a_lease",
         ),
         CheckConstraint("(repeat_index = 0) = (repeat_of IS NULL)", name="repeat_is_explicit"),
-        CheckConstraint("num_devices = tp * pp * dp", name="num_devices"),
+        CheckConstraint(f"num_devices = {' * '.join(DEGREES)}", name="num_devices"),
         CheckConstraint(
             "global_batch_size = dp * micro_batch_size * num_microbatches",
             name="global_batch_size",
         ),
-        CheckConstraint(is_at_least(1, *_LAYOUT_COUNTS), name="layout_counts"),
+        CheckConstraint(is_at_least(1, *COUNT_KNOBS), name="layout_counts"),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         CheckConstraint(one_of("recompute", RECOMPUTE_MODES), name="recompute"),
         CheckConstraint(one_of("precision", PRECISIONS), name="precision"),
@@ -191,17 +192,17 @@ class Trial(Base):
     message: Mapped[str] = mapped_column(Text, default="")
     node: Mapped[str] = mapped_column(String(255), default="")
     cancel_requested: Mapped[bool] = mapped_column(default=False)
-    """Its worker is to be told to stop, and it is not to be tried again."""
+    """Whether its worker must stop it; it is not tried again."""
     attempt: Mapped[int] = mapped_column(default=0)
     lost_attempts: Mapped[int] = mapped_column(default=0)
     iterations_done: Mapped[int] = mapped_column(default=0)
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
     lease_expires_at: Mapped[datetime | None]
     node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = nothing_yet()
-    start_node_seconds: Mapped[float] = nothing_yet()
-    idle_node_seconds: Mapped[float] = nothing_yet()
-    lost_node_seconds: Mapped[float] = nothing_yet()
+    iterations_node_seconds: Mapped[float] = sum_column()
+    start_node_seconds: Mapped[float] = sum_column()
+    idle_node_seconds: Mapped[float] = sum_column()
+    lost_node_seconds: Mapped[float] = sum_column()
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -221,7 +222,7 @@ class Attempt(Base):
         CheckConstraint(one_of("phase", ATTEMPT_PHASES), name="phase"),
         CheckConstraint(is_at_least(0, "held_s", "nodes_held", "iterations_s"), name="times"),
         CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
-        # A trial is in one attempt at a time.
+        # A trial has at most one open attempt.
         Index(
             "uq_attempts_trial_id_open",
             "trial_id",
@@ -241,24 +242,24 @@ class Attempt(Base):
     ended_at: Mapped[datetime | None]
     ending: Mapped[str | None] = mapped_column(String(16))
     node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = nothing_yet()
-    start_node_seconds: Mapped[float] = nothing_yet()
-    idle_node_seconds: Mapped[float] = nothing_yet()
-    lost_node_seconds: Mapped[float] = nothing_yet()
+    iterations_node_seconds: Mapped[float] = sum_column()
+    start_node_seconds: Mapped[float] = sum_column()
+    idle_node_seconds: Mapped[float] = sum_column()
+    lost_node_seconds: Mapped[float] = sum_column()
     phase: Mapped[str | None] = mapped_column(String(16))
-    """What its worker said last that it does with the trial; None: it did not say."""
+    """The phase that its worker reported last; None: not reported."""
     held_s: Mapped[float | None]
-    """Seconds that it has held its nodes, as its worker said last; None: it did not say."""
+    """Seconds that it has held its nodes, as reported last; None: not reported."""
     nodes_held: Mapped[float | None]
-    """Nodes that it holds, a part of one included; None: those of its layout."""
+    """Nodes that it holds, may be a fraction; None: those of its layout."""
     iterations_s: Mapped[float | None]
-    """Seconds of its iterations; None: its worker did not say."""
+    """Seconds of its iterations; None: not reported."""
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
-    """Its worker's words while it waits for devices."""
+    """Why it waits for devices, as its worker reports it."""
 
 
 class MeasurementRow(Base):
-    """What a probe measured; what an imported table does not tell is NULL, and nothing else is."""
+    """The measurement of a trial; only figures that an imported table lacks are NULL."""
 
     __tablename__ = "measurements"
     __table_args__ = (
@@ -273,7 +274,7 @@ class MeasurementRow(Base):
 
     trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     campaign_id: Mapped[int]
-    """The trial's; here too, so that one index finds a campaign's measurements, by their peaks."""
+    """The trial's campaign, repeated here for an index on campaign and peak."""
     step_time_s: Mapped[float]
     step_time_q25_s: Mapped[float | None]
     step_time_q75_s: Mapped[float | None]
@@ -291,20 +292,20 @@ class MeasurementRow(Base):
     oversubscribed: Mapped[bool]
     warmup_settled: Mapped[bool | None]
     kin: Mapped[int | None]
-    """The earliest trial of the same batch and precision with the same losses, itself included; None
-    until they are compared."""
+    """The earliest trial of the same batch and precision with the same losses, possibly itself;
+    None until it is compared."""
     skipped_steps: Mapped[int | None]
     shortened: Mapped[bool] = mapped_column(server_default=false())
     iterations_asked: Mapped[int | None]
 
-    stages: Mapped[list[StageMemory]] = relationship(
-        lazy="raise", viewonly=True, order_by="StageMemory.stage"
+    stages: Mapped[list[StageMemoryRow]] = relationship(
+        lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"
     )
     breakdown: Mapped[BreakdownRow | None] = relationship(lazy="raise", viewonly=True)
 
 
 class BreakdownRow(Base):
-    """Where the time of a measured iteration went; those of the first schema have none."""
+    """The parts of a measured step time; imported measurements have none."""
 
     __tablename__ = "breakdowns"
 
@@ -319,7 +320,7 @@ class BreakdownRow(Base):
     unexplained_s: Mapped[float]
 
 
-class StageMemory(Base):
+class StageMemoryRow(Base):
     """The largest peak of any rank of one pipeline stage."""
 
     __tablename__ = "stage_memories"
@@ -330,7 +331,7 @@ class StageMemory(Base):
     stage: Mapped[int] = mapped_column(primary_key=True)
     peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
     peak_reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """What the device's allocator held at most; None on the CPU."""
+    """Largest memory held by the device's allocator; None on the CPU."""
 
 
 class IterationRow(Base):
@@ -348,7 +349,7 @@ class IterationRow(Base):
 
 
 class EnvironmentRow(Base):
-    """What the attempt that ended a trial ran on."""
+    """The environment of the attempt that ended a trial."""
 
     __tablename__ = "environments"
 
@@ -365,7 +366,7 @@ class EnvironmentRow(Base):
 
 
 class TrialLog(Base):
-    """The last lines that a trial's ranks printed; apart, since lists of trials never read them."""
+    """The last lines that a trial's ranks printed; lists of trials do not read them."""
 
     __tablename__ = "trial_logs"
 
@@ -373,3 +374,179 @@ class TrialLog(Base):
         ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
     )
     tail: Mapped[str] = mapped_column(Text)
+
+
+STANDINGS_VERSION: Final = 1
+"""Version of the computation of leaderboard rows. Increase it with every change of that
+computation: an upgrade rebuilds rows of other versions."""
+
+
+class LeaderboardRow(Base):
+    """A ranked layout of a campaign: a row of the leaderboard table.
+
+    It is computed from all of the layout's runs that count by `results_db.leaderboard.table`, in
+    the transaction that changes them, so that no request has to rank a campaign.
+    """
+
+    __tablename__ = "standings"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["trial_id", "campaign_id"], ["trials.id", "trials.campaign_id"], ondelete="CASCADE"
+        ),
+        UniqueConstraint("campaign_id", "layout_key"),
+        CheckConstraint("num_runs > 0 AND step_time_s > 0", name="was_measured"),
+        Index(None, "campaign_id", "value"),
+        Index(
+            "ix_standings_campaign_id_on_front",
+            "campaign_id",
+            sqlite_where=text("on_front = 1"),
+            postgresql_where=text("on_front"),
+        ),
+        Index(
+            "ix_standings_campaign_id_repeated",
+            "campaign_id",
+            sqlite_where=text("num_runs > 1"),
+            postgresql_where=text("num_runs > 1"),
+        ),
+    )
+
+    trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The first of the runs that count."""
+    campaign_id: Mapped[int]
+    layout_key: Mapped[str] = mapped_column(String(120))
+    num_runs: Mapped[int]
+    shortened: Mapped[bool]
+    """Whether every run was stopped early."""
+    step_time_s: Mapped[float]
+    """Median of the runs; the next columns are at this step time."""
+    value: Mapped[float]
+    """The campaign's own objective, one of the next five."""
+    tokens_per_s_per_device: Mapped[float]
+    tokens_per_s: Mapped[float]
+    model_tflops_per_device: Mapped[float]
+    hardware_tflops_per_device: Mapped[float]
+    tokens_per_node_hour: Mapped[float]
+    log_step_time_s: Mapped[float]
+    """Logarithm of the median step time, from the iterations."""
+    iterations_variance: Mapped[float | None]
+    """`search_spaces.statistics.pooling.PooledRuns.variance`."""
+    iterations_dof: Mapped[int]
+    runs_squares: Mapped[float]
+    """`search_spaces.statistics.pooling.squares_of_runs`; 0 for a single run."""
+    weighed_1: Mapped[float | None]
+    """The campaign's objectives in order, as compared for its front; None: not measured, or the
+    campaign has fewer."""
+    weighed_2: Mapped[float | None]
+    weighed_3: Mapped[float | None]
+    on_front: Mapped[bool]
+    """Whether no other layout is at least as good in all of the campaign's objectives, and better
+    in one."""
+
+
+class AnalysisRow(Base):
+    """The newest analysis of a campaign; it replaces an earlier one."""
+
+    __tablename__ = "analyses"
+
+    campaign_id: Mapped[int] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
+    )
+    winner_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"), index=True)
+    objective: Mapped[str] = mapped_column(String(40))
+    num_trials: Mapped[int]
+    """Completed trials behind the importances."""
+    last_ended_seq: Mapped[int]
+    """`ended_seq` of the last trial that was included."""
+    method: Mapped[str] = mapped_column(String(200))
+    """The method for the importances; empty: there are none."""
+    computed_at: Mapped[datetime]
+
+    importances: Mapped[list[ImportanceRow]] = relationship(
+        lazy="raise", viewonly=True, order_by="ImportanceRow.importance.desc()"
+    )
+    steps: Mapped[list[StepRow]] = relationship(
+        lazy="raise", viewonly=True, order_by="StepRow.knob, StepRow.direction"
+    )
+
+
+class ImportanceRow(Base):
+    """The share of the objective's variation over the campaign that a knob accounts for."""
+
+    __tablename__ = "knob_importances"
+    __table_args__ = (CheckConstraint("importance >= 0 AND importance <= 1", name="is_a_share"),)
+
+    campaign_id: Mapped[int] = mapped_column(
+        ForeignKey("analyses.campaign_id", ondelete="CASCADE"), primary_key=True
+    )
+    knob: Mapped[str] = mapped_column(String(40), primary_key=True)
+    importance: Mapped[float]
+
+
+class StepRow(Base):
+    """The effect on the objective of one step in a knob, away from the winner."""
+
+    __tablename__ = "knob_steps"
+    __table_args__ = (
+        CheckConstraint(one_of("direction", STEP_DIRECTIONS), name="direction"),
+        CheckConstraint(one_of("source", STEP_SOURCES), name="source"),
+        CheckConstraint(one_of("state", STEP_STATES), name="state"),
+        CheckConstraint("(state = 'completed') = (effect IS NOT NULL)", name="ran_or_not"),
+        CheckConstraint(
+            "source = 'measured' OR (trial_id IS NULL AND is_apart IS NULL)", name="measured"
+        ),
+    )
+
+    campaign_id: Mapped[int] = mapped_column(
+        ForeignKey("analyses.campaign_id", ondelete="CASCADE"), primary_key=True
+    )
+    knob: Mapped[str] = mapped_column(String(40), primary_key=True)
+    direction: Mapped[str] = mapped_column(String(4), primary_key=True)
+    value: Mapped[str] = mapped_column(String(40))
+    """The winner's value of the knob."""
+    stepped_value: Mapped[str] = mapped_column(String(40))
+    also: Mapped[str] = mapped_column(String(200))
+    """Knobs that had to change too, separated by commas."""
+    layout_key: Mapped[str] = mapped_column(String(120))
+    source: Mapped[str] = mapped_column(String(10))
+    state: Mapped[str] = mapped_column(String(14))
+    effect: Mapped[float | None]
+    """Relative change of the objective; under 0 is worse."""
+    is_apart: Mapped[bool | None]
+    """Whether it differs from the winner with 95 % confidence."""
+    trial_id: Mapped[int | None] = mapped_column(
+        ForeignKey("trials.id", ondelete="SET NULL"), index=True
+    )
+
+
+class Import(Base):
+    """Where an imported campaign comes from."""
+
+    __tablename__ = "imports"
+
+    campaign_id: Mapped[int] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
+    )
+    source: Mapped[str] = mapped_column(String(1000))
+    """The source in the rows of its cell; empty: none."""
+    aside_columns: Mapped[list[str]] = mapped_column(JSON)
+    """Names of the columns that the format does not define, in order."""
+
+
+class ImportedRow(Base):
+    """Values of an imported table besides the layout and the measurement."""
+
+    __tablename__ = "imported_rows"
+
+    trial_id: Mapped[int] = mapped_column(
+        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int]
+    """Its position in the table, from 1."""
+    line: Mapped[int]
+    """The line of the file on which it ends."""
+    unstated: Mapped[list[str]] = mapped_column(JSON)
+    """Columns that the table left empty although the layout needs them."""
+    aside: Mapped[dict[str, Any]]
+    """Columns that the format does not define, by name."""
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """The peak in the table for a row that did not complete."""

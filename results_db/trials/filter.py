@@ -1,30 +1,16 @@
-"""Which trials are meant: by state, by any knob of their layouts, by what they measured."""
+"""Filters of trials by state, by any knob of their layouts, and by their measurements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Final
 
 from results_db.errors import TrialFilterInvalidError
-from results_db.records import TRIAL_STATES, TrialState
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Precision, Recompute
-
-Metric = Literal[
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tokens_per_node_hour",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-    "mfu",
-    "hfu",
-    "peak_memory_bytes",
-]
-"""What of a measurement can be filtered and sorted by."""
-
-METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.protocol.worker_messages import TRIAL_STATES
+from search_spaces.spec.layout import KNOBS
 
 MAX_VALUES: Final = 100
 """Most values that one knob, or the states, may be held to."""
@@ -35,106 +21,91 @@ MAX_KNOB: Final = 2**31 - 1
 MAX_BOUND: Final = 2**63 - 1
 """Largest bound that a database compares a metric with."""
 
+KNOB_FIELDS: Final = (*KNOBS, "num_devices", "global_batch_size")
+"""Fields of a filter that are knobs of the layout, or follow from them."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+LISTED_FIELDS: Final = ("numbers", "states", "reasons", "nodes", *KNOB_FIELDS)
+"""Fields of a filter that list allowed values."""
+
+BOUND_FIELDS: Final = tuple(f"{end}_{metric}" for metric in METRICS for end in ("min", "max"))
+"""Fields of a filter that bound a metric."""
+
+CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "states": TRIAL_STATES,
+    **{name: knob.choices for name, knob in KNOBS.items() if not knob.is_number},
+}
+"""Fields whose values are words, or true and false, with their values."""
+
+TEXTS: Final = {"reasons": 40, "nodes": 255}
+"""Fields whose values are free texts, with their largest lengths."""
+
+_NOTHING_STATED: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(LISTED_FIELDS, ()),
+    **dict.fromkeys(BOUND_FIELDS),
+}
+
+
+@dataclass(frozen=True, init=False, slots=True)
 class TrialFilter:
     """What trials must be like: all that is stated must hold. Nothing stated: every trial is meant.
 
-    Of a knob any of the listed values will do. A bound on a metric excludes trials that did not
-    measure it. Bounds include their ends.
+    Its fields are given by keyword:
+
+    - numbers: in their campaign, from 1; states; reasons (crashed, timeout, out_of_memory, ...);
+      nodes, on which a trial failed first;
+    - every field of a layout, num_devices, and global_batch_size;
+    - min_ and max_ of every metric (`search_spaces.protocol.metrics`).
+
+    The first two kinds are tuples of values; a trial matches with any of them. A bound on a metric
+    excludes trials that did not measure it. Bounds include their ends.
 
     Raises:
-        TrialFilterInvalidError: at construction, when a value is none that the field can have, or when
-            bounds leave nothing between them.
+        TrialFilterInvalidError: at construction, when a value is none that the field can have, or
+            when bounds leave nothing between them.
     """
 
-    numbers: tuple[int, ...] = ()
-    """In their campaign, from 1."""
-    states: tuple[TrialState, ...] = ()
-    reasons: tuple[str, ...] = ()
-    """Why they do not count: crashed, timeout, out_of_memory, ..."""
-    nodes: tuple[str, ...] = ()
-    """Where they went wrong first."""
+    stated: Mapping[str, Any]
+    """The fields that are stated, by name, in the order of all fields."""
 
-    num_nodes: tuple[int, ...] = ()
-    tp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    dp: tuple[int, ...] = ()
-    vpp: tuple[int, ...] = ()
-    micro_batch_size: tuple[int, ...] = ()
-    num_microbatches: tuple[int, ...] = ()
-    zero_stage: tuple[int, ...] = ()
-    zero_replicas: tuple[int, ...] = ()
-    recompute: tuple[Recompute, ...] = ()
-    sequence_parallel: tuple[bool, ...] = ()
-    precision: tuple[Precision, ...] = ()
-    num_devices: tuple[int, ...] = ()
-    global_batch_size: tuple[int, ...] = ()
-
-    min_step_time_s: float | None = None
-    max_step_time_s: float | None = None
-    min_tokens_per_s: float | None = None
-    max_tokens_per_s: float | None = None
-    min_tokens_per_s_per_device: float | None = None
-    max_tokens_per_s_per_device: float | None = None
-    min_tokens_per_node_hour: float | None = None
-    max_tokens_per_node_hour: float | None = None
-    min_model_tflops_per_device: float | None = None
-    max_model_tflops_per_device: float | None = None
-    min_hardware_tflops_per_device: float | None = None
-    max_hardware_tflops_per_device: float | None = None
-    min_mfu: float | None = None
-    max_mfu: float | None = None
-    min_hfu: float | None = None
-    max_hfu: float | None = None
-    min_peak_memory_bytes: int | None = None
-    max_peak_memory_bytes: int | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, **stated: Any) -> None:
+        for name in stated:
+            if name not in _NOTHING_STATED:
+                raise TypeError(f"TrialFilter has no field {name!r}")
+        kept = {
+            name: stated[name]
+            for name, nothing in _NOTHING_STATED.items()
+            if name in stated and stated[name] != nothing
+        }
+        object.__setattr__(self, "stated", kept)
         for name in LISTED_FIELDS:
-            _refuse_values(name, getattr(self, name))
+            if name in kept:
+                _refuse_values(name, kept[name])
         for metric in METRICS:
             low, high = self.bounds(metric)
-            for end, value in (("min", low), ("max", high)):
-                _refuse_bound(f"{end}_{metric}", value)
+            _refuse_bound("min", metric, low)
+            _refuse_bound("max", metric, high)
             if low is not None and high is not None and low > high:
                 raise TrialFilterInvalidError(
                     f"min_{metric}={low} is over max_{metric}={high}: no trial is between them"
                 )
 
-    def bounds(self, metric: Metric) -> tuple[float | None, float | None]:
+    def __getattr__(self, name: str) -> Any:
+        """A field's value: () or None where it is not stated."""
+        if name not in _NOTHING_STATED:
+            raise AttributeError(f"TrialFilter has no field {name!r}")
+        return self.stated.get(name, _NOTHING_STATED[name])
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.stated.items()))
+
+    def bounds(self, metric: str) -> tuple[float | None, float | None]:
         """The least and the most of a metric; None: not bounded."""
-        return getattr(self, f"min_{metric}"), getattr(self, f"max_{metric}")
+        return self.stated.get(f"min_{metric}"), self.stated.get(f"max_{metric}")
 
     @property
     def needs_measurement(self) -> bool:
         """Whether a metric is bounded, so that only trials with a measurement are meant."""
-        return any(bound is not None for metric in METRICS for bound in self.bounds(metric))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every trial is meant."""
-        return self == TrialFilter()
-
-
-LISTED_FIELDS: Final = tuple(
-    field.name for field in fields(TrialFilter) if not field.name.startswith(("min_", "max_"))
-)
-"""Fields of a filter that list values, of which any will do."""
-
-KNOB_FIELDS: Final = LISTED_FIELDS[4:]
-"""Those of them that are knobs of the layout, or follow from it."""
-
-CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "states": TRIAL_STATES,
-    "recompute": RECOMPUTE_MODES,
-    "sequence_parallel": (False, True),
-    "precision": PRECISIONS,
-}
-"""Fields whose values are words (or true and false), and which."""
-
-TEXTS: Final = {"reasons": 40, "nodes": 255}
-"""Fields whose values are free texts, and how long those may be."""
+        return any(name in self.stated for name in BOUND_FIELDS)
 
 
 def _refuse_values(name: str, values: object) -> None:
@@ -167,11 +138,11 @@ def _problem(name: str, value: object) -> str | None:
     return None
 
 
-def _refuse_bound(name: str, value: object) -> None:
+def _refuse_bound(end: str, metric: str, value: object) -> None:
     if value is None:
         return
-    whole = name.endswith("_bytes")
+    whole = METRICS[metric].is_whole
     fits = type(value) is int or (isinstance(value, float) and not whole)
     if not fits or not math.isfinite(value) or abs(value) > MAX_BOUND:  # type: ignore[arg-type]
         what = "a whole number" if whole else "a finite number"
-        raise TrialFilterInvalidError(f"{name}={value!r} is not {what} up to {MAX_BOUND}")
+        raise TrialFilterInvalidError(f"{end}_{metric}={value!r} is not {what} up to {MAX_BOUND}")

@@ -7,20 +7,21 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement
 
-from results_db.models import MeasurementRow, Trial
-from results_db.trial_filter import LISTED_FIELDS, METRICS, Metric, TrialFilter
-from search_spaces.objectives import SECONDS_PER_HOUR
+from results_db.models.tables import MeasurementRow, Trial
+from results_db.trials.filter import LISTED_FIELDS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.objectives import SECONDS_PER_HOUR
 
 _COLUMNS: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
 """Columns of trials that are not called as the filter's fields are."""
 
 
-def metric_column(metric: Metric) -> ColumnElement[Any]:
+def metric_column(metric: str) -> ColumnElement[Any]:
     """What a trial, joined with its measurement, measured of a metric."""
-    if metric == "tokens_per_node_hour":
-        return MeasurementRow.tokens_per_s * SECONDS_PER_HOUR / Trial.num_nodes
-    column: ColumnElement[Any] = getattr(MeasurementRow, metric)
-    return column
+    if METRICS[metric].is_measured:
+        column: ColumnElement[Any] = getattr(MeasurementRow, metric)
+        return column
+    return MeasurementRow.tokens_per_s * SECONDS_PER_HOUR / Trial.num_nodes
 
 
 def conditions(wanted: TrialFilter) -> list[ColumnElement[bool]]:

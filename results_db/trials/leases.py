@@ -1,6 +1,7 @@
-"""A batch of leases in one transaction: what workers ask for at the same time is handed out together.
+"""Leases: a trial is leased to one worker at a time, for as long as the worker sends heartbeats.
 
-Those that ask for the same kind of trial share a look at the waiting ones, and are dealt them in turns.
+Requests that arrive at the same time are served in one transaction. Requests for the same kind of
+trial share one query for waiting trials, which are distributed in turns.
 """
 
 from __future__ import annotations
@@ -14,59 +15,69 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.allocation_records import Room
+from results_db.access.actor import SYSTEM, Actor
+from results_db.allocations.workers import Beat, fits, not_live, take_beats
+from results_db.database.bulk_insert import insert_many
+from results_db.database.locks import lock_campaign, lock_trials, lock_workers
+from results_db.database.retry import one_by_one_if_refused, only_answer, retried
+from results_db.database.session import Database
+from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ResultsDbError
-from results_db.events import tell
-from results_db.locks import lock_workers
-from results_db.many_rows import insert_many
-from results_db.models import Attempt, Campaign, Trial
+from results_db.events.events import tell
+from results_db.models.service_tables import SweepRow, WorkerRow
+from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord
 from results_db.rows import trial_layout
-from results_db.worker_tables import Worker
-from results_db.workers import fits, not_live
-from search_spaces.outcome import DEFAULT_DEADLINE_S
+from results_db.trials.lifecycle import lose_attempt, running_attempt
+from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
+from search_spaces.protocol.worker_messages import (
+    BeatBody,
+    HeartbeatBody,
+    HeartbeatReply,
+    LeaseRequest,
+    RoomBody,
+    StatusBody,
+)
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
-"""Seconds between the heartbeats of a worker, and of the driver."""
+"""Seconds between heartbeats of a worker, and between renewals of the driver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseAsk:
-    """What a worker asks for."""
+    """A request for trials and the worker that sent it."""
 
     worker_id: str
     """The worker's session."""
-    max_trials: int
-    """Hand out at most so many."""
-    room: Room | None = None
-    """Only trials that fit there; each by itself, not all together."""
-    longest_s: float | None = None
-    """Only trials whose probe ends within so many seconds, by its deadline."""
+    request: LeaseRequest
+    """Its request."""
 
 
-Kind = tuple[str, int, int, Room | None, float | None]
-"""Which trials suit: cluster, nodes, devices of each, room, longest."""
+Kind = tuple[str, int, int, RoomBody | None, float | None]
+"""The kind of trials that fit: cluster, nodes, devices per node, free room, longest duration."""
 
 
 class LeaseBatch:
-    """Workers that ask, in a transaction that somebody else holds."""
+    """Requests of workers for trials, within one transaction of the caller."""
 
     def __init__(
         self, session: Session, asks: Sequence[LeaseAsk], now: datetime, *, lock: bool
     ) -> None:
-        """Loads the workers, and locks them where something is to be handed out."""
+        """Loads the workers; locks them if trials are to be leased."""
         ids = {ask.worker_id for ask in asks}
-        which = Worker.id.in_(ids)
+        which = WorkerRow.id.in_(ids)
         found = (
-            lock_workers(session, which) if lock else session.scalars(select(Worker).where(which))
+            lock_workers(session, which)
+            if lock
+            else session.scalars(select(WorkerRow).where(which))
         )
         workers = {worker.id: worker for worker in found}
         self._session = session
         self._now = now
         self._campaigns: dict[int, Campaign] = {}
-        """Those of the trials that are dealt; a session forgets rows that nobody holds."""
+        """Campaigns of the leased trials; a session keeps only weak references to rows."""
         self._answers: list[list[LeaseRecord] | ResultsDbError] = []
-        self._asking: list[tuple[LeaseAsk, Worker, list[LeaseRecord]]] = []
+        self._asking: list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]] = []
         for ask in asks:
             worker = workers.get(ask.worker_id)
             refusal = not_live(session, ask.worker_id, worker)
@@ -79,29 +90,31 @@ class LeaseBatch:
             self._asking.append((ask, worker, leases))
 
     def answers(self) -> list[list[LeaseRecord] | ResultsDbError]:
-        """The leases of each that asks, or why it gets none."""
+        """For each request, its leases or the refusal."""
         return self._answers
 
     def is_news(self) -> bool:
-        """Whether one of them was not heard of lately: a worker that asks is there, though it may not beat."""
+        """Whether a request must be recorded as a sign of life, since no heartbeat came lately."""
         return any(self._is_news(worker) for _, worker, _ in self._asking)
 
-    def finds_any(self) -> bool:
-        """Whether there is a trial for one of them."""
+    def finds_a_trial(self) -> bool:
+        """Whether there is a trial for one of the requests."""
         return any(
             self._session.scalar(_suitable_trials(kind).limit(1)) is not None
             for kind in self._by_kind()
         )
 
     def hand_out(self, until: datetime) -> bool:
-        """Hands out what suits, the oldest first; whether anything did."""
+        """Leases trials that fit, the oldest first; returns whether there were any."""
         for _, worker, _ in self._asking:
             if self._is_news(worker):
                 worker.seen_at = self._now
         dealt = []
         for kind, asking in self._by_kind().items():
-            query = _suitable_trials(kind).limit(sum(ask.max_trials for ask, _, _ in asking))
-            # What somebody holds is being leased, cancelled or returned: never waited for.
+            query = _suitable_trials(kind).limit(
+                sum(ask.request.max_trials for ask, _, _ in asking)
+            )
+            # A locked trial is being leased, cancelled or returned: skip it, and never wait.
             locked = query.with_for_update(key_share=True, of=Trial, skip_locked=True)
             waiting = list(reversed(self._session.scalars(locked).all()))
             dealt += self._deal(waiting, asking, until)
@@ -113,10 +126,10 @@ class LeaseBatch:
     def _deal(
         self,
         waiting: list[Trial],
-        asking: Sequence[tuple[LeaseAsk, Worker, list[LeaseRecord]]],
+        asking: Sequence[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]],
         until: datetime,
     ) -> list[Trial]:
-        """Gives each that asks a trial in turns, from the end of the list."""
+        """Distributes trials to the requests in turns, from the end of the list."""
         ids = {trial.campaign_id for trial in waiting}
         query = select(Campaign).where(Campaign.id.in_(ids))
         if ids:
@@ -124,22 +137,24 @@ class LeaseBatch:
         dealt = []
         while waiting:
             for ask, worker, leases in asking:
-                if waiting and len(leases) < ask.max_trials:
+                if waiting and len(leases) < ask.request.max_trials:
                     trial = waiting.pop()
                     campaign = self._campaigns[trial.campaign_id]
                     leases.append(_hand_out(worker, campaign, trial, self._now, until))
                     dealt.append(trial)
         return dealt
 
-    def _is_news(self, worker: Worker) -> bool:
+    def _is_news(self, worker: WorkerRow) -> bool:
         return self._now - worker.seen_at >= timedelta(seconds=HEARTBEAT_INTERVAL_S)
 
-    def _by_kind(self) -> dict[Kind, list[tuple[LeaseAsk, Worker, list[LeaseRecord]]]]:
-        kinds: defaultdict[Kind, list[tuple[LeaseAsk, Worker, list[LeaseRecord]]]]
+    def _by_kind(self) -> dict[Kind, list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]]]:
+        kinds: defaultdict[Kind, list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]]]
         kinds = defaultdict(list)
         for ask, worker, leases in self._asking:
             allocation = (worker.cluster, worker.num_nodes, worker.devices_per_node)
-            kinds[*allocation, ask.room, ask.longest_s].append((ask, worker, leases))
+            kinds[*allocation, ask.request.room, ask.request.longest_s].append(
+                (ask, worker, leases)
+            )
         return kinds
 
 
@@ -164,8 +179,8 @@ def _suitable_trials(kind: Kind) -> Select[Any]:
     return query
 
 
-def _fits_in(room: Room, devices_per_node: int) -> ColumnElement[bool]:
-    """Whether a trial fits what is free: on a part of a node, or on whole ones."""
+def _fits_in(room: RoomBody, devices_per_node: int) -> ColumnElement[bool]:
+    """Whether a trial fits into the free devices: on a part of one node, or on whole nodes."""
     devices = max(room.devices, devices_per_node if room.nodes else 0)
     on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
     return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
@@ -190,10 +205,10 @@ def _write_attempts(session: Session, trials: Sequence[Trial], now: datetime) ->
 
 
 def _note_start(session: Session, campaigns: Mapping[int, Campaign], now: datetime) -> None:
-    """Campaigns of which a trial is leased for the first time have begun.
+    """Sets the start of campaigns at the first lease of a trial.
 
-    A campaign's row that somebody holds is left to the end of its first attempt: a lease holds trials,
-    and whoever holds the campaign may be about to wait for one of them.
+    A locked campaign is skipped, and gets its start at the end of its first attempt: this
+    transaction holds trials for which the one that holds the campaign may wait.
     """
     new = {id_ for id_, campaign in campaigns.items() if campaign.started_at is None}
     if new:
@@ -209,7 +224,7 @@ def _note_start(session: Session, campaigns: Mapping[int, Campaign], now: dateti
 
 
 def _hand_out(
-    worker: Worker, campaign: Campaign, trial: Trial, now: datetime, until: datetime
+    worker: WorkerRow, campaign: Campaign, trial: Trial, now: datetime, until: datetime
 ) -> LeaseRecord:
     if trial.started_at is None:
         trial.started_at = now
@@ -230,3 +245,171 @@ def _hand_out(
         repeat_of=trial.repeat_of,
         lease_expires_at=until,
     )
+
+
+LEASE_S: Final = 15.0
+"""Seconds after which a lease expires unless a heartbeat extends it."""
+
+
+@dataclass(slots=True)
+class _LastQuery:
+    """The result of the last query for waiting trials, shared by the threads of a process."""
+
+    found: bool = False
+
+
+class Leases(StoreSection):
+    """The store's methods for leases."""
+
+    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+        super().__init__(database, clock, actor)
+        self._last_query = _LastQuery()
+
+    def lease(
+        self,
+        worker_id: str,
+        max_trials: int,
+        *,
+        room: RoomBody | None = None,
+        longest_s: float | None = None,
+        lease_s: float = LEASE_S,
+    ) -> list[LeaseRecord]:
+        """Leases waiting trials to a worker, as `lease_many` with the fields of `LeaseRequest`.
+
+        Raises:
+            WorkerNotFoundError: no live session has this id.
+            WorkerSupersededError: it ended because another worker registered under its name.
+        """
+        request = LeaseRequest(max_trials=max_trials, room=room, longest_s=longest_s)
+        ask = LeaseAsk(worker_id=worker_id, request=request)
+        return only_answer(self.lease_many([ask], lease_s=lease_s))
+
+    @retried
+    def lease_many(
+        self, asks: Sequence[LeaseAsk], *, lease_s: float = LEASE_S
+    ) -> list[list[LeaseRecord] | ResultsDbError]:
+        """Leases waiting trials to workers, the oldest first: PENDING -> RUNNING, attempt + 1.
+
+        Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation.
+        Requests that find nothing do not wait for the write lock, unless a sign of life must be
+        recorded.
+
+        Args:
+            asks: the requests.
+            lease_s: seconds until the leases expire.
+
+        Returns:
+            For each request, its leases or the refusal: `WorkerNotFoundError`,
+            `WorkerSupersededError`.
+        """
+        now = self._clock()
+        if not self._last_query.found:
+            with self._db.read() as session:
+                batch = LeaseBatch(session, asks, now, lock=False)
+                if not batch.is_news() and not batch.finds_a_trial():
+                    return batch.answers()
+        self._last_query.found = (
+            False  # if the write below fails, later requests do not wait for the lock either
+        )
+        with self._db.write() as session:
+            batch = LeaseBatch(session, asks, now, lock=True)
+            self._last_query.found = batch.hand_out(now + timedelta(seconds=lease_s))
+            return batch.answers()
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        beats: Sequence[BeatBody],
+        *,
+        status: StatusBody | None = None,
+        lease_s: float = LEASE_S,
+    ) -> HeartbeatReply:
+        """Extends a worker's leases, and stores the status of its allocation.
+
+        Returns:
+            Orders to the worker: trials to stop, nodes to release and to quarantine.
+
+        Raises:
+            WorkerNotFoundError: no live session has this id.
+            WorkerSupersededError: it ended because another worker registered under its name.
+        """
+        heartbeat = HeartbeatBody(trials=list(beats), status=status)
+        beat = Beat(worker_id=worker_id, heartbeat=heartbeat)
+        return only_answer(self.take_beats([beat], lease_s=lease_s))
+
+    def take_beats(
+        self, beats: Sequence[Beat], *, lease_s: float = LEASE_S
+    ) -> list[HeartbeatReply | ResultsDbError]:
+        """Processes heartbeats of workers in one transaction.
+
+        Returns:
+            For each worker, its orders or the refusal: `WorkerNotFoundError`,
+            `WorkerSupersededError`.
+        """
+        return one_by_one_if_refused(lambda some: self._take_beats(some, lease_s), beats)
+
+    @retried
+    def _take_beats(
+        self, beats: Sequence[Beat], lease_s: float
+    ) -> list[HeartbeatReply | ResultsDbError]:
+        now = self._clock()
+        with self._db.write() as session:
+            return take_beats(session, beats, now, now + timedelta(seconds=lease_s))
+
+    def expire_leases(self) -> list[int]:
+        """Ends the leases that have expired; each is a lost attempt.
+
+        Returns:
+            Ids of the trials.
+        """
+        now = self._clock()
+        expired = (Trial.state == "RUNNING") & (Trial.lease_expires_at < now)
+        concerned = select(Trial.campaign_id).where(expired).distinct()
+        with self._db.read() as session:
+            # Most sweeps find nothing, and do not wait for the write lock.
+            campaign_ids = sorted(session.scalars(concerned))
+        return [
+            trial_id
+            for campaign_id in campaign_ids
+            for trial_id in self._expire(campaign_id, expired, now)
+        ]
+
+    @retried
+    def _expire(self, campaign_id: int, expired: ColumnElement[bool], now: datetime) -> list[int]:
+        """Ends a campaign's leases that have expired and were not extended meanwhile."""
+        with self._db.write() as session:
+            campaign = lock_campaign(session, campaign_id)
+            if campaign is None:
+                return []
+            trials = lock_trials(session, Trial.campaign_id == campaign_id, expired)
+            for trial in trials:
+                attempt = running_attempt(session, trial)
+                worker = session.get_one(WorkerRow, attempt.worker_id)
+                why = f"worker {worker.name} on {worker.host} was not heard of in time"
+                lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
+            return [trial.id for trial in trials]
+
+    def extend_leases(self, *, lease_s: float = LEASE_S) -> None:
+        """Extends every lease to its full time from now, after the service was down."""
+        until = self._clock() + timedelta(seconds=lease_s)
+        self._set_leases(until, Trial.lease_expires_at < until)
+
+    def cut_leases(self, *, lease_s: float = LEASE_S) -> None:
+        """Shortens every lease to its full time from now, after the clock was set back."""
+        until = self._clock() + timedelta(seconds=lease_s)
+        self._set_leases(until, Trial.lease_expires_at > until)
+
+    @retried
+    def _set_leases(self, until: datetime, which: ColumnElement[bool]) -> None:
+        with self._db.write() as session:
+            for trial in lock_trials(session, Trial.state == "RUNNING", which):
+                trial.lease_expires_at = until
+
+    def swept_at(self) -> datetime | None:
+        """Time of the last sweep for expired leases, by any process; None: there was none."""
+        return self._scalar(select(SweepRow.swept_at))
+
+    def note_sweep(self, now: datetime) -> None:
+        """Records a sweep for expired leases, or that leases were extended instead."""
+        with self._db.write() as session:
+            session.execute(update(SweepRow).values(swept_at=now))

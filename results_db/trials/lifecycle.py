@@ -1,8 +1,8 @@
-"""How trials and attempts end: the state machine, inside a transaction that somebody else holds.
+"""The state machine of trials and attempts; the caller holds the transaction.
 
-A trial goes PENDING -> RUNNING when it is leased, back to PENDING when its attempt is lost or given
-back, and to one of the ended states once. Attempts carry the cost: whatever becomes of the trial,
-each attempt's node-seconds are counted once.
+A trial becomes RUNNING when it is leased, PENDING again when its attempt is lost or returned, and
+ends once. Attempts carry the cost: each attempt's node-seconds are counted once, however the trial
+ends.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from results_db.cost import Cost
-from results_db.events import tell
-from results_db.locks import lock_campaign
-from results_db.models import Attempt, Campaign, Trial
-from results_db.records import AttemptEnding, TrialState
+from results_db.database.locks import lock_campaign
+from results_db.events.events import tell
+from results_db.models.tables import Attempt, Campaign, Trial
+from results_db.records import AttemptEnding, Cost
 from results_db.rows import COST_COLUMNS, cost_of
+from search_spaces.protocol.worker_messages import TrialState
 
 MAX_LOST_ATTEMPTS: Final = 3
-"""Attempts of a trial that may be lost; the last of them ends the trial."""
+"""Lost attempts after which a trial ends."""
 
 
 def locked_campaign(session: Session, campaign_id: int) -> Campaign:
-    """The campaign's row, locked: whoever ends or adds one of its trials holds it."""
+    """The campaign's row, locked; required to add or end one of its trials."""
     campaign = lock_campaign(session, campaign_id)
-    assert campaign is not None  # whoever asks has seen it in this transaction
+    assert campaign is not None  # the caller has read it in this transaction
     return campaign
 
 
@@ -40,7 +40,7 @@ def end_trial(
     message: str = "",
     node: str = "",
 ) -> None:
-    """Ends a trial and gives it its place in the order of endings."""
+    """Ends a trial, and sets its position in the order of ends."""
     campaign.last_ended_seq += 1
     trial.ended_seq = campaign.last_ended_seq
     trial.ended_at = now
@@ -53,16 +53,16 @@ def end_trial(
 
 
 def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:
-    """Sets what an attempt cost; the trial's and the campaign's sums follow."""
+    """Sets the cost of an attempt, and updates the sums of the trial and the campaign."""
     if campaign.started_at is None:
-        # Whoever leased its first trial did not wait for the campaign's row.
+        # The lease of its first trial did not wait for the campaign's row.
         campaign.started_at = attempt.started_at
     sums: tuple[Trial | Campaign, ...] = (trial, campaign)
     for name, column in COST_COLUMNS.items():
         more = getattr(cost, name) - getattr(attempt, column)
         setattr(attempt, column, getattr(cost, name))
         for row in sums:
-            # What was added in parts is not taken away to the last digit.
+            # Rounding may leave a small negative rest.
             setattr(row, column, max(getattr(row, column) + more, 0.0))
     attempt.node_seconds = cost.total
     for row in sums:
@@ -70,7 +70,7 @@ def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> No
 
 
 def held_so_far_s(attempt: Attempt) -> float:
-    """Seconds that an attempt held its nodes, as far as its worker was heard of."""
+    """Seconds that an attempt held its nodes, up to the last heartbeat."""
     if attempt.held_s is not None:
         return attempt.held_s
     if attempt.phase == "waiting":
@@ -79,14 +79,14 @@ def held_so_far_s(attempt: Attempt) -> float:
 
 
 def nodes_of(trial: Trial, attempt: Attempt) -> float:
-    """Nodes that an attempt holds, a part of one included."""
+    """Nodes that an attempt holds; may be a fraction."""
     return trial.num_nodes if attempt.nodes_held is None else attempt.nodes_held
 
 
 def close_attempt(
     campaign: Campaign, trial: Trial, attempt: Attempt, ending: AttemptEnding, now: datetime
 ) -> None:
-    """Ends an attempt that sent no outcome; it is charged up to when its worker was last heard of."""
+    """Ends an attempt without an outcome; it is charged up to the last heartbeat."""
     attempt.ending = ending
     attempt.ended_at = now
     held_s, nodes = held_so_far_s(attempt), nodes_of(trial, attempt)
@@ -96,9 +96,9 @@ def close_attempt(
 def lose_attempt(
     campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str, *, host: str
 ) -> None:
-    """The running attempt is lost with its worker's host: nothing was learnt about the layout.
+    """Records that the running attempt was lost with its worker; it has no result.
 
-    One that waited for devices had not begun, whatever its worker died of: it is returned.
+    An attempt that was waiting for devices had not begun, and counts as returned.
     """
     if attempt.phase == "waiting":
         return return_attempt(campaign, trial, attempt, now, why)
@@ -109,7 +109,7 @@ def lose_attempt(
 def count_lost_attempt(
     campaign: Campaign, trial: Trial, now: datetime, why: str, *, node: str
 ) -> None:
-    """Puts a trial back after a lost attempt, or ends it after the last that may be lost."""
+    """Puts a trial back to PENDING after a lost attempt, or ends it after too many."""
     trial.lost_attempts += 1
     if trial.cancel_requested:
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
@@ -123,13 +123,13 @@ def count_lost_attempt(
 def return_attempt(
     campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime, why: str
 ) -> None:
-    """The worker gave the running attempt back in order; that does not count as lost."""
+    """Records that the worker returned the running attempt; it does not count as lost."""
     close_attempt(campaign, trial, attempt, "returned", now)
     put_back_or_cancel(campaign, trial, now, why)
 
 
 def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
-    """Puts a trial back to PENDING, unless it is not to be tried again."""
+    """Puts a trial back to PENDING, or cancels it if that was requested."""
     if trial.cancel_requested:
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
     else:
@@ -137,7 +137,7 @@ def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str
 
 
 def put_back(trial: Trial, now: datetime) -> None:
-    """The trial waits for a worker again."""
+    """Puts a trial back to PENDING."""
     trial.state = "PENDING"
     trial.iterations_done = 0
     _drop_lease(trial)
@@ -145,7 +145,7 @@ def put_back(trial: Trial, now: datetime) -> None:
 
 
 def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:
-    """Cancels a trial that has not ended: at once when it waits, through its worker when it runs."""
+    """Cancels an open trial: at once if it waits, through its worker if it runs."""
     if trial.state == "PENDING":
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
     elif trial.state == "RUNNING":
@@ -153,7 +153,7 @@ def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> N
 
 
 def running_attempt(session: Session, trial: Trial) -> Attempt:
-    """The attempt that a RUNNING trial is in."""
+    """The current attempt of a RUNNING trial."""
     return session.get_one(Attempt, (trial.id, trial.attempt))
 
 

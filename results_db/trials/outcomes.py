@@ -1,7 +1,7 @@
-"""A batch of outcomes in one transaction: loaded together, taken one by one, written together.
+"""Outcomes: workers report the end of probes; each ends its trial once, however often it is posted.
 
-Workers post when their probes end, and each would pay for a transaction of two dozen statements. What waits
-at the same time goes together (decision 34); what becomes of a trial is the same.
+Outcomes that arrive at the same time are taken in one transaction (decision 34): loaded together,
+taken one by one, written together.
 """
 
 from __future__ import annotations
@@ -9,23 +9,42 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.cost import Cost
-from results_db.divergence import settle
+from results_db.access.actor import SYSTEM, Actor
+from results_db.database.bulk_insert import insert_many
+from results_db.database.locks import lock_campaigns, lock_trials
+from results_db.database.retry import one_by_one_if_refused, only_answer, retried
+from results_db.database.session import Database
+from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import (
     AttemptNotFoundError,
     MeasurementInvalidError,
     ResultsDbError,
     TrialNotFoundError,
 )
-from results_db.kinship import Kinship, KnownLosses
-from results_db.lifecycle import (
+from results_db.leaderboard.table import FirstRuns, update_rows
+from results_db.models.base import Base
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import (
+    Attempt,
+    BreakdownRow,
+    Campaign,
+    EnvironmentRow,
+    IterationRow,
+    MeasurementRow,
+    StageMemoryRow,
+    Trial,
+    TrialLog,
+)
+from results_db.records import ENDED_TRIAL_STATES, Cost
+from results_db.rows import PLAIN_MEASUREMENT_FIELDS, columns_of
+from results_db.trials.lifecycle import (
     charge,
     close_attempt,
     count_lost_attempt,
@@ -33,14 +52,78 @@ from results_db.lifecycle import (
     nodes_of,
     put_back_or_cancel,
 )
-from results_db.locks import lock_campaigns, lock_trials
-from results_db.models import Attempt, Campaign, MeasurementRow, Trial
-from results_db.outcome_rows import OutcomeRows
-from results_db.records import ENDED_TRIAL_STATES, OutcomeReceipt, TrialState
-from results_db.standing_first_runs import FirstRuns
-from results_db.standing_upkeep import keep_standings
-from results_db.worker_tables import Worker
-from search_spaces.outcome import Measurement, Outcome
+from results_db.trials.loss_check import Kinship, KnownLosses, settle
+from search_spaces.protocol.outcome import Measurement, Outcome
+from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState
+
+_ORDER: Final[tuple[type[Base], ...]] = (
+    TrialLog,
+    EnvironmentRow,
+    MeasurementRow,
+    BreakdownRow,
+    StageMemoryRow,
+    IterationRow,
+)
+"""In the order of foreign keys."""
+
+
+@dataclass(slots=True)
+class OutcomeRows:
+    """Collects the rows of outcomes, to be written together."""
+
+    _rows: defaultdict[type[Base], list[dict[str, Any]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def keep(self, trial: Trial, outcome: Outcome, *, kin: int | None) -> None:
+        """Adds the rows of an outcome besides the trial's own row.
+
+        Args:
+            trial: the trial that ended.
+            outcome: its outcome.
+            kin: the kin of its measurement; None: not compared yet.
+        """
+        of_trial = {"trial_id": trial.id}
+        if outcome.log_tail:
+            self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
+        if outcome.environment is not None:
+            self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
+        if outcome.measurement is not None:
+            trial.iterations_done = len(outcome.measurement.iterations)
+            self._keep_measurement(trial, outcome.measurement, kin)
+
+    def _keep_measurement(self, trial: Trial, measured: Measurement, kin: int | None) -> None:
+        of_trial = {"trial_id": trial.id}
+        self._rows[MeasurementRow].append(
+            {**of_trial, "campaign_id": trial.campaign_id, "kin": kin}
+            | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
+        )
+        if measured.breakdown is not None:
+            self._rows[BreakdownRow].append(of_trial | columns_of(measured.breakdown))
+        peaks = measured.peak_memory_bytes_by_stage
+        reserved = measured.peak_reserved_bytes_by_stage or (None,) * len(peaks)
+        self._rows[StageMemoryRow] += [
+            {**of_trial, "stage": stage, "peak_memory_bytes": peak, "peak_reserved_bytes": held}
+            for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
+        ]
+        self._rows[IterationRow] += [
+            {
+                **of_trial,
+                "index": iteration.index,
+                "kind": iteration.kind,
+                "step_time_s": iteration.step_time_s,
+                "loss": iteration.loss,
+                "grad_norm": iteration.grad_norm,
+            }
+            for iteration in measured.iterations
+        ]
+
+    def write(self, session: Session) -> None:
+        """Writes the rows, after the trials' own rows to which they refer."""
+        session.flush()
+        for kind in _ORDER:
+            insert_many(session, kind, self._rows.pop(kind, []))
+
 
 _STATES: Final[dict[str, TrialState]] = {
     "completed": "COMPLETED",
@@ -49,36 +132,19 @@ _STATES: Final[dict[str, TrialState]] = {
 }
 
 _TEACHES_NOTHING: Final = ("node_lost", "cancelled")
-"""Reasons that say nothing about the layout."""
+"""Reasons of outcomes without a result for the layout."""
 
 _RATE_TOLERANCE: Final = 1e-6
-"""How far two figures that follow from each other may be apart: rounding, nothing more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeReport:
-    """What a worker says of one attempt."""
-
-    trial_id: int
-    """Whose attempt it is."""
-    attempt: int
-    """Which one."""
-    outcome: Outcome
-    """How it ended."""
-    nodes_held: float | None = None
-    """Nodes that it held, a part of one included; None: as its worker said in its heartbeats, or those of
-    its layout."""
-    iterations_s: float | None = None
-    """Seconds of its iterations; None: those of its measurement."""
+"""Tolerance between figures that follow from each other, for rounding."""
 
 
 class OutcomeBatch:
-    """Trials that outcomes have come for, locked, in a transaction that somebody else holds."""
+    """Outcomes of trials, which are locked, within one transaction of the caller."""
 
     def __init__(
         self, session: Session, trial_ids: Sequence[int], now: datetime, known: KnownLosses
     ) -> None:
-        """Locks the trials and their campaigns, and loads what the outcomes need."""
+        """Locks the trials and their campaigns, and loads the rows that the outcomes need."""
         of_trials = select(Trial.campaign_id).where(Trial.id.in_(trial_ids))
         self._session = session
         self._now = now
@@ -90,8 +156,8 @@ class OutcomeBatch:
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._devices_per_node: dict[str, int] = {}
         for attempt, devices in session.execute(
-            select(Attempt, Worker.devices_per_node)
-            .join(Worker, Worker.id == Attempt.worker_id)
+            select(Attempt, WorkerRow.devices_per_node)
+            .join(WorkerRow, WorkerRow.id == Attempt.worker_id)
             .where(Attempt.trial_id.in_(trial_ids))
         ):
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
@@ -102,10 +168,10 @@ class OutcomeBatch:
         self._first_runs = FirstRuns()
         self._to_judge: list[Trial] = []
         self._changed: defaultdict[int, set[str]] = defaultdict(set)
-        """By campaign, the layouts of which other runs may count than before."""
+        """By campaign, the layouts whose counting runs may have changed."""
 
-    def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReceipt | ResultsDbError]:
-        """Takes the outcomes, no two of one trial, and writes what follows from them."""
+    def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
+        """Processes the outcomes, at most one for each trial, and writes all changes."""
         accepted: list[bool | ResultsDbError] = []
         with self._session.no_autoflush:
             for report in reports:
@@ -119,18 +185,18 @@ class OutcomeBatch:
             campaign = self._campaigns[trial.campaign_id]
             self._changed[campaign.id] |= settle(self._session, campaign, trial)
         for campaign_id, layout_keys in self._changed.items():
-            keep_standings(self._session, self._campaigns[campaign_id], layout_keys)
+            update_rows(self._session, self._campaigns[campaign_id], layout_keys)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
             for report, answer in zip(reports, accepted, strict=True)
         ]
 
-    def _receipt(self, report: OutcomeReport, accepted: bool) -> OutcomeReceipt:
+    def _receipt(self, report: OutcomeReport, accepted: bool) -> OutcomeReply:
         state = self._trials[report.trial_id].state
-        return OutcomeReceipt(accepted=accepted, state=cast("TrialState", state))
+        return OutcomeReply(accepted=accepted, state=cast("TrialState", state))
 
     def _take(self, report: OutcomeReport) -> bool:
-        """Takes one outcome; whether it counts, or did when it was posted before."""
+        """Processes one outcome; returns whether it counts, now or when it was posted before."""
         trial = self._trials.get(report.trial_id)
         if trial is None:
             raise TrialNotFoundError(f"there is no trial {report.trial_id}")
@@ -147,21 +213,21 @@ class OutcomeBatch:
             attempt.nodes_held = report.nodes_held
         attempt.iterations_s = report.iterations_s
         campaign = self._campaigns[trial.campaign_id]
-        # What it really held, in place of what was known before; paid for even when it came too late.
+        # The final cost replaces the one known so far, even if the outcome is too late.
         charge(campaign, trial, attempt, self._cost(trial, attempt, report.outcome))
         if trial.state in ENDED_TRIAL_STATES:
             return False
         return self._end_attempt(campaign, trial, attempt, report.outcome)
 
     def _is_kept(self, trial: Trial, attempt: Attempt, outcome: Outcome) -> bool:
-        """Whether an attempt that has reported says the same again; anything else is dropped."""
+        """Whether an outcome repeats the one that the attempt reported; others are dropped."""
         if outcome.reason in _TEACHES_NOTHING:
             return True
         if trial.ended_at != attempt.ended_at:
             return False
         was_measured = self._session.get(MeasurementRow, trial.id) is not None
         if outcome.measurement is not None or was_measured:
-            # Kept whatever the trial's state became when its losses were compared.
+            # It is stored, whatever the comparison of losses made of the trial's state.
             return outcome.measurement is not None and was_measured
         return (trial.state, trial.reason) == (_STATES[outcome.state], outcome.reason)
 
@@ -196,11 +262,11 @@ class OutcomeBatch:
                 self._rows.keep(trial, outcome, kin=None)
             return True
         if trial.state == "RUNNING" and not current:
-            # A late outcome of an earlier attempt; the worker of this one hears it with its next beat.
+            # A late outcome of an earlier attempt; the next heartbeat stops the current worker.
             running = self._attempts[trial.id, trial.attempt]
             close_attempt(campaign, trial, running, "superseded", self._now)
         if was_lost:
-            # It was not lost after all.
+            # The attempt was not lost after all.
             trial.lost_attempts -= 1
         self._end_trial(campaign, trial, outcome)
         return True
@@ -221,7 +287,7 @@ class OutcomeBatch:
             if kin is None:
                 self._to_judge.append(trial)
             elif trial.repeat_index == 0:
-                # It has not ended before, and what has not ended is not repeated.
+                # Its first end: a layout is repeated only after it has ended.
                 self._first_runs.add(campaign, trial, outcome.measurement)
             else:
                 self._changed[campaign.id].add(trial.layout_key)
@@ -242,11 +308,11 @@ def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime
 
 
 def _check(measurement: Measurement, trial: Trial) -> None:
-    """Refuses what each figure alone, which `Measurement` has looked at, does not tell."""
+    """Checks figures against each other and the layout; `Measurement` checks each alone."""
     for position, iteration in enumerate(measurement.iterations):
         if iteration.index != position:
             raise MeasurementInvalidError(
-                f"iteration {iteration.index} stands at place {position} of the measurement"
+                f"iteration {iteration.index} is at position {position} of the measurement"
             )
     if len(measurement.peak_memory_bytes_by_stage) != trial.pp:
         raise MeasurementInvalidError(
@@ -267,3 +333,73 @@ def _check(measurement: Measurement, trial: Trial) -> None:
             f"which is not tokens_per_s={measurement.tokens_per_s} over the {trial.num_devices} "
             "devices of the layout"
         )
+
+
+class Outcomes(StoreSection):
+    """The store's methods for outcomes."""
+
+    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+        super().__init__(database, clock, actor)
+        self._known_losses = KnownLosses()
+
+    def post_outcome(
+        self,
+        trial_id: int,
+        attempt: int,
+        outcome: Outcome,
+        *,
+        nodes_held: float | None = None,
+        iterations_s: float | None = None,
+    ) -> OutcomeReply:
+        """Processes the outcome of one attempt, as `post_outcomes`; see `OutcomeReport`.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            AttemptNotFoundError: the trial never had this attempt.
+            MeasurementInvalidError: the figures contradict each other, or the layout.
+        """
+        report = OutcomeReport(
+            trial_id=trial_id,
+            worker_id="",  # the store does not record the sender
+            attempt=attempt,
+            outcome=outcome,
+            nodes_held=nodes_held,
+            iterations_s=iterations_s,
+        )
+        return only_answer(self.post_outcomes([report]))
+
+    def post_outcomes(
+        self, reports: Sequence[OutcomeReport]
+    ) -> list[OutcomeReply | ResultsDbError]:
+        """Processes outcomes of attempts in one transaction. Posting one again changes nothing.
+
+        An outcome that arrives after its lease expired still counts if the trial has not ended. Two
+        reasons give no result for the layout, and return the trial to PENDING: `node_lost` (a lost
+        attempt), and `cancelled` without a request to cancel (the worker returned its lease).
+
+        If the losses of a measurement differ from those of the campaign's other layouts, the
+        measurement is stored and its trial is FAILED as diverged; if it shows that others are
+        wrong, those are.
+
+        Returns:
+            For each, the reply or the refusal: `TrialNotFoundError`, `AttemptNotFoundError`,
+            `MeasurementInvalidError`. A refused outcome changes nothing.
+        """
+        answers: list[OutcomeReply | ResultsDbError | None] = [None] * len(reports)
+        waiting = list(range(len(reports)))
+        while waiting:
+            # Outcomes of one trial are processed one after the other.
+            turn = list({reports[place].trial_id: place for place in reversed(waiting)}.values())
+            for place, answer in zip(
+                turn, one_by_one_if_refused(self._post, [reports[i] for i in turn]), strict=True
+            ):
+                answers[place] = answer
+            waiting = [place for place in waiting if answers[place] is None]
+        return [answer for answer in answers if answer is not None]
+
+    @retried
+    def _post(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
+        now = self._clock()
+        with self._db.write() as session:
+            trial_ids = [report.trial_id for report in reports]
+            return OutcomeBatch(session, trial_ids, now, self._known_losses).take(reports)

@@ -1,28 +1,28 @@
-"""Pages of trials, sorted by anything, right while trials are added and end.
+"""Pages of trials, sorted by any key, correct while trials are added and end.
 
-Pages go on after the last trial of the one before (its value and its id), not after so many rows: what is
-added meanwhile moves nothing. A list has two parts: the trials that have a value of the key, in its
-order, then those that have none, in the order of their ids. Which part a trial is in does not change
-from page to page, since the list is as of its first page (`PageEnd.ended_seq`): each trial that was there
-then comes exactly once. The one exception is a trial whose losses are judged anew meanwhile: it may come
+A page continues after the last trial of the page before (its value and id), not after a number of
+rows, so that added trials shift nothing. A list has two parts: the trials with a value of the key,
+in its order, then those without one, in the order of their ids. A trial stays in its part from page
+to page, since the list is as of its first page (`PageEnd.ended_seq`): each trial that existed then
+is listed exactly once. One exception: a trial whose losses are judged again meanwhile may be listed
 twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.models import Campaign, MeasurementRow, Trial
-from results_db.part import StorePart
+from results_db.database.store_base import StoreSection
+from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
-from results_db.trial_conditions import conditions, metric_column
-from results_db.trial_filter import METRICS, TrialFilter
-from results_db.trial_order import (
+from results_db.trials.filter import TrialFilter
+from results_db.trials.filter_sql import conditions, metric_column
+from results_db.trials.sort_order import (
     BY_NUMBER,
     KNOWN_AT_THE_END,
     PageEnd,
@@ -30,21 +30,17 @@ from results_db.trial_order import (
     TrialOrder,
     TrialPageRecord,
 )
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import KNOBS
 
 EVERY_TRIAL: Final = TrialFilter()
-
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "recompute": RECOMPUTE_MODES,
-    "precision": PRECISIONS,
-}
 
 _Keyed = tuple[int, float | None]
 """A trial's id, and its value of the key."""
 
 
-class TrialPages(StorePart):
-    """The part of the store that lists trials in pages."""
+class TrialPages(StoreSection):
+    """The store's methods for pages of trials."""
 
     def trial_page(
         self,
@@ -58,11 +54,11 @@ class TrialPages(StorePart):
         """A page of the campaign's trials.
 
         Args:
-            campaign_id: of the campaign; one that is not there has no trials.
-            wanted: which trials.
-            order: of the list.
-            after: where the page before ended, in the same order; None: the first page.
-            limit: most trials of the page.
+            campaign_id: the campaign; one that does not exist has no trials.
+            wanted: the filter.
+            order: the order of the list.
+            after: the end of the page before, in the same order; None: the first page.
+            limit: most trials.
         """
         with self._db.read() as session:
             if after is None:
@@ -71,7 +67,7 @@ class TrialPages(StorePart):
             else:
                 ended_seq = after.ended_seq
             of_list = _TrialList(campaign_id, wanted, order, ended_seq)
-            # One more than asked for tells whether there is a next page.
+            # One more than requested, to see whether there is a next page.
             found = _find(session, of_list, after, limit + 1)
             page = found[:limit]
             trials = _records(session, [trial_id for trial_id, _ in page])
@@ -83,7 +79,7 @@ class TrialPages(StorePart):
 
 
 class _TrialList:
-    """The two parts of one list, as queries of ids and values."""
+    """The two parts of a list, as queries for ids and values."""
 
     def __init__(
         self, campaign_id: int, wanted: TrialFilter, order: TrialOrder, ended_seq: int
@@ -96,11 +92,11 @@ class _TrialList:
 
     @property
     def has_valueless(self) -> bool:
-        """Whether there may be trials without a value of the key."""
+        """Whether trials may lack a value of the key."""
         return self._order.key in KNOWN_AT_THE_END
 
     def valued(self, after: PageEnd | None) -> Select[*tuple[Any, ...]]:
-        """The trials that have a value, those after a page's end."""
+        """The trials with a value, after the end of a page."""
         query = select(Trial.id, self._key).where(
             Trial.campaign_id == self._campaign_id, *conditions(self._wanted)
         )
@@ -116,7 +112,7 @@ class _TrialList:
         return query.order_by(key, Trial.id)
 
     def valueless(self, after_id: int) -> Select[*tuple[Any, ...]]:
-        """The trials that have none, or had none when the first page was read."""
+        """The trials without a value, now or when the first page was read."""
         query = select(Trial.id, cast(None, Integer)).where(
             Trial.campaign_id == self._campaign_id,
             Trial.id > after_id,
@@ -134,7 +130,7 @@ class _TrialList:
 
     def _is_after(self, end: PageEnd) -> ColumnElement[bool]:
         beyond = self._key < end.value if self._order.descending else self._key > end.value
-        # The first condition follows from the other two, and lets an index find where to begin.
+        # The first condition follows from the second; with it, an index finds the start.
         reached = self._key <= end.value if self._order.descending else self._key >= end.value
         return and_(reached, or_(beyond, Trial.id > end.trial_id))
 
@@ -155,19 +151,22 @@ def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[_Keyed]:
 
 
 def _records(session: Session, trial_ids: Sequence[int]) -> tuple[TrialRecord, ...]:
-    """The trials in the order of their ids' list; one that was deleted meanwhile is left out."""
+    """The trials in the order of the ids, without those deleted meanwhile."""
     query = select(Trial).where(Trial.id.in_(trial_ids)).options(WITH_MEASUREMENT)
     found = {row.id: trial_record(row) for row in session.scalars(query)}
     return tuple(found[trial_id] for trial_id in trial_ids if trial_id in found)
 
 
 def _key_column(key: SortKey) -> ColumnElement[Any]:
-    """What SQL compares: numbers alone, since databases do not agree on the order of words."""
+    """The sort key in SQL: always a number, since databases order words differently."""
     if key in METRICS:
         return metric_column(key)
     if key == "ended_at":
         return Trial.ended_seq  # type: ignore[return-value]
     column: ColumnElement[Any] = getattr(Trial, key)
-    if key in _WORDS:
-        return case({word: place for place, word in enumerate(_WORDS[key])}, value=column)
-    return cast(column, Integer) if key == "sequence_parallel" else column
+    knob = KNOBS.get(key)
+    if knob is None or knob.is_number:
+        return column
+    if knob.is_switch:
+        return cast(column, Integer)
+    return case({word: knob.code(word) for word in knob.choices}, value=column)

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 from results_db.records import TrialRecord
-from results_db.trial_filter import METRICS
+from results_db.trials.filter import KNOB_FIELDS
+from search_spaces.protocol.metrics import METRICS
 
-SortKey = Literal[
-    "number",
-    "ended_at",
-    "node_seconds",
-    "num_nodes",
-    "tp",
-    "pp",
-    "dp",
-    "vpp",
-    "micro_batch_size",
-    "num_microbatches",
-    "zero_stage",
-    "zero_replicas",
-    "recompute",
-    "sequence_parallel",
-    "precision",
-    "num_devices",
-    "global_batch_size",
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tokens_per_node_hour",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-    "mfu",
-    "hfu",
-    "peak_memory_bytes",
-]
-"""What trials are sorted by: their number, when they ended, what they cost, a knob, or a metric."""
+SORT_KEYS: Final[tuple[str, ...]] = ("number", "ended_at", "node_seconds", *KNOB_FIELDS, *METRICS)
+"""Sort keys of trials: their number, the time of their end, their cost, a knob, or a metric."""
 
-SORT_KEYS: Final[tuple[SortKey, ...]] = get_args(SortKey)
+if TYPE_CHECKING:
+    SortKey = str
+else:
+    SortKey = Literal[SORT_KEYS]  # FastAPI reads the choices from it
+"""One of SORT_KEYS."""
 
 KNOWN_AT_THE_END: Final = frozenset({"ended_at", "node_seconds", *METRICS})
 """Keys that a trial has no value of, or no final one, before it has ended."""
@@ -63,8 +41,9 @@ class PageEnd:
     """The last trial of a page, and as of when the list is."""
 
     ended_seq: int
-    """The campaign's trial that had ended last when the first page was read: what ended since counts
-    as not ended on every page, so that no trial passes from behind a page's end to before it."""
+    """The campaign's trial that had ended last when the first page was read: what ended since
+    counts as not ended on every page, so that no trial passes from behind a page's end to before
+    it."""
     value: float | None
     """Of the key, as SQL compares it; None: the trial had none."""
     trial_id: int

@@ -1,25 +1,30 @@
-"""Trials: written before anything else knows of them, listed, read in full."""
+"""Trials: added, listed, read in full; repeated, requeued and cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.divergence import trials_in_doubt
+from results_db.database.locks import lock_campaign, lock_campaign_of, lock_trial
+from results_db.database.retry import retried
+from results_db.database.session import breaks_unique
+from results_db.database.store_base import StoreSection
 from results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
     TrialDuplicateError,
     TrialLogNotFoundError,
     TrialNotFoundError,
+    TrialStateError,
 )
-from results_db.events import tell
-from results_db.locks import lock_campaign
-from results_db.models import (
+from results_db.events.events import tell
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import (
     Attempt,
     Campaign,
     EnvironmentRow,
@@ -27,40 +32,45 @@ from results_db.models import (
     Trial,
     TrialLog,
 )
-from results_db.part import StorePart
 from results_db.records import (
     ENDED_CAMPAIGN_STATES,
     ENDED_TRIAL_STATES,
+    AttemptRecord,
     TrialDetail,
     TrialRecord,
     TrialSize,
-    TrialState,
 )
-from results_db.retry import retried
 from results_db.rows import (
     WITH_MEASUREMENT,
-    attempt_record,
-    environment_value,
-    iteration_value,
+    cost_of,
     layout_columns,
+    record_of,
+    trial_layout,
     trial_record,
+    trial_words,
 )
-from results_db.session import breaks_unique
-from results_db.worker_tables import Worker
-from search_spaces.layout import Layout
-from search_spaces.outcome import Iteration
+from results_db.trials.lifecycle import cancel_trial
+from results_db.trials.loss_check import trials_in_doubt
+from search_spaces.protocol.outcome import Environment, Iteration
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.layout import Layout
+
+MAX_TIMES: Final = 20
+"""Most repeats of a trial in one request."""
+
+_NOT_MEASURED: Final = frozenset({"FAILED", "INFEASIBLE", "CANCELLED"})
 
 
-class Trials(StorePart):
-    """The trials' part of the store."""
+class Trials(StoreSection):
+    """The store's methods for trials."""
 
     @retried
     def add_trial(self, campaign_id: int, layout: Layout) -> TrialRecord:
-        """Writes a trial of a layout that the campaign has not tried, PENDING.
+        """Adds a trial, PENDING, of a layout that the campaign has not tried.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
-            CampaignStateError: the campaign has ended meanwhile (the user was quicker).
+            CampaignStateError: the campaign has ended meanwhile.
             TrialDuplicateError: the campaign has a trial of this layout.
         """
         try:
@@ -110,14 +120,27 @@ class Trials(StorePart):
             log = session.get(TrialLog, trial_id)
             return TrialDetail(
                 trial=trial_record(trial),
-                iterations=tuple(_iterations(session, trial_id)),
-                environment=None if environment is None else environment_value(environment),
+                iterations=tuple(
+                    record_of(Iteration, row)
+                    for row in session.scalars(
+                        select(IterationRow)
+                        .where(IterationRow.trial_id == trial_id)
+                        .order_by(IterationRow.index)
+                    )
+                ),
+                environment=None if environment is None else record_of(Environment, environment),
                 log_tail="" if log is None else log.tail,
                 attempts=tuple(
-                    attempt_record(attempt, worker)
+                    record_of(
+                        AttemptRecord,
+                        attempt,
+                        worker_name=worker.name,
+                        host=worker.host,
+                        cost=cost_of(attempt),
+                    )
                     for attempt, worker in session.execute(
-                        select(Attempt, Worker)
-                        .join(Worker, Worker.id == Attempt.worker_id)
+                        select(Attempt, WorkerRow)
+                        .join(WorkerRow, WorkerRow.id == Attempt.worker_id)
                         .where(Attempt.trial_id == trial_id)
                         .order_by(Attempt.attempt)
                     )
@@ -129,18 +152,21 @@ class Trials(StorePart):
 
         Raises:
             TrialNotFoundError: there is no such trial.
-            TrialLogNotFoundError: none are kept of it.
+            TrialLogNotFoundError: none are stored.
         """
         with self._db.read() as session:
             log = session.get(TrialLog, trial_id)
             if log is not None:
                 return log.tail
-            state = by_id(session, trial_id).state
+            trial = by_id(session, trial_id)
+            state = trial.state
+            campaign = session.get_one(Campaign, trial.campaign_id)
+            what = trial_words(campaign, trial)
         if state in ENDED_TRIAL_STATES:
             why = "its ranks printed nothing, or the log was pruned"
         else:
             why = "it comes with the outcome"
-        raise TrialLogNotFoundError(f"trial {trial_id} is {state} and has no log: {why}")
+        raise TrialLogNotFoundError(f"{what} is {state} and has no log: {why}")
 
     def trials(
         self,
@@ -164,8 +190,8 @@ class Trials(StorePart):
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 
-    def trials_told_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
-        """The campaign's ended trials whose `ended_seq` is over `after`, in the order they ended."""
+    def trials_ended_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
+        """The campaign's ended trials with an `ended_seq` above `after`, in that order."""
         query = (
             select(Trial)
             .where(Trial.campaign_id == campaign_id, Trial.ended_seq > after)
@@ -176,12 +202,12 @@ class Trials(StorePart):
             return [trial_record(row) for row in session.scalars(query)]
 
     def trials_in_doubt(self, campaign_id: int) -> list[int]:
-        """Ids of trials to be repeated: of several losses nobody knows yet which are right."""
+        """Ids of trials to repeat, because it is undecided which of several losses are right."""
         with self._db.read() as session:
             return trials_in_doubt(session, campaign_id)
 
     def count_repeats(self, campaign_id: int) -> dict[str, int]:
-        """By layout key, how often a layout was measured again or is about to be, cancelled ones aside."""
+        """By layout key, the number of repeats that are not cancelled, including open ones."""
         query = (
             select(Trial.layout_key, func.count())
             .where(
@@ -195,15 +221,14 @@ class Trials(StorePart):
             return {row[0]: row[1] for row in session.execute(query)}
 
     def count_open_trials(self, campaign_id: int) -> int:
-        """Trials that wait or run."""
+        """The number of trials that wait or run."""
         query = select(func.count()).where(
             Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING"))
         )
-        with self._db.read() as session:
-            return session.scalar(query) or 0
+        return self._scalar(query) or 0
 
     def open_trial_sizes(self, campaign_id: int) -> list[TrialSize]:
-        """What the trials that wait or run need, the oldest first."""
+        """The resources that waiting and running trials need, the oldest first."""
         query = (
             select(Trial.num_nodes, Trial.num_devices, Trial.state)
             .where(Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING")))
@@ -214,6 +239,115 @@ class Trials(StorePart):
                 TrialSize(num_nodes=nodes, num_devices=devices, is_waiting=state == "PENDING")
                 for nodes, devices, state in session.execute(query)
             ]
+
+    @retried
+    def repeat_trial(self, trial_id: int) -> TrialRecord:
+        """Adds a trial of the same layout as one that has ended, for the driver.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialStateError: the trial has not ended.
+            CampaignStateError: its campaign has ended.
+        """
+        with self._db.write() as session:
+            campaign, trial = _locked(session, trial_id)
+            if trial.state not in ENDED_TRIAL_STATES:
+                raise TrialStateError(
+                    f"{trial_words(campaign, trial)} is {trial.state}; only an ended trial is repeated"
+                )
+            return trial_record(self._repeat(session, campaign, trial))
+
+    @retried
+    def measure_again(self, trial_id: int, *, times: int = 1) -> list[TrialRecord]:
+        """Adds trials that measure the layout of a COMPLETED one again, for a user.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialStateError: it is not COMPLETED.
+            CampaignStateError: its campaign has ended.
+        """
+        assert 1 <= times <= MAX_TIMES, f"{times} times"
+        with self._db.write() as session:
+            campaign, trial = _locked(session, trial_id)
+            if trial.state != "COMPLETED":
+                remedy = "requeue it" if trial.state in _NOT_MEASURED else "wait for its end"
+                raise TrialStateError(
+                    f"{trial_words(campaign, trial)} is {trial.state}; only a COMPLETED one is measured "
+                    f"again: {remedy}"
+                )
+            added = [self._repeat(session, campaign, trial) for _ in range(times)]
+            numbers = [each.number for each in added]
+            self._audit_trial(session, "trial.repeat", campaign, trial, added=numbers)
+            return [trial_record(each) for each in added]
+
+    @retried
+    def requeue_trial(self, trial_id: int) -> TrialRecord:
+        """Adds a trial of the layout of one that ended without a measurement that counts.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialStateError: it is COMPLETED, or has not ended, or the layout is waiting or running.
+            CampaignStateError: its campaign has ended.
+        """
+        with self._db.write() as session:
+            campaign, trial = _locked(session, trial_id)
+            if trial.state not in _NOT_MEASURED:
+                remedy = "repeat it" if trial.state == "COMPLETED" else "it goes on"
+                raise TrialStateError(
+                    f"{trial_words(campaign, trial)} is {trial.state}; only a FAILED, INFEASIBLE or "
+                    f"CANCELLED one is queued again: {remedy}"
+                )
+            _refuse_open(session, campaign, trial)
+            added = self._repeat(session, campaign, trial)
+            self._audit_trial(session, "trial.requeue", campaign, trial, added=added.number)
+            return trial_record(added)
+
+    @retried
+    def cancel_trial(self, trial_id: int) -> TrialRecord:
+        """Cancels a trial: at once if it waits, through its worker if it runs; it can be repeated.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+            TrialStateError: it has ended in another way.
+        """
+        with self._db.write() as session:
+            campaign, trial = _locked(session, trial_id)
+            if trial.state in ENDED_TRIAL_STATES and trial.state != "CANCELLED":
+                raise TrialStateError(
+                    f"{trial_words(campaign, trial)} has ended: it is {trial.state}"
+                )
+            if trial.state != "CANCELLED" and not trial.cancel_requested:
+                cancel_trial(campaign, trial, self._clock(), "cancelled by the user")
+                self._audit_trial(session, "trial.cancel", campaign, trial)
+            return trial_record(trial)
+
+    def _repeat(self, session: Session, campaign: Campaign, trial: Trial) -> Trial:
+        last = session.scalar(
+            select(func.max(Trial.repeat_index)).where(
+                Trial.campaign_id == campaign.id, Trial.layout_key == trial.layout_key
+            )
+        )
+        return add_row(
+            session,
+            campaign,
+            trial_layout(trial),
+            self._clock(),
+            repeat_of=trial.id,
+            repeat_index=(last or 0) + 1,
+        )
+
+    def _audit_trial(
+        self,
+        session: Session,
+        action: str,
+        campaign: Campaign,
+        trial: Trial,
+        *,
+        added: int | list[int] | None = None,
+    ) -> None:
+        details = {"campaign": campaign.name, "number": trial.number, "added": added}
+        given = {name: value for name, value in details.items() if value is not None}
+        self._audit(session, action, "trial", trial.id, **given)
 
 
 def add_row(
@@ -263,8 +397,29 @@ def by_id(session: Session, trial_id: int) -> Trial:
     return trial
 
 
-def _iterations(session: Session, trial_id: int) -> list[Iteration]:
-    query = (
-        select(IterationRow).where(IterationRow.trial_id == trial_id).order_by(IterationRow.index)
+def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
+    """A trial and its campaign, both locked; the campaign first.
+
+    Raises:
+        TrialNotFoundError: there is no such trial.
+    """
+    campaign = lock_campaign_of(session, trial_id)
+    trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
+    if campaign is None or trial is None:
+        raise TrialNotFoundError(f"there is no trial {trial_id}")
+    return campaign, trial
+
+
+def _refuse_open(session: Session, campaign: Campaign, trial: Trial) -> None:
+    """Refuses a layout that is waiting or running: the request may have been sent twice."""
+    query = select(Trial.number, Trial.state).where(
+        Trial.campaign_id == trial.campaign_id,
+        Trial.layout_key == trial.layout_key,
+        Trial.state.in_(("PENDING", "RUNNING")),
     )
-    return [iteration_value(row) for row in session.scalars(query)]
+    row = session.execute(query.order_by(Trial.number).limit(1)).first()
+    if row is not None:
+        raise TrialStateError(
+            f"{trial_words(campaign, trial)} is not queued again: trial number {row.number} is of the same layout, and "
+            f"{row.state}"
+        )

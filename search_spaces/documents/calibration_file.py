@@ -1,7 +1,7 @@
-"""Constants of a machine that were measured on it, as `layout-tuner calibrate` stores them.
+"""Measured constants of a machine, as `layout-tuner calibrate` stores them.
 
-They stand in the data directory, one file a cluster, and take the place of the constants that a preset
-or a detection guesses. What a campaign's own file states stays as it is stated.
+The data directory has one file for each cluster. Its constants replace those of a preset or of the
+detection. Constants that a campaign's own file states take precedence.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-from search_spaces.cluster import Cluster
+from search_spaces.documents.reading import (
+    is_line,
+    is_name,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    why_unreadable,
+)
 from search_spaces.errors import MeasuredConstantsInvalidError, SearchSpaceError
-from search_spaces.presets.clusters import resolve_cluster
-from search_spaces.reading import is_line, is_name, read_mapping, refuse_unknown, shown
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.presets.clusters import is_cluster_preset
 
 MEASURED_FIELDS: Final = (
     "peak_flops_per_s",
@@ -26,7 +33,7 @@ MEASURED_FIELDS: Final = (
     "intra_node_latency_s",
     "host_operation_s",
 )
-"""Fields of a cluster that one node can measure of itself."""
+"""Fields of a cluster that can be measured on one node."""
 
 FORMAT: Final = "layout-tuner/measured-constants"
 VERSION: Final = 1
@@ -34,20 +41,20 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredConstants:
-    """What was measured, when, by what.
+    """The result of a calibration.
 
     Raises:
-        MeasuredConstantsInvalidError: at construction, when a constant is none of a cluster's.
+        MeasuredConstantsInvalidError: at construction, when a constant is unknown or impossible.
     """
 
     cluster: str
     """Name of the cluster that was measured."""
     host: str
-    """Where."""
+    """The host that measured."""
     measured_at: str
-    """When, in UTC."""
+    """Time of the measurement, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of Python, torch, and this project."""
+    """Versions of Python, torch and this project."""
     num_devices: int = 1
     """Devices that were measured at once."""
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +66,7 @@ class MeasuredConstants:
     noise: float = 0.0
     """Median relative spread (quartile to quartile) of the repeats of a timing."""
     warnings: tuple[str, ...] = ()
-    """What speaks against trusting the constants."""
+    """Reasons to distrust the constants."""
 
     def __post_init__(self) -> None:
         error = MeasuredConstantsInvalidError
@@ -70,21 +77,16 @@ class MeasuredConstants:
                 raise error(f"{name}={shown(getattr(self, name))} is not a line of text")
         constants = read_mapping(self.constants, error, "constants")
         refuse_unknown(constants, MEASURED_FIELDS, error, "constant")
+        # Any cluster with these constants: its construction refuses impossible ones.
+        limits = {"num_nodes": 1, "devices_per_node": 1, "device_memory_bytes": 1}
         try:
-            self._as_cluster()
+            Cluster.from_mapping({"name": self.cluster, "device": "", **limits, **self.constants})
         except SearchSpaceError as why:
             raise error(f"constants: {why}") from why
 
-    def _as_cluster(self) -> Cluster:
-        """Any cluster with these constants, which refuses the impossible ones."""
-        limits = {"num_nodes": 1, "devices_per_node": 1, "device_memory_bytes": 1}
-        return Cluster.from_mapping(
-            {"name": self.cluster, "device": "", **limits, **self.constants}
-        )
-
     @property
     def source(self) -> str:
-        """Where the constants come from, as a cluster's `source` says it."""
+        """The text for the cluster's field `source`."""
         return f"measured by layout-tuner calibrate on {self.host}, {self.measured_at}"
 
     def to_mapping(self) -> dict[str, Any]:
@@ -97,7 +99,7 @@ class MeasuredConstants:
         """Reads the document back.
 
         Raises:
-            MeasuredConstantsInvalidError: it is none, or one of a later version.
+            MeasuredConstantsInvalidError: it is invalid, or of a later version.
         """
         error = MeasuredConstantsInvalidError
         values = read_mapping(mapping, error, "the document")
@@ -118,12 +120,12 @@ class MeasuredConstants:
 
 
 def constants_file(data_dir: Path, cluster: str) -> Path:
-    """Where the constants of a cluster are kept."""
+    """The file of a cluster's constants."""
     return data_dir / "measured" / f"{cluster.replace(os.sep, '_')}.json"
 
 
 def refuse_unwritable(data_dir: Path) -> None:
-    """Raises before anything is measured whose result could not be kept.
+    """Checks before a measurement that its result can be written.
 
     Raises:
         MeasuredConstantsInvalidError: the folder of the constants can't be made or written to.
@@ -138,7 +140,7 @@ def refuse_unwritable(data_dir: Path) -> None:
 
 
 def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
-    """Keeps the constants; whoever is ended meanwhile leaves what was kept before.
+    """Writes the constants atomically: a process that is killed leaves the former file.
 
     Raises:
         MeasuredConstantsInvalidError: the file can't be written.
@@ -158,10 +160,10 @@ def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
 
 
 def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
-    """The kept constants of a cluster; None where it was never measured.
+    """The stored constants of a cluster; None where it was never measured.
 
     Raises:
-        MeasuredConstantsInvalidError: the file is there and holds none.
+        MeasuredConstantsInvalidError: the file is invalid.
     """
     path = constants_file(data_dir, cluster)
     advice = "run `layout-tuner calibrate` again, or remove the file"
@@ -171,7 +173,7 @@ def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
             return None
         raise MeasuredConstantsInvalidError(
-            f"{path} is not a readable file of measured constants ({error}); {advice}"
+            f"{path} is not a readable file of measured constants ({why_unreadable(error)}); {advice}"
         ) from error
     try:
         measured = MeasuredConstants.from_mapping(document)
@@ -187,24 +189,24 @@ def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
 def with_measured_constants(described: Any, data_dir: Path) -> Any:
     """A cluster's description with the constants that were measured on the cluster of that name.
 
-    They fill what the description leaves to the preset; what it states stays. A description that
-    names no cluster by itself or as its preset is returned as it is, for `resolve_cluster` to judge.
+    They replace the constants of the preset, and not those that the description states. A
+    description that names neither a cluster nor a preset is returned unchanged.
 
     Raises:
-        MeasuredConstantsInvalidError: there is a file of that cluster, and it holds no constants.
+        MeasuredConstantsInvalidError: the file of that cluster is invalid.
     """
-    values = described
-    if isinstance(described, Mapping) and set(described) == {"name"}:
-        values = described["name"]
-    if not isinstance(values, (str, Mapping)):
+    if isinstance(described, str):
+        values = {"preset": described}
+    elif isinstance(described, Mapping):
+        values = dict(described)
+    else:
         return described
-    named = values if isinstance(values, str) else values.get("preset")
-    if not is_name(named):
+    if set(values) == {"name"} and is_cluster_preset(values["name"]):
+        values = {"preset": values["name"]}
+    named = values["name"] if set(values) == {"name"} else values.get("preset")
+    if not is_name(named) or ("preset" in values and not is_cluster_preset(named)):
         return described
     measured = read_constants(data_dir, str(named))
     if measured is None:
         return described
-    if isinstance(values, str):
-        is_guessed = resolve_cluster(values)[1] is not None
-        values = {"name" if is_guessed else "preset": values}
     return {**measured.constants, "source": measured.source, **values}

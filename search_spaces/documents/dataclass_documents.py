@@ -1,6 +1,7 @@
-"""Reading the documents of the worker protocol: dataclasses of plain JSON values, taken strictly.
+"""Strict reading of the documents of the worker protocol into dataclasses of JSON values.
 
-Nothing is converted but whole numbers to floats: a worker that sends "3" for 3 is wrong, and hears so.
+Whole numbers become floats where a float is expected. Nothing else is converted: "3" for 3 is
+refused.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from functools import cache
 from types import NoneType
 from typing import Any, Final, TypeVar
 
-from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
-from search_spaces.reading import (
-    is_encodable,
+from search_spaces.documents.limits import text_problem
+from search_spaces.documents.reading import (
     is_positive_number,
     read_mapping,
     refuse_unknown,
     shown,
 )
+from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 
 _T = TypeVar("_T")
 
 
 def read_fields(cls: type, mapping: object, what: str) -> dict[str, Any]:
-    """The fields of a document, once none is missing and none unknown."""
+    """The fields of a document; missing and unknown fields are refused."""
     values = read_mapping(mapping, OutcomeInvalidError, what)
     known = _fields(cls)
     refuse_unknown(values, [f.name for f in known], OutcomeInvalidError, "field")
@@ -52,7 +53,7 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _fields(cls: Any) -> tuple[Field[Any], ...]:
-    """Those of a dataclass: a probe's document has a dozen of iterations, and each asks for them."""
+    """The fields of a dataclass, cached: a document reads the same class many times."""
     return fields(cls)
 
 
@@ -72,20 +73,25 @@ _PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
     "float | None": ("a finite number or null", (int, float, NoneType)),
     "bool | None": ("true, false or null", (bool, NoneType)),
 }
-"""Annotations, as written above, that `read_plain` checks."""
+"""The annotations that `read_plain` checks: their name in messages, and the accepted types."""
 
 _FLOATS: Final = ("float", "float | None")
 
 
-def refuse_lone_surrogates(document: Any) -> None:
-    """Refuses text that JSON can spell and nothing can store: half a surrogate pair."""
-    cls: Any = type(document)
-    for f in _fields(cls):
-        value = getattr(document, f.name)
-        if isinstance(value, str) and not is_encodable(value):
-            raise OutcomeInvalidError(
-                f"{shown(value)} holds a lone surrogate, which has no place in text", field=f.name
-            )
+def refuse_unusable_texts(document: Any, **longest: int) -> None:
+    """Refuses text that cannot be stored or is too long.
+
+    Args:
+        document: a dataclass.
+        longest: the largest length of each text field.
+    """
+    for name, most in longest.items():
+        value = getattr(document, name)
+        problem = text_problem(value)
+        if problem is None and len(value) > most:
+            problem = f"{len(value)} characters are more than {most}, the most that is accepted"
+        if problem:
+            raise OutcomeInvalidError(problem, field=name)
 
 
 def refuse_figures(
@@ -105,9 +111,13 @@ def refuse_figures(
             )
 
 
-def read_list(value: object, name: str) -> list[Any]:
+def read_list(value: object, name: str, most: int) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise OutcomeInvalidError(f"{shown(value)} is not a list", field=name)
+    if len(value) > most:
+        raise OutcomeInvalidError(
+            f"{len(value)} entries are more than {most}, the most that is accepted", field=name
+        )
     return list(value)
 
 

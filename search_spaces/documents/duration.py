@@ -1,29 +1,70 @@
-"""Times as Slurm writes them, and the limits that a site puts on them."""
+"""Durations as users write them and wall times as Slurm writes them, and the limits of a site."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from search_spaces.duration import read_duration_s
-from search_spaces.errors import SearchSpaceError
-from search_spaces.reading import shown
-from workers.slurm.errors import SiteInvalidError
+from search_spaces.documents.reading import is_positive_number, shown
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError, SiteInvalidError
 
+MAX_DURATION_S: Final = 1e9
+"""Longest duration, 31 years: sums and deadlines of such durations fit every clock."""
+
+MaxTimes = Mapping[int, float]
+"""Longest wall time in seconds by the largest number of nodes it applies to, ascending."""
+
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WRITTEN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhd])", flags=re.ASCII)
 _SLURM_TIME: Final = re.compile(
     r"(?:(?P<days>\d{1,4})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?"
 )
 
-MaxTimes = Mapping[int, float]
-"""The longest wall time in seconds of jobs of up to so many nodes, by that number, ascending."""
+
+def read_duration_s(value: object, *, field: str) -> float:
+    """Seconds of a duration: a number of seconds, or a text such as "90s", "10m", "2h", "1d".
+
+    Raises:
+        CampaignInvalidError: it is neither, or not over 0, or longer than `MAX_DURATION_S`.
+    """
+    if isinstance(value, str):
+        written = _WRITTEN.fullmatch(value.strip())
+        seconds = float(written[1]) * _SECONDS[written[2]] if written else 0.0
+    else:
+        seconds = float(value) if is_positive_number(value) else 0.0
+    if not seconds > 0:
+        raise CampaignInvalidError(
+            f"{shown(value)} is not a duration: give seconds, or a number with a unit "
+            "(90s, 10m, 2h, 1d)",
+            field=field,
+        )
+    if seconds > MAX_DURATION_S:
+        raise CampaignInvalidError(
+            f"{shown(value)} is longer than {MAX_DURATION_S:.0f} s, the longest that is accepted",
+            field=field,
+        )
+    return seconds
+
+
+def name_without_unit(values: dict[str, Any], name: str) -> None:
+    """Renames a field such as `wall_time: 10m` to `wall_time_s: 600.0`; does nothing without it.
+
+    Raises:
+        CampaignInvalidError: the value is not a duration, or both fields are given.
+    """
+    if name not in values:
+        return
+    if f"{name}_s" in values:
+        raise CampaignInvalidError(f"give {name} or {name}_s, not both", field=name)
+    values[f"{name}_s"] = read_duration_s(values.pop(name), field=name)
 
 
 def read_walltime_s(value: object, *, field: str) -> float:
-    """Seconds of a time that is written as Slurm does ("2:00:00", "1-12:00", "90:00") or as "2h".
+    """Seconds of a wall time as Slurm writes it ("2:00:00", "1-12:00", "90:00"), or of "2h".
 
     Raises:
-        SiteInvalidError: it is neither. A bare number is refused: Slurm reads minutes, we seconds.
+        SiteInvalidError: it is neither, or a bare number: Slurm counts those in minutes.
     """
     if isinstance(value, str) and ":" in value and (match := _SLURM_TIME.fullmatch(value.strip())):
         return _seconds(match)
@@ -49,7 +90,7 @@ def _seconds(match: re.Match[str]) -> float:
 
 
 def slurm_time(seconds: float) -> str:
-    """Seconds as Slurm reads them, rounded up."""
+    """Seconds in Slurm's format, rounded up."""
     whole = -int(-seconds // 1)
     days, rest = divmod(whole, 86400)
     text = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
@@ -57,7 +98,7 @@ def slurm_time(seconds: float) -> str:
 
 
 def longest_s(limits: MaxTimes, num_nodes: int) -> float | None:
-    """The longest wall time of a job of so many nodes; None: the limits don't speak of so many."""
+    """The longest wall time of a job of this many nodes; None: the limits do not cover it."""
     for most_nodes, seconds in sorted(limits.items()):
         if num_nodes <= most_nodes:
             return seconds

@@ -1,17 +1,22 @@
-"""Reading what a user wrote: the checks that every document shares, each with a clear error."""
+"""Checks that the readers of all documents share, with errors that show the value."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Final, TypeGuard
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeGuard, TypeVar
 
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import SearchSpaceError, joined
+
+T = TypeVar("T")
 
 MAX_COUNT: Final = 1 << 20
-"""Largest count a knob may have (ranks, micro-batches, sequences): products of three fit 64 bits."""
+"""Largest count a knob may have (ranks, micro-batches, sequences): products of three fit 64
+bits."""
 
 MAX_WIDTH: Final = 1 << 31
 """Largest size of a model's dimension."""
@@ -25,8 +30,39 @@ MAX_TEXT_LENGTH: Final = 1000
 _URL_NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+class Problems:
+    """Collects the errors of a document, which are raised together."""
+
+    def __init__(self) -> None:
+        self._found: list[SearchSpaceError] = []
+
+    @contextmanager
+    def collecting(self, field: str = "") -> Iterator[None]:
+        """Keeps an error of the block, as an error of this field."""
+        try:
+            yield
+        except SearchSpaceError as error:
+            self._found.append(error.within(field) if field else error)
+
+    def add(self, *errors: SearchSpaceError) -> None:
+        """Keeps errors."""
+        self._found += errors
+
+    def refuse(self) -> None:
+        """Raises the collected errors as one, if there are any."""
+        if self._found:
+            raise joined(self._found)
+
+
+def refuse_all(errors: Iterable[SearchSpaceError]) -> None:
+    """Raises these errors as one, if there are any."""
+    problems = Problems()
+    problems.add(*errors)
+    problems.refuse()
+
+
 def read_mapping(value: object, error: type[SearchSpaceError], what: str) -> dict[str, Any]:
-    """A copy of `value`, once it is known to be a mapping whose keys are strings."""
+    """A copy of `value`, which must be a mapping with strings as keys."""
     if not isinstance(value, Mapping):
         raise error(f"{what} is {shown(value)}, not a mapping of fields to values")
     for key in value:
@@ -38,15 +74,47 @@ def read_mapping(value: object, error: type[SearchSpaceError], what: str) -> dic
 def refuse_unknown(
     given: Collection[str], known: Collection[str], error: type[SearchSpaceError], what: str
 ) -> None:
-    """Refuses names outside `known`, suggests the nearest, and lists them all."""
+    """Refuses names outside `known`; the message suggests the nearest and lists all known names."""
+    refuse_all(unknown_names(given, known, error, what))
+
+
+def unknown_names(
+    given: Collection[str], known: Collection[str], error: type[SearchSpaceError], what: str
+) -> Iterator[SearchSpaceError]:
+    """An error for each name outside `known`, with the nearest and all known names."""
     for name in given:
         if name not in known:
-            raise error(f"unknown {what} {shown(name)}{nearest(name, known)}")
+            field = name if is_name(name) else shown(name)
+            yield error.of_field(field, f"unknown {what} {shown(name)}{nearest(name, known)}")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, then all of them."""
-    matches = difflib.get_close_matches(name, known, n=1)
+def read_fields_of(
+    cls: Callable[..., T],
+    values: Mapping[str, Any],
+    known: Collection[str],
+    error: type[SearchSpaceError],
+    what: str,
+) -> T:
+    """Builds a value object from its fields; unknown names and wrong values are raised together.
+
+    Args:
+        cls: the class to build.
+        values: its fields by name.
+        known: the names of its fields.
+        error: the class of the error for an unknown name.
+        what: what messages call a field, such as "knob".
+    """
+    problems = Problems()
+    problems.add(*unknown_names(values, known, error, what))
+    with problems.collecting():
+        built = cls(**{name: value for name, value in values.items() if name in known})
+    problems.refuse()
+    return built
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: the nearest known name, and all known names."""
+    matches = difflib.get_close_matches(name[:80], known, n=1) if isinstance(name, str) else []
     guess = f" (did you mean {matches[0]!r}?)" if matches else ""
     return f"{guess}; choose from {', '.join(known)}"
 
@@ -73,6 +141,11 @@ def whole_number_problem(value: object, low: int = 1, high: int = MAX_COUNT) -> 
     return None
 
 
+def switch_problem(value: object) -> str | None:
+    """Why `value` is neither true nor false, or None."""
+    return None if isinstance(value, bool) else f"{shown(value)} is not true or false"
+
+
 def is_positive_number(value: object) -> TypeGuard[int | float]:
     """Whether `value` is a finite number over 0 (and not a bool)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -84,14 +157,14 @@ def is_positive_number(value: object) -> TypeGuard[int | float]:
 
 
 def is_name(value: object) -> bool:
-    """Whether `value` is a short printable string, fit for a table's column."""
+    """Whether `value` is a short printable string."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_NAME_LENGTH and value.isprintable()
 
 
 def url_name_problem(value: object) -> str | None:
-    """Why `value` is no name of a campaign, or of a user's own model or cluster; None: it is one.
+    """Why `value` cannot name a campaign, or a user's own model or cluster; None: it can.
 
-    Such names stand in URLs, beside ids: they are neither numbers nor a step up a path.
+    Such names are used in URLs in place of ids, so they are neither numbers nor "..".
     """
     if isinstance(value, str) and _URL_NAME.fullmatch(value):
         return None
@@ -102,21 +175,27 @@ def url_name_problem(value: object) -> str | None:
 
 
 def is_line(value: object) -> bool:
-    """Whether `value` is printable text of one line (possibly empty): no lone surrogate either."""
+    """Whether `value` is one line of printable text, possibly empty, without lone surrogates."""
     return isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and value.isprintable()
 
 
-def is_encodable(value: str) -> bool:
-    """Whether text can be stored and sent: a lone surrogate, which JSON can spell, cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def why_unreadable(error: Exception) -> str:
+    """Why a file cannot be read or parsed, in a few words without its name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text (byte {error.start} is not {error.encoding})"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        if not error.doc.strip():
+            return "it is empty"
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    return " ".join(str(error).split())
 
 
 def shown(value: object) -> str:
-    """`value` as a message shows it: its repr, cut short."""
+    """The repr of `value` for a message, at most 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # an int of more digits than Python prints

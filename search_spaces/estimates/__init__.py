@@ -1,1 +1,1 @@
-"""Closed-form estimates, numpy only; constants are passed in."""
+"""Closed-form estimates of memory and time, in numpy."""

@@ -1,4 +1,4 @@
-"""A link's latency and bandwidth from timings of messages of many sizes."""
+"""Fits a link's latency and bandwidth to timings of messages of many sizes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _SMALLEST_GAIN: Final = 1e-12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkFit:
-    """Seconds = latency + bytes / bandwidth, as well as that describes the timings."""
+    """The fit seconds = latency + bytes / bandwidth."""
 
     latency_s: float
-    """What the smallest message takes."""
+    """Time of an empty message."""
     bytes_per_s: float
-    """What the largest messages approach."""
+    """Bandwidth of very large messages."""
     error: float
-    """Root mean square of log(fitted / measured): 0.1 is 10 % off, as much at 4 KiB as at 64 MiB."""
+    """Root mean square of log(fitted / measured), over all sizes alike: 0.1 is 10 %."""
 
 
 def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
-    """Least squares on the logarithm of the time, so that small messages count as much as large ones.
+    """Least squares on the logarithm of the time: small messages count as much as large ones.
 
-    Newton's method (Levenberg and Marquardt's) over the logarithms of both constants, which keeps
-    them positive. Timings that do not grow with the size have a bandwidth that means nothing; it
-    comes out very large.
+    The method is Levenberg-Marquardt over the logarithms of both constants, which keeps them
+    positive. For timings that do not grow with the size, the bandwidth is meaningless and very
+    large.
 
     Args:
-        sizes_bytes: of at least two different messages.
-        seconds: what they took.
+        sizes_bytes: sizes of the messages, at least two different ones.
+        seconds: the time of each message.
 
     Raises:
         ValueError: fewer than two sizes, or a time that is not positive.

@@ -1,4 +1,4 @@
-"""Which links the groups of a layout use: inside a node or between nodes, and shared by how many.
+"""Bandwidth and latency of the links that the groups of a layout use, inside and between nodes.
 
 Ranks are numbered with tp fastest, then dp, then pp, as in Megatron-LM and the embedded trainer.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout_columns import LayoutColumns
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -20,26 +20,26 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Links:
-    """The bandwidth and the latency that each axis of each layout gets."""
+    """Bandwidth and latency for each axis of each layout."""
 
     tensor_inside: Bools
     """Whether a tensor-parallel group stays inside a node."""
     tensor_bytes_per_s: Floats
-    """Bandwidth of a ring over a tensor-parallel group, a rank."""
+    """Bandwidth per rank of a ring over a tensor-parallel group."""
     tensor_latency_s: Floats
-    """Latency of one of its collectives."""
+    """Latency of one step around it."""
     data_inside: Bools
     """Whether a data-parallel group stays inside a node."""
     data_bytes_per_s: Floats
-    """Bandwidth of a ring over a data-parallel group, a rank."""
+    """Bandwidth per rank of a ring over a data-parallel group."""
     data_latency_s: Floats
     """Latency of one step around it."""
     data_doublings: Floats
-    """Doublings of nodes that it spans: log2 of their number."""
+    """log2 of the number of nodes that a data-parallel group spans."""
     pipeline_inside: Bools
     """Whether all stages are on one node."""
     pipeline_bytes_per_s: Floats
-    """Bandwidth from a stage to the next, at its slowest boundary."""
+    """Bandwidth from a stage to the next, at the slowest boundary."""
     pipeline_latency_s: Floats
     """Latency of one transfer there."""
 
@@ -47,9 +47,9 @@ class Links:
     def of(cls, columns: LayoutColumns, cluster: Cluster) -> Links:
         """The links of each layout.
 
-        A group that spans nodes has the network cards of its ranks on a node, since the others serve
-        the other groups: g ranks a node get g times the bandwidth of a device, at most what
-        they have among themselves.
+        A group that spans nodes uses the network cards of its own ranks, because the other cards
+        serve other groups: with g ranks on a node it has g times the bandwidth of a device, and at
+        most the bandwidth inside the node.
         """
         node = cluster.devices_per_node
         tp, dp = columns.tp, columns.dp
@@ -84,8 +84,9 @@ def _bandwidth(inside: NDArray[Any], stays: Bools, across: NDArray[Any]) -> Floa
 def inside_bandwidths(cluster: Cluster) -> Floats:
     """Bandwidth inside a node by the number of ranks, from 0 to a whole node.
 
-    Numbers of ranks that the cluster does not list get what the next smaller listed one has, or the
-    smallest; without any list a node is as fast as its memory's tenth.
+    A number of ranks that the cluster does not list has the bandwidth of the next smaller listed
+    number, or of the smallest one. Without a list, the bandwidth is a tenth of the memory
+    bandwidth.
     """
     listed = dict(sorted(cluster.intra_node_bandwidth_bytes_per_s.items()))
     current = next(iter(listed.values()), cluster.memory_bandwidth_bytes_per_s / 10.0)

@@ -1,41 +1,40 @@
 """The peak memory of a pipeline stage in closed form, over one layout or over columns of many.
 
-What is counted: weights, gradients and optimizer states of the stage; the activations of the
-micro-batches that are in flight under 1F1B, plain or interleaved; what the backward pass of a layer
-makes at once; the logits where the output projection is. What is not: the statistics of norms and
-attention, and the allocator's fragmentation; workspaces are a constant. The embedded trainer's
-logical peak on the CPU is 0 to 4 % higher than these sums. `storage` has what other trainers keep,
-`tuner.calibration.memory` how far the sums can be trusted.
+Counted are: weights, gradients and optimizer states of the stage; activations of the micro-batches
+in flight under 1F1B, plain or interleaved; the tensors of one layer's backward pass; the logits on
+the last stage. Not counted are: statistics of norms and attention, and the allocator's
+fragmentation; workspaces are a constant. The embedded trainer's logical peak on the CPU is 0 to 4 %
+higher than these sums. `storage` describes other trainers, and `tuner.calibration.memory` corrects
+the sums by measurements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.memory_parts import Floats, StageParts, stage_parts
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.spec.model_shape import ModelShape
 
-__all__ = [
-    "EMBEDDED_TRAINER",
-    "MEMORY_TERMS",
-    "MemoryTerms",
-    "StageMemory",
-    "TrainerStorage",
-    "memory_terms",
-    "peak_memory_bytes",
-    "stage_memory",
-    "stage_terms",
-]
+Floats = NDArray[np.float64]
 
+_MASTER_BYTES: Final = 4.0
+_MOMENTS_BYTES: Final = 8.0
+_FP32_BYTES: Final = 4.0
+_HALF_BYTES: Final = 2.0
+
+_FP32: Final = code_of("precision", "fp32")
+_FP16: Final = code_of("precision", "fp16")
+_FULL: Final = code_of("recompute", "full")
+_SELECTIVE: Final = code_of("recompute", "selective")
 
 _CHUNK: Final = 4096
-"""Layouts at once: what a term makes on the way then stays in the processor's cache."""
+"""Layouts that are computed together: the intermediate arrays fit into the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,19 +50,19 @@ class StageMemory:
     optimizer_bytes: float
     """Adam's two moments, and the fp32 master weights where the weights are of 16 bits."""
     activations_bytes: float
-    """What is kept for the backward pass, of every micro-batch in flight."""
+    """Activations kept for the backward pass, of every micro-batch in flight."""
     backward_bytes: float
-    """What a layer's backward pass makes at once; full recomputation brings the layer back first.
-    Interleaving has a tensor coming and one going meanwhile."""
+    """Tensors of one layer's backward pass. With full recomputation they include the layer's
+    activations, with interleaving one tensor that is received and one that is sent."""
     head_bytes: float
-    """Logits, their softmax and their gradient, inputs of the final norm and of the output
-    projection; on the last stage alone."""
+    """Logits, their softmax and gradient, and the inputs of the final norm and the output
+    projection; only on the last stage."""
     workspace_bytes: float
     """Workspaces of libraries and buffers of collectives."""
 
     @property
     def total_bytes(self) -> float:
-        """The sum of the parts; the head's are gone when the first layer goes backward."""
+        """The sum of the parts; the head's are freed before the first layer's backward pass."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -82,26 +81,26 @@ MEMORY_TERMS: Final = (
     "passing",
     "workspace",
 )
-"""What a peak is the sum of: weights and gradients, which each replica holds; the optimizer's states;
-what is kept for the backward pass; gathered inputs that are kept beside; what passes (the larger of a
-layer's backward pass and of the logits); and the workspace."""
+"""The terms of a peak: weights and gradients, which each replica holds; optimizer states;
+activations kept for the backward pass; gathered inputs that are kept too; temporary tensors (the
+larger of a layer's backward pass and the logits); the workspace."""
 
 NUM_MEMORY_FACTORS: Final = len(MEMORY_TERMS) + 1
-"""What may be off by a factor: each of the terms, and their sum."""
+"""Factors that a calibration corrects: one for each term, and one for the sum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryTerms:
-    """What the peaks of many layouts, or of many stages, are sums of."""
+    """The terms of the peaks of many layouts, or of many stages."""
 
     num_bytes: Floats
     """Expected bytes of each of `MEMORY_TERMS`, of the first stage and of the last; shape
     [2, number of terms, layouts]."""
     deviation_bytes: Floats
-    """One standard deviation of each term, and the last one of all alike, as far as the trainer's
-    storage is known; shape [2, number of terms + 1, layouts]."""
+    """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
+    trainer's storage; shape [2, number of terms + 1, layouts]."""
     scatter_bytes: Floats
-    """One standard deviation of what a layout has for itself; shape [2, layouts]."""
+    """Standard deviation that is independent for each layout; shape [2, layouts]."""
 
 
 def peak_memory_bytes(
@@ -125,9 +124,9 @@ def memory_terms(
     model: ModelShape,
     storage: TrainerStorage = EMBEDDED_TRAINER,
 ) -> MemoryTerms:
-    """What the peaks of the first and of the last stage are the sums of, for many layouts.
+    """The terms of the peaks of the first and the last stage, for many layouts.
 
-    Columns are taken as broadcast against each other, and flattened.
+    Columns are broadcast against each other and flattened.
     """
     columns = LayoutColumns.of(layouts).flattened()
     terms = _no_terms(2, columns.tp.size)
@@ -142,7 +141,7 @@ def memory_terms(
 def stage_terms(
     layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> MemoryTerms:
-    """The same of every stage of one layout, with the stages in place of layouts."""
+    """The terms of every stage of one layout; the axis of layouts is that of stages."""
     terms = _no_terms(1, layout.pp)
     parts = stage_parts(LayoutColumns.of(layout), model, np.arange(layout.pp), storage)
     _fill(terms, 0, slice(None), parts)
@@ -158,7 +157,7 @@ def _no_terms(num_ends: int, num_layouts: int) -> MemoryTerms:
 
 
 def _fill(terms: MemoryTerms, end: int, rows: slice, parts: StageParts) -> None:
-    """Writes the terms of some layouts, and their deviations."""
+    """Writes the terms of some layouts and their standard deviations."""
     num_bytes, deviations = terms.num_bytes[end, :, rows], terms.deviation_bytes[end, :, rows]
     for term, values in enumerate(parts.terms):
         num_bytes[term] = values
@@ -193,3 +192,225 @@ def stage_memory(
             )
         )
     return stages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageParts:
+    """The parts of `search_spaces.estimates.memory.StageMemory` as arrays."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    gathered: Floats
+    backward: Floats
+    head: Floats
+    storage: TrainerStorage
+
+    @property
+    def terms(self) -> tuple[Floats, ...]:
+        """In the order of `MEMORY_TERMS`."""
+        return (
+            self.weights + self.gradients,
+            self.optimizer,
+            self.activations,
+            self.gathered * self.storage.gathered_share,
+            np.maximum(self.backward, self.head),
+            np.asarray(self.storage.workspace_bytes),
+        )
+
+    @property
+    def total(self) -> Floats:
+        total: Floats = sum(self.terms[1:], start=self.terms[0])
+        return total
+
+
+def stage_parts(
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
+) -> StageParts:
+    layers = layers_of_stage(columns.pp, stage, model, storage)
+    parameters = _stage_parameters(columns, model, stage, layers)
+    element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
+    # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
+    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
+    shards = columns.zero_group_size
+    gradients = parameters * _gradient_bytes(columns, storage)
+    if storage.zero_shards_gradients:
+        gradients = gradients / shards
+    token_bytes = element * model.seq_length * columns.micro_batch_size
+    kept_bytes = token_bytes * layers * _in_flight(columns, stage)
+    return StageParts(
+        weights=parameters * element,
+        gradients=gradients,
+        optimizer=parameters * states / shards,
+        activations=kept_bytes * _kept_elements(columns, model, storage),
+        gathered=kept_bytes * _gathered_elements(columns, model),
+        backward=token_bytes * _backward_elements(columns, model, storage),
+        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
+        storage=storage,
+    )
+
+
+def layers_of_stage(
+    pp: NDArray[Any], stage: NDArray[Any], model: ModelShape, storage: TrainerStorage
+) -> Floats:
+    """Layers on a stage.
+
+    In an even split the first stages have one layer more where pp does not divide the layers.
+    Nanotron (`build_model`) closes a stage with the block that exceeds the stage's share of the
+    work, which includes the output projection: the first stages have more layers, the last one has
+    fewer.
+    """
+    if storage.layer_split == "even":
+        return np.asarray(
+            model.num_layers // pp + (stage < model.num_layers % pp), dtype=np.float64
+        )
+    block = model.num_layer_matrix_parameters
+    share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
+    until = _layers_until(stage + 1, share, pp, model)
+    return until - np.where(stage == 0, 0.0, _layers_until(stage, share, pp, model))
+
+
+def _layers_until(
+    stages: NDArray[Any], share: Floats, pp: NDArray[Any], model: ModelShape
+) -> Floats:
+    """Layers on the first `stages` stages; the block that exceeds the share closes a stage."""
+    closed = np.where(share < 1, stages, np.floor(share * stages) + 1.0)
+    return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))
+
+
+def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
+    if storage.fp16_gradient_bytes is None:
+        return storage.gradient_bytes
+    is_fp16 = columns.precision == _FP16
+    return np.where(is_fp16, storage.fp16_gradient_bytes, storage.gradient_bytes)
+
+
+def _stage_parameters(
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+) -> Floats:
+    """Parameters that one rank of the stage holds.
+
+    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
+    row-parallel matrices and the positions are replicated. With several stages and a tied
+    embedding, the last stage holds a copy of it.
+    """
+    h = model.hidden_size
+    if model.family == "gpt":
+        replicated = 6.0 * h  # two norms of weight and bias, two row-parallel biases
+        positions, final_norm = model.seq_length * h, 2 * h
+    else:
+        replicated = 2.0 * h
+        positions, final_norm = 0, h
+    shared = model.num_layer_parameters - replicated
+    layers = num_layers * (shared / columns.tp + replicated)
+    embedding = model.vocab_size * h / columns.tp
+    first, last = stage == 0, stage == columns.pp - 1
+    owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
+    return np.asarray(
+        layers
+        + np.where(first, embedding + positions, 0.0)
+        + np.where(last, final_norm, 0.0)
+        + np.where(owns_output, embedding, 0.0),
+        dtype=np.float64,
+    )
+
+
+def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    selective = _layer_elements(columns, model, storage, fused_attention=True)
+    return np.select(
+        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
+        [_residual_elements(columns, model), selective],
+        whole,
+    )
+
+
+def _gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that gathered inputs of a layer's column-parallel matrices add."""
+    beyond = 2.0 * (model.hidden_size - _residual_elements(columns, model))
+    return np.asarray(np.where(columns.recompute == _FULL, 0.0, beyond), dtype=np.float64)
+
+
+def _backward_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> Floats:
+    """Elements per token that one layer's backward pass holds in addition to the kept ones.
+
+    The peak is inside the feed-forward: the gradients of the layer's output, of the activation's
+    output, and of the activation's input, which by then replaces that output. This is h + f for
+    GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
+    With full recomputation the layer's activations are added, except for its input, which was kept.
+    """
+    h, f = model.hidden_size, model.ffn_hidden_size
+    made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    share = _residual_elements(columns, model)
+    whole += storage.gathered_share * 2.0 * (h - share)
+    revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
+    under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
+    return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Bytes of the head between the last layer's forward and backward pass.
+
+    With 16 bits there are two sets of logits for a while, which are larger than one set and the
+    gradient of the projection's input.
+    """
+    is_fp32 = columns.precision == _FP32
+    element = np.where(is_fp32, _FP32_BYTES, _HALF_BYTES)
+    logit_bytes = np.where(is_fp32, 0.0, _HALF_BYTES) + storage.fp32_logits * _FP32_BYTES
+    logits = model.vocab_size / columns.tp * logit_bytes
+    norm_input = _residual_elements(columns, model)
+    head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
+    gradient = np.where(is_fp32, model.hidden_size, 0.0)
+    coming = np.where(columns.vpp > 1, _residual_elements(columns, model), 0.0)
+    others = element * (norm_input + head_input + gradient + coming)
+    tokens = model.seq_length * columns.micro_batch_size
+    return np.asarray(tokens * (logits + others), dtype=np.float64)
+
+
+def _layer_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
+) -> Floats:
+    """Elements per token that one layer keeps for its backward pass.
+
+    Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
+    at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
+    column-parallel matrices are replicated over tp (4 h), or split over tp with sequence
+    parallelism (`_gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
+    the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
+    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
+    without the activation. Attention that is not fused keeps its probabilities: a s.
+    """
+    h, f = model.hidden_size, model.ffn_hidden_size
+    inputs = 4.0 * _residual_elements(columns, model)
+    attention = h + 2.0 * model.kv_hidden_size + h
+    if not fused_attention:
+        attention += model.num_heads * model.seq_length
+    parts = 2.0
+    if model.family == "llama":
+        parts = 3.0 if storage.fused_swiglu else 4.0
+    feed_forward = parts * f
+    return np.asarray(inputs + (attention + feed_forward) / columns.tp, dtype=np.float64)
+
+
+def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token of the residual stream on one rank."""
+    shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    return np.asarray(model.hidden_size / shares, dtype=np.float64)
+
+
+def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
+    """Micro-batches whose activations a rank holds at once, over all its layers.
+
+    Plain 1F1B: min(m, p - i). Interleaved: the warm-up of 2 (p - 1 - i) + (v - 1) p passes and one
+    more, each of one of v chunks (arXiv:2104.04473). On the first rank this is p (1 + (p - 1) / (p
+    v)) micro- batches (arXiv:2205.05198, section 4.2.3).
+    """
+    later, vpp = columns.pp - 1 - stage, columns.vpp
+    plain = np.minimum(columns.num_microbatches, later + 1.0)
+    passes = np.minimum(columns.num_microbatches * vpp, 2.0 * later + (vpp - 1) * columns.pp + 1)
+    return np.asarray(np.where(vpp > 1, passes / vpp, plain), dtype=np.float64)

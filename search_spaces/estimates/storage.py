@@ -1,79 +1,79 @@
-"""What trainers keep in a device's memory, and how sure that is."""
+"""What trainers keep in a device's memory, and the uncertainty of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from search_spaces.cluster import GIB, Cluster
+from search_spaces.spec.cluster import GIB, Cluster
 
 LayerSplit = Literal["even", "compute"]
-"""even: the first stages take one layer more where pp does not divide them. compute: as Nanotron
-does, by the cumulated work of blocks and output projection (`layers_of_stage`)."""
+"""even: the first stages have one layer more where pp does not divide the layers. compute: as in
+Nanotron, by the cumulative work of blocks and output projection (`layers_of_stage`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageSpread:
-    """How far a trainer may be from what is told of it: standard deviations of factors near 1."""
+    """Uncertainty of `TrainerStorage`: standard deviations of factors with mean 1."""
 
     states: float = 0.1
-    """Of weights and gradients, which each rank of dp holds whole."""
+    """Of weights and gradients, which every rank of dp holds."""
     sharded_states: float = 0.1
-    """Of the optimizer's states, which ZeRO shares."""
+    """Of the optimizer states, which ZeRO shards."""
     activations: float = 0.15
-    """Of what is kept for the backward pass; real blocks are 6 to 12 % over the formula."""
+    """Of kept activations; real blocks are 6 to 12 % over the formula."""
     gathered_share: float = 0.2
-    """Of the share of the gathered inputs that is kept: added to it."""
+    """Of `TrainerStorage.gathered_share`, in absolute terms."""
     gathered_scatter: float = 0.2
-    """The same, of one layout apart from all others: how late the device is differs from layout to
-    layout."""
+    """The same, independently for each layout: the delay of the device differs between layouts."""
     passing: float = 0.5
-    """Of what a layer's backward pass makes at once, and of the logits."""
+    """Of the tensors of a layer's backward pass, and of the logits."""
     workspace_bytes: float = GIB
     """Of the workspace, in bytes."""
     whole: float = 0.1
-    """Of all terms alike: what the allocator adds, and whether it is counted in."""
+    """Of all terms together: what the allocator adds, and whether the measurement includes it."""
     noise: float = 0.06
     """Of a measured peak around all of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerStorage:
-    """What a trainer stores, and how.
+    """How a trainer stores weights, gradients, optimizer states and activations.
 
-    The defaults are the embedded trainer's: a flat fp32 gradient buffer that every replica holds in
-    full, fused attention, gathered inputs that are kept, and a cross-entropy that turns the fp32
-    logits into their gradient in place.
+    The defaults are those of the embedded trainer: a flat fp32 gradient buffer that every replica
+    holds in full, fused attention, gathered inputs that are kept, and a cross-entropy that turns
+    the fp32 logits into their gradient in place.
     """
 
     gradient_bytes: float = 4.0
-    """Bytes of a gradient, of all its copies together."""
+    """Bytes of all copies of one gradient."""
     fp16_gradient_bytes: float | None = None
-    """The same where the precision is fp16; by default no different."""
+    """The same with precision fp16; None: no difference."""
     zero_shards_gradients: bool = False
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
     fused_attention: bool = True
     """Whether the attention probabilities are never stored."""
     fused_swiglu: bool = True
-    """Whether the activation of SwiGLU's gate is made again in the backward pass."""
+    """Whether the backward pass recomputes the activation of SwiGLU's gate."""
     gathered_share: float = 1.0
-    """How much of the column-parallel matrices' inputs stays as sequence parallelism gathered it. 0:
-    Megatron-LM keeps a rank's share, and gathers it again in the backward pass. Between: gathered
-    tensors are given back when the device has caught up with the host, which may be late."""
+    """Share of the gathered inputs of column-parallel matrices that is kept, with sequence
+    parallelism. 0: as in Megatron-LM, which keeps a rank's part and gathers again in the backward
+    pass. Between 0 and 1: gathered tensors are freed when the device has caught up with the host,
+    which may be late."""
     fp32_logits: int = 1
     """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
     layer_split: LayerSplit = "even"
-    """How layers are shared out over stages."""
+    """How layers are split over stages."""
     workspace_bytes: float = 0.0
-    """What a rank holds beside: libraries' workspaces, buffers of collectives."""
+    """Workspaces of libraries and buffers of collectives on each rank."""
     reserved_share: float = 0.0
     """What the allocator reserves over what is allocated at the peak (phi in arXiv:2411.06465)."""
     context_bytes: float = 0.0
-    """Memory of the device that no tensor can have: the driver's context, and libraries' kernels."""
+    """Memory of the device that tensors cannot use: the driver's context and libraries' kernels."""
     tells_out_of_memory: bool = False
-    """Whether a run out of memory is recorded as such; if not, it may be any that failed."""
+    """Whether running out of memory is recorded as such; if not, any failed run may be one."""
     spread: StorageSpread = field(default_factory=StorageSpread)
-    """How sure all that is."""
+    """Uncertainty of these numbers."""
 
 
 EMBEDDED_TRAINER: Final = TrainerStorage(
@@ -90,7 +90,7 @@ EMBEDDED_TRAINER: Final = TrainerStorage(
         noise=0.015,
     ),
 )
-"""What this project's trainer stores; its logical peak is 0 to 4 % over these sums."""
+"""The embedded trainer on CPUs; its logical peak is 0 to 4 % over these sums."""
 
 EMBEDDED_ON_GPU: Final = replace(
     EMBEDDED_TRAINER,
@@ -109,8 +109,8 @@ EMBEDDED_ON_GPU: Final = replace(
         noise=0.03,
     ),
 )
-"""The same where an allocator gives out the memory, operators have temporaries, and matrix products
-workspaces."""
+"""The embedded trainer on GPUs: with an allocator, temporaries of operators, and workspaces of
+matrix products."""
 
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
@@ -122,8 +122,8 @@ MEGATRON_LIKE: Final = TrainerStorage(
     context_bytes=0.75 * GIB,
     spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2),
 )
-"""What a trainer in the manner of Megatron-LM stores: 18 bytes a parameter with bf16 (gradients are
-accumulated in fp32), 16 with fp16, shared over dp by ZeRO-1 are the optimizer's 12 alone."""
+"""A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
+16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
@@ -136,20 +136,20 @@ NANOTRON: Final = TrainerStorage(
     context_bytes=0.75 * GIB,
     spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2, gathered_scatter=0.5),
 )
-"""Nanotron: Megatron-like, with a gradient three times over while a micro-batch goes backward: the
-fp32 sum, the bf16 one that autograd makes, and the bucket of DistributedDataParallel
-(`FP32GradientAccumulator` there); gathers run on a stream of their own, hence how many of their
-results are held at once depends on how far the host is ahead: half of them, give or take half."""
+"""Nanotron: like Megatron-LM, with three copies of a gradient during a backward pass: the fp32 sum,
+the bf16 gradient of autograd, and the bucket of DistributedDataParallel
+(`FP32GradientAccumulator`). Gathers run on a separate stream, so the number of gathered tensors in
+memory depends on how far the host is ahead: half of them, plus or minus half."""
 
 
 def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
-    """The storage of what runs somewhere.
+    """The storage of a software on a cluster.
 
     Args:
-        software: a table's source, or the software of a campaign's workers; empty, a release of torch
-            or this project's name are its own trainer, what is not known is taken to be
-            Megatron-like.
-        cluster: where it runs.
+        software: a table's source, or the software of a campaign's workers. An empty text, a
+            release of torch and the name of this project mean the embedded trainer; an unknown
+            software is taken to be Megatron-like.
+        cluster: the cluster on which it runs.
     """
     words = software.lower()
     if not words or words.startswith("torch ") or "layout-tuner" in words:

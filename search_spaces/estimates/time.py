@@ -1,31 +1,120 @@
-"""The time of a training step in closed form, over one layout or over columns of many."""
+"""The time of a training step in closed form, for one layout or for columns of many.
+
+`time_terms` computes the seconds of each part of a step (a term) with the cluster's own constants.
+A factor on each term says how many times longer it really takes. Before any measurement a factor is
+log-normal about one over the efficiency that data sheets and papers suggest; it is wide where they
+say little. `StepSums` combines the terms: some run side by side, and some hide behind others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES, Kind, terms_of
-from search_spaces.estimates.time_sums import StepSums
 from search_spaces.estimates.time_terms import StepShape, all_terms
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
+Kind = Literal["device", "host", "reduction", "odds", "rest"]
+"""How a term adds to the step. device and host run side by side, and the longer one counts. A
+reduction counts as far as the backward pass of the last micro-batch does not hide it; odds are the
+odds that it does not run beside that pass at all. rest is added."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactorPrior:
+    """The prior of one term's factor."""
+
+    name: str
+    """The term."""
+    kind: Kind
+    """How it adds to the step."""
+    median: float
+    """Median of measured seconds over seconds at the described constants."""
+    log_sd: float
+    """Standard deviation of its logarithm between clusters and software."""
+    meaning: str
+    """A description of the term."""
+
+
+def _factor(name: str, kind: Kind, median: float, log_sd: float, meaning: str) -> FactorPrior:
+    return FactorPrior(name=name, kind=kind, median=median, log_sd=log_sd, meaning=meaning)
+
+
+_FACTORS: Final = (
+    # Large matrices reach 60 to 80 % of the data sheet's peak in cuBLAS (arXiv:2104.04473: 52 % in
+    # whole steps).
+    _factor("matrices", "device", 1.5, 0.2, "matrix multiplications"),
+    # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
+    # backward pass, and skips half of the products, which the term counts, under a causal mask.
+    _factor("attention", "device", 1.2, 0.4, "attention"),
+    # Near 0 where attention is fused, and 1 where it is not.
+    _factor("attention_bytes", "device", 0.1, 1.5, "memory traffic of attention that is not fused"),
+    _factor("matrix_bytes", "device", 0.7, 0.7, "memory traffic of the matrices"),
+    _factor("elementwise", "device", 1.5, 0.5, "norms, activations, residual sums"),
+    _factor("kernels", "device", 1.0, 0.6, "starting and draining kernels"),
+    _factor("tensor_inside", "device", 1.1, 0.4, "tensor parallel inside a node"),
+    _factor("tensor_across", "device", 1.5, 0.8, "tensor parallel between nodes"),
+    _factor("latency_inside", "device", 1.5, 0.6, "latency of tensor parallelism inside a node"),
+    _factor("latency_across", "device", 1.5, 0.8, "latency of tensor parallelism between nodes"),
+    _factor("head", "device", 1.5, 0.3, "output projection"),
+    _factor("logits", "device", 1.0, 0.5, "logits and loss"),
+    # The cluster's bandwidths are effective ones already.
+    _factor("accumulation", "device", 1.2, 0.6, "adding up gradients"),
+    _factor("imbalance", "device", 1.0, 0.4, "waiting for the slowest stage of the best split"),
+    _factor(
+        "equal_layers", "device", 0.5, 0.8, "waiting for the output where layers are cut equally"
+    ),
+    _factor("host", "host", 1.5, 0.6, "the host's work on the blocks"),
+    _factor("host_tensor", "host", 1.5, 0.6, "the host's work on tensor-parallel collectives"),
+    _factor("each_microbatch", "host", 1.0, 1.0, "a constant a micro-batch"),
+    _factor("data_inside", "reduction", 1.1, 0.4, "gradient reduction inside a node"),
+    _factor("data_across", "reduction", 1.5, 0.6, "gradient reduction between nodes"),
+    _factor("data_congestion", "reduction", 0.1, 1.0, "congestion of the gradient reduction"),
+    _factor("data_latency", "reduction", 1.5, 0.8, "latency of the gradient reduction"),
+    # PyTorch's DDP overlaps it (arXiv:2006.15704). For sharded optimizers it is an option, off by
+    # default: Megatron-LM's --overlap-grad-reduce and DeepSpeed's overlap_comm of ZeRO-1.
+    _factor("data_overlap", "odds", 0.3, 1.0, "gradient reduction beside the backward pass"),
+    _factor("shards_overlap", "odds", 3.0, 1.2, "gradient scattering beside the backward pass"),
+    _factor("weights_gather", "rest", 1.5, 0.6, "gathering of the weights after a ZeRO step"),
+    _factor("gather_latency", "rest", 1.5, 0.8, "latency of that gathering"),
+    _factor("pipeline_inside", "rest", 1.5, 0.8, "transfers between stages inside a node"),
+    _factor("pipeline_across", "rest", 1.5, 0.8, "transfers between stages on different nodes"),
+    _factor("pipeline_latency", "rest", 2.0, 0.8, "latency between stages"),
+    _factor("optimizer", "rest", 1.5, 0.6, "optimizer"),
+    _factor("each_step", "rest", 1.0, 1.0, "a constant a step"),
+)
+
+FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
+    {factor.name: factor for factor in _FACTORS}
+)
+"""The priors of all terms by name, in the order of the terms."""
+
+TERM_NAMES: Final = tuple(FACTOR_PRIORS)
+"""The names of the terms, in order."""
+
+
+def terms_of(kind: Kind) -> list[int]:
+    """The positions of the terms of one kind."""
+    return [place for place, factor in enumerate(_FACTORS) if factor.kind == kind]
+
+
 PRIOR: Final = np.array([prior.median for prior in FACTOR_PRIORS.values()])
-"""Every term's factor as it is believed to be before any measurement."""
+"""The prior medians of all factors."""
 
 _EXPECTED: Final = {prior.name: prior.median for prior in FACTOR_PRIORS.values()}
 
 _CHUNK: Final = 4096
-"""Layouts at once: what a term makes on the way then stays in the processor's cache."""
+"""Layouts that are computed together: the intermediate arrays fit into the cache."""
 
 _DEVICE: Final = terms_of("device")
 _HOST: Final = terms_of("host")
@@ -35,22 +124,109 @@ _REST: Final = terms_of("rest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepSums:
+    """The terms of each layout's step summed by kind, each times its factor.
+
+    Two activities side by side take the 4-norm of their times: about the longer one, and 1.19 times
+    either where they are equal.
+    """
+
+    device: Floats
+    """Seconds of the devices of the slowest stage."""
+    host: Floats
+    """Seconds of its hosts, side by side with the devices."""
+    reduction: Floats
+    """Seconds of the reduction of the gradients."""
+    odds: Floats
+    """Odds that the reduction does not run beside the backward pass."""
+    rest: Floats
+    """Seconds that are added."""
+    backward_share: Floats
+    """Share of the stage's work that is the backward pass of the last micro-batch."""
+
+    @property
+    def busy(self) -> Floats:
+        """Seconds in which devices or hosts work."""
+        return _longer(self.device, self.host)
+
+    @property
+    def waited(self) -> Floats:
+        """Seconds of the reduction that the backward pass does not hide."""
+        return self._exposed + self._beside * (self.reduction - self._exposed)
+
+    @property
+    def total(self) -> Floats:
+        """Seconds of a step."""
+        return self.busy + self.waited + self.rest
+
+    @property
+    def device_weight(self) -> Floats:
+        """Derivative of the total by the seconds of the devices."""
+        return self._busy_weight * (self.device / self.busy) ** 3
+
+    @property
+    def host_weight(self) -> Floats:
+        """See `device_weight`."""
+        return self._busy_weight * (self.host / self.busy) ** 3
+
+    @property
+    def reduction_weight(self) -> Floats:
+        """See `device_weight`."""
+        exposed = (self.reduction / self._side_by_side) ** 3
+        return exposed + self._beside * (1.0 - exposed)
+
+    @property
+    def odds_weight(self) -> Floats:
+        """Derivative of the total by the logarithm of the odds, in seconds."""
+        return self._beside * (1.0 - self._beside) * (self.reduction - self._exposed)
+
+    @property
+    def _window(self) -> Floats:
+        return self.backward_share * self.busy
+
+    @property
+    def _side_by_side(self) -> Floats:
+        return _longer(self.reduction, self._window)
+
+    @property
+    def _exposed(self) -> Floats:
+        return self._side_by_side - self._window
+
+    @property
+    def _beside(self) -> Floats:
+        """Probability that the reduction does not run beside the backward pass."""
+        return self.odds / (1.0 + self.odds)
+
+    @property
+    def _busy_weight(self) -> Floats:
+        """Derivative of the total by `busy`: a longer backward pass hides more of the reduction."""
+        gained = (self._window / self._side_by_side) ** 3 - 1.0
+        return 1.0 + (1.0 - self._beside) * self.backward_share * gained
+
+
+def _longer(first: Floats, second: Floats) -> Floats:
+    squares = np.square(np.square(first)) + np.square(np.square(second))
+    return np.asarray(np.sqrt(np.sqrt(squares)), dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TimeTerms:
-    """The step of each layout taken apart: seconds under the cluster's own constants."""
+    """The terms of each layout's step, in seconds with the cluster's own constants."""
 
     names: tuple[str, ...]
-    """What each term is, as `time_factors` explains."""
+    """Names of the terms (`TERM_NAMES`)."""
     seconds: Floats
-    """One row a layout, one column a term; of the odds, the seconds that they are about."""
+    """Seconds; one row per layout, one column per term. Terms of the kind odds have the seconds
+    that are hidden or not."""
     backward_share: Floats
-    """Share of the blocks' work in a step that the backward pass of the last micro-batch is."""
+    """Share of the blocks' work in a step that is the backward pass of the last micro-batch."""
 
     def step_time_s(self, factors: Floats = PRIOR) -> Floats:
-        """Seconds of a step of each layout, each term times its factor (or its row of factors)."""
+        """Step time of each layout, with one factor per term, or one row of factors per layout."""
         return self._sums(factors).total
 
     def shares(self, factors: Floats = PRIOR) -> Floats:
-        """By how much the step grows with each factor: d log(step) / d log(factor), a row a layout."""
+        """D log(step) / d log(factor) for each factor; one row per layout."""
         sums = self._sums(factors)
         grown = self.seconds * factors
         grown[:, _DEVICE] *= sums.device_weight[:, None]
@@ -76,27 +252,27 @@ class TimeTerms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimePart:
-    """One part of a layout's step."""
+    """One part of a layout's step time."""
 
     name: str
     """The term."""
     meaning: str
-    """The term, for people."""
+    """A description of the term."""
     seconds: float
-    """What it is expected to take."""
+    """Its expected seconds."""
 
 
 def time_terms(layouts: Layout | LayoutColumns, model: ModelShape, cluster: Cluster) -> TimeTerms:
-    """Every term of every layout's step.
+    """All terms of the steps of all layouts.
 
-    Columns are taken as broadcast against each other, and flattened.
+    Columns are broadcast against each other and flattened.
     """
     columns = LayoutColumns.of(layouts).flattened()
     seconds = np.empty((len(TERM_NAMES), columns.tp.size))
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
         backward_share[rows] = step.backward_share
-        for place, (_, term) in enumerate(_terms(step)):
+        for place, (_, term) in enumerate(all_terms(step, _EXPECTED)):
             seconds[place, rows] = term
     return TimeTerms(names=TERM_NAMES, seconds=seconds.T, backward_share=backward_share)
 
@@ -110,16 +286,16 @@ def step_time_s(
     """Expected seconds of a step of each layout.
 
     Args:
-        layouts: the layouts; columns are taken as broadcast against each other, and flattened.
-        model: what they would train.
-        cluster: where they would run.
+        layouts: the layouts; columns are broadcast against each other and flattened.
+        model: the model to train.
+        cluster: the cluster to train on.
         factors: each term's factor, in the order of `TERM_NAMES`.
     """
     columns = LayoutColumns.of(layouts).flattened()
     total = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
         sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
-        for factor, (name, term) in zip(factors, _terms(step), strict=True):
+        for factor, (name, term) in zip(factors, all_terms(step, _EXPECTED), strict=True):
             kind = FACTOR_PRIORS[name].kind
             sums[kind] += factor * (term > 0 if kind == "odds" else term)
         total[rows] = StepSums(**sums, backward_share=step.backward_share).total
@@ -129,10 +305,10 @@ def step_time_s(
 def step_time_parts(
     layout: Layout, model: ModelShape, cluster: Cluster, factors: Floats = PRIOR
 ) -> list[TimePart]:
-    """What one layout's step is expected to be made of, for people; the parts add up to it.
+    """The parts of one layout's step; they add up to the step time.
 
-    The host's work counts as far as the devices wait for it, and a reduction as far as no backward
-    pass hides it.
+    The host counts as far as the devices wait for it, and a reduction as far as no backward pass
+    hides it.
     """
     terms = time_terms(layout, model, cluster)
     seconds = (terms.seconds * factors)[0]
@@ -153,7 +329,3 @@ def _steps(
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         yield rows, StepShape.of(columns.rows(rows), model, cluster)
-
-
-def _terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    return all_terms(step, _EXPECTED)

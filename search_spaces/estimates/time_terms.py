@@ -1,9 +1,8 @@
-"""The step time taken apart: what every part of a step costs under the cluster's own constants.
+"""The terms of a step: the seconds of each part with the cluster's own constants.
 
-Each term is a number of seconds at the peak that the cluster's description promises: operations over the
-matrix units' peak, bytes over a bandwidth, counts times a latency. Nothing here is an efficiency; those
-are the factors of `search_spaces.estimates.time_factors`, which calibration refines. The step is the
-sum of the terms, each times its factor.
+A term is operations over the peak of the matrix units, bytes over a bandwidth, or a count times a
+latency. Terms have no efficiencies: those are the factors in `search_spaces.estimates.time`, which
+calibration refines. The step time is made of the terms, each times its factor.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns, code_of
 from search_spaces.estimates.links import Links
-from search_spaces.layout import PRECISIONS
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import PRECISIONS
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
@@ -28,37 +27,38 @@ _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 
 GRADIENT_BYTES: Final = 4.0
-"""Gradients are accumulated and reduced in fp32, as Megatron-LM, nanotron and the embedded trainer do."""
+"""Gradients are accumulated and reduced in fp32, as Megatron-LM, nanotron and the embedded trainer
+do."""
 OPTIMIZER_BYTES: Final = 38.0
 """Adam reads gradient, master, two moments and writes the last three and the weight: 30 bytes; the
 gradients' norm reads them once more, and clearing them writes them."""
 ACCUMULATION_BYTES: Final = 10.0
 """Adding a 16-bit gradient to the fp32 sum: read both, write the sum."""
 LOGIT_BYTES: Final = 60.0
-"""What a logit moves where nothing is fused: its cast 6, the maximum 4, subtraction 8, exponential 8,
-sum 4, division 8, gradient 8, scaling 8, and the cast back 6."""
+"""Bytes that are moved for one logit where nothing is fused: its cast 6, the maximum 4, subtraction
+8, exponential 8, sum 4, division 8, gradient 8, scaling 8, and the cast back 6."""
 SCORE_PASSES: Final = 5.0
-"""Times that a pass reads or writes the attention scores where they are stored: their product, mask and
-scaling, softmax, dropout, and the product with the values."""
+"""Times that a pass reads or writes the attention scores where they are stored: their product, mask
+and scaling, softmax, dropout, and the product with the values."""
 KERNEL_S: Final = 3e-6
-"""Time that a kernel takes on the device however little it does: to start, and to drain."""
+"""Shortest time of a kernel on the device: to start and to drain."""
 COLLECTIVE_S: Final = 4e-5
-"""Latency of any collective, before its first step: about 10 us in NCCL's own model (its `baseLat`), and
-the rest for ranks that do not arrive together."""
+"""Latency of any collective before its first step: about 10 us in NCCL's own model (`baseLat`); the
+rest is for ranks that do not arrive at the same time."""
 EACH_MICROBATCH_S: Final = 1e-3
-"""Host time of a micro-batch outside the blocks: data, loss, schedule. An order of magnitude."""
+"""Host time of a micro-batch outside the blocks (data, loss, schedule), by order of magnitude."""
 EACH_STEP_S: Final = 1e-2
-"""Time of a step that no layout changes: logging, the learning rate. An order of magnitude."""
+"""Time of a step that is equal for all layouts (logging, learning rate), by order of magnitude."""
 HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
-"""Operations of a block's forward and backward pass as eager PyTorch is told them; rotations and gates
-are a llama's own."""
+"""Operations of a block's forward and backward pass in eager PyTorch; a llama block adds rotations
+and gates."""
 HOST_COLLECTIVE: Final = 10.0
-"""Operations' worth of host time that a collective takes, its waiting and copies included."""
+"""Host time of a collective, with its waiting and copies, in operations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepShape:
-    """What the terms are computed from: the columns as floats, and what several terms share."""
+    """The inputs of the terms: the columns as floats, and quantities that several terms use."""
 
     model: ModelShape
     cluster: Cluster
@@ -77,15 +77,15 @@ class StepShape:
     residual_share: Floats
     """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
     forward_passes: Floats
-    """Forward passes of a block a micro-batch: 2 with full recomputation, else 1."""
+    """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
     recomputes_attention: Floats
-    """1 where the two attention products are run again in the backward pass, else 0."""
+    """1 where the backward pass recomputes the two attention products, else 0."""
     zero_shards: Floats
     """Ranks that share one copy of the optimizer states."""
     is_zero: NDArray[np.bool_]
     """Whether the optimizer states are sharded at all."""
     slots: Floats
-    """Stage-times a step on the slowest path: m + (p - 1) / v."""
+    """Stage times in a step on the slowest path: m + (p - 1) / v."""
 
     @classmethod
     def of(cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> StepShape:
@@ -115,13 +115,13 @@ class StepShape:
 
     @property
     def backward_share(self) -> Floats:
-        """Share of the blocks' work in a step that the last micro-batch's backward pass is."""
+        """Share of the blocks' work in a step that is the last micro-batch's backward pass."""
         passes = 1.0 + self.forward_passes
         return np.asarray(passes / (1.0 + passes) / self.slots, dtype=np.float64)
 
     @property
     def layer_slots(self) -> Floats:
-        """Layer-times a step on the slowest path, were the layers shared out evenly."""
+        """Layer times in a step on the slowest path, for layers that are split evenly."""
         return self.model.num_layers / self.pp * self.slots
 
     @property
@@ -136,10 +136,10 @@ class StepShape:
 
 
 def _peaks(cluster: Cluster) -> Floats:
-    """Peak FLOP/s by precision's code; a guess from the memory's bandwidth where nobody states it.
+    """Peak FLOP/s by the precision's code; where none is stated, a guess from the memory bandwidth.
 
-    A processor core does about ten operations a byte of its memory, an accelerator 150 (NVIDIA's data
-    sheets: A100 153, at 16 bits).
+    A processor core does about 10 operations per byte of memory bandwidth, an accelerator about 150
+    (NVIDIA's data sheets: A100 153, at 16 bits).
     """
     stated = cluster.peak_flops_per_s
     a_byte = 150.0 if cluster.memory_bandwidth_bytes_per_s > 3e11 else 10.0
@@ -148,7 +148,7 @@ def _peaks(cluster: Cluster) -> Floats:
 
 
 def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What the blocks cost a device: matrices, attention, memory traffic."""
+    """The blocks on a device: matrices, attention, memory traffic."""
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
@@ -166,14 +166,14 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 
 def _operations(step: StepShape) -> Floats:
-    """Operations of a block and micro-batch; each is about a kernel on the device."""
+    """Operations of a block for a micro-batch; each is about one kernel on the device."""
     return HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
 
 
 def _matrix_bytes(step: StepShape) -> Floats:
     """Bytes that the matrices of a block move in one pass: weights, inputs and outputs.
 
-    The part of the roofline (Williams et al. 2009) that matters where a rank's matrices are small.
+    This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
     """
     model = step.model
     h, f, kv = model.hidden_size, model.ffn_hidden_size, model.kv_hidden_size
@@ -187,9 +187,9 @@ def _matrix_bytes(step: StepShape) -> Floats:
 def _elementwise_bytes(step: StepShape) -> Floats:
     """Bytes that norms, residual sums, activations and rotations of a block move in one pass.
 
-    Two norms and two residual sums read and write the residual stream (10 elements, shared only with
-    sequence parallelism); the activation reads and writes the feed-forward's inside, and position
-    and layout changes read and write query, key and value.
+    Two norms and two residual sums read and write the residual stream (10 elements, shared only
+    with sequence parallelism); the activation reads and writes the feed-forward's inside, and
+    position and layout changes read and write query, key and value.
     """
     model = step.model
     ups = 2.0 if model.family == "llama" else 1.0
@@ -200,7 +200,7 @@ def _elementwise_bytes(step: StepShape) -> Floats:
 
 
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What the output costs a device, were it shared out over the stages like the layers."""
+    """The output on a device, as if it were split over the stages like the layers."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp
     yield "head", step.slots * _head_s(step) / step.pp
@@ -213,10 +213,10 @@ def _head_s(step: StepShape) -> Floats:
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """Tensor parallelism: two all-reduces a block and pass, or as much with sequence parallelism.
+    """Tensor parallelism: two all-reduces per block and pass; sequence parallelism moves as much.
 
-    Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two, backward
-    two, and two more where the forward pass is run again. A ring of t ranks takes 2 (t - 1) steps of
+    Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two,
+    backward two, and two more with full recomputation. A ring of t ranks takes 2 (t - 1) steps of
     1/t of the bytes each (Patarasuk and Yuan 2009).
     """
     t = step.tp
@@ -232,13 +232,13 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 
 def _collectives(step: StepShape) -> Floats:
-    """All-reduces of a step on the slowest path: those of the blocks, the embedding's, the output's."""
+    """All-reduces of a step on the slowest path: of the blocks, the embedding and the output."""
     count = 2.0 * (1.0 + step.forward_passes) * step.layer_slots + 2.0 * step.slots / step.pp
     return np.where(step.tp > 1, count, 0.0)
 
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What the host does meanwhile: it tells a device every operation, and waits when it is ahead."""
+    """The host, which launches every operation on the device."""
     collectives = HOST_COLLECTIVE * _collectives(step)
     yield "host", step.layer_slots * _operations(step) * step.cluster.host_operation_s
     yield "host_tensor", collectives * step.cluster.host_operation_s
@@ -248,10 +248,10 @@ def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
     """Data parallelism: the reduction of the gradients, and ZeRO's gathering of the weights.
 
-    A ring over d ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once a step, bucket by
-    bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of that, and
-    an all-reduce of a shard over its copies; the weights are gathered after the step, where nothing
-    is left to hide behind.
+    A ring over d ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per training
+    step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of
+    that, and an all-reduce of a shard over its copies; the weights are gathered after the step,
+    where no computation hides it.
 
     Args:
         step: the step.
@@ -277,15 +277,16 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
 
 
 def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
-    """What the stages' being unequal costs: with the best split of the layers, and with equal ones.
+    """The cost of unequal stages: for the best split of the layers, and for an equal split.
 
-    1F1B takes (m - 1) times the slowest stage and once through all of them. An equal split gives every
-    stage L / p layers and the last the output as well; the best one leaves layers out of the last.
+    1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
+    every stage L / p layers and the last stage the output too; the best split gives the last stage
+    fewer layers.
 
     Args:
         step: the step.
-        layer_s: a block and micro-batch, as it is expected before any measurement.
-        head_s: the output, likewise.
+        layer_s: expected seconds of a block for a micro-batch, by the prior.
+        head_s: expected seconds of the output, by the prior.
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
     even = (layers * layer_s + head_s) / step.pp
@@ -303,13 +304,13 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
 
 
 def _slowest_stage(step: StepShape, last: Floats, layer_s: Floats, head_s: Floats) -> Floats:
-    """Seconds of the slowest stage where the last has so many layers, and the others share the rest."""
+    """Seconds of the slowest stage if the last has `last` layers and the others share the rest."""
     others = np.ceil((step.model.num_layers - last) / np.maximum(step.pp - 1.0, 1.0))
     return np.maximum(last * layer_s + head_s, others * layer_s)
 
 
 def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """Point-to-point transfers: a boundary of a chunk each way, and their latency."""
+    """Point-to-point transfers over the boundary of each chunk, both ways, and their latency."""
     passes = np.where(step.pp > 1, 2.0 * step.vpp * step.slots, 0.0)
     one = step.element_bytes * step.tokens * step.model.hidden_size * step.residual_share
     seconds = passes * one / step.links.pipeline_bytes_per_s
@@ -319,7 +320,7 @@ def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 
 def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """What comes once a step: the optimizer on its shard, and a constant."""
+    """The optimizer on its shard, and a constant, once per step."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     yield "optimizer", OPTIMIZER_BYTES * step.rank_parameters / step.zero_shards / bandwidth
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
@@ -330,8 +331,8 @@ def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[
 
     Args:
         step: the step.
-        expected: the factors that are expected before any measurement, by the terms' names: what
-            stages wait for each other, and what a reduction can hide behind, follows from them.
+        expected: the prior medians of the factors by the terms' names. They decide how long stages
+            wait for each other, and how much of a reduction can be hidden.
     """
     blocks = [*layer_terms(step), *tensor_terms(step)]
     ends = list(head_terms(step))

@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.plain_documents import (
+from search_spaces.documents.dataclass_documents import (
     read_fields,
     read_list,
     read_plain,
     refuse_figures,
-    refuse_lone_surrogates,
+    refuse_unusable_texts,
     within,
 )
-from search_spaces.reading import (
+from search_spaces.documents.reading import (
     MAX_COUNT,
     MAX_WIDTH,
     read_choice,
     shown,
     whole_number_problem,
 )
+from search_spaces.errors import OutcomeInvalidError
 
 IterationKind = Literal["warmup", "timed"]
 
 ITERATION_KINDS: Final[tuple[IterationKind, ...]] = get_args(IterationKind)
+
+MAX_ITERATIONS: Final = 10_000
+"""Most timed iterations that a campaign's probes are asked for, and most untimed ones."""
+MAX_MEASURED_ITERATIONS: Final = 2 * MAX_ITERATIONS + 100
+"""Most iterations of a measurement: a probe runs a few more untimed ones until times settle."""
+MAX_STAGES: Final = 1 << 16
+"""Most pipeline stages of a measurement; each is a row of the database."""
 
 MAX_BYTES: Final = 1 << 50
 MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
@@ -84,7 +91,16 @@ class Environment:
     """Revision of this project that ran, or "unknown"."""
 
     def __post_init__(self) -> None:
-        refuse_lone_surrogates(self)
+        refuse_unusable_texts(
+            self,
+            host=255,
+            device=255,
+            backend=40,
+            python_version=80,
+            torch_version=80,
+            numpy_version=80,
+            git_revision=80,
+        )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -115,7 +131,7 @@ class Breakdown:
     optimizer_s: float
     """The optimizer's step, its communication left out."""
     unexplained_s: float
-    """What is left of the iteration; under 0 where the parts were measured longer than the whole."""
+    """The rest of the iteration; under 0 where the measured parts add up to more than the whole."""
 
     def __post_init__(self) -> None:
         refuse_figures(self, over_zero=(), from_zero=_EXPLAINED)
@@ -148,66 +164,75 @@ class Breakdown:
 _EXPLAINED: Final = ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s")
 """Parts of an iteration that were measured."""
 
+OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}
+"""Marks a figure that every probe measures: 0 is refused, and None unless it is the default."""
+FROM_ZERO: Final[Mapping[str, Any]] = {"from_zero": True}
+"""Marks a figure that may be 0."""
+METRIC: Final[Mapping[str, Any]] = {"metric": True}
+"""Marks a field that trials are filtered and sorted by (`search_spaces.protocol.metrics`)."""
+LONGEST: Final = "longest"
+"""Key of the most characters of a text."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """What a completed probe measured.
 
     Raises:
-        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0 where
-            nothing would have been measured, when no iteration was timed, when the breakdown is not
-            of the step time, or when more was done than the device's peak allows.
+        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0
+            where a probe measures more; when no iteration was timed; when the breakdown is not of
+            the step time; or when the throughput exceeds the device's peak.
     """
 
-    step_time_s: float
+    step_time_s: float = field(metadata={**OVER_ZERO, **METRIC})
     """Median of the timed iterations."""
-    step_time_q25_s: float
+    step_time_q25_s: float = field(metadata=OVER_ZERO)
     """First quartile of the timed iterations."""
-    step_time_q75_s: float
+    step_time_q75_s: float = field(metadata=OVER_ZERO)
     """Third quartile of the timed iterations."""
     tokens_per_step: int
     """Tokens that the ranks consumed in one iteration, all replicas together."""
-    tokens_per_s: float
+    tokens_per_s: float = field(metadata={**OVER_ZERO, **METRIC})
     """tokens_per_step over step_time_s."""
-    tokens_per_s_per_device: float
-    model_tflops_per_device: float
+    tokens_per_s_per_device: float = field(metadata={**OVER_ZERO, **METRIC})
+    model_tflops_per_device: float = field(metadata={**OVER_ZERO, **METRIC})
     """Work of the model, recomputation excluded."""
-    hardware_tflops_per_device: float
+    hardware_tflops_per_device: float = field(metadata={**OVER_ZERO, **METRIC})
     """Work that was executed, recomputation included."""
-    peak_tflops_per_device: float
+    peak_tflops_per_device: float = field(metadata=OVER_ZERO)
     """The denominator of mfu and hfu."""
-    peak_source: str
-    """Where the denominator comes from, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
-    mfu: float
+    peak_source: str = field(metadata={LONGEST: 200})
+    """Source of the denominator, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
+    mfu: float = field(metadata={**FROM_ZERO, **METRIC})
     """model_tflops_per_device over the peak."""
-    hfu: float
+    hfu: float = field(metadata={**FROM_ZERO, **METRIC})
     """hardware_tflops_per_device over the peak; over 1 is refused."""
-    peak_memory_bytes: int
+    peak_memory_bytes: int = field(metadata=METRIC)
     """The largest peak of any rank."""
     peak_memory_bytes_by_stage: tuple[int, ...]
     """The largest peak of any rank of each pipeline stage, first stage first."""
-    memory_kind: str
+    memory_kind: str = field(metadata={LONGEST: 40})
     """"logical" (live tensors, CPU) or "allocated" (the device's allocator)."""
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
     iterations: tuple[Iteration, ...]
     """Every iteration, warm-up included, in order."""
     breakdown: Breakdown | None = None
-    """Where step_time_s goes; None: an older worker measured it, which did not look."""
+    """The parts of step_time_s; None: an older worker, which did not measure them."""
     peak_reserved_bytes_by_stage: tuple[int, ...] = ()
-    """What the device's allocator held at most, of any rank of each stage; empty on the CPU."""
+    """The largest reservation of the allocator of any rank of each stage; empty on the CPU."""
     warmup_settled: bool | None = None
-    """Whether step times had settled when timing began; None: an older worker did not look."""
+    """Whether step times had settled when timing began; None: an older worker did not check."""
     skipped_steps: int = 0
     """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
     shortened: bool = False
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
     iterations_asked: int | None = None
-    """Timed iterations that were asked for; None: an older worker measured it, which ran them all."""
+    """Timed iterations that were requested; None: an older worker, which ran all of them."""
 
     def __post_init__(self) -> None:
-        refuse_lone_surrogates(self)
-        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=("mfu", "hfu"))
+        refuse_unusable_texts(self, **_LONGEST)
+        refuse_figures(self, over_zero=self._stated(_OVER_ZERO), from_zero=self._stated(_FROM_ZERO))
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
             within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
@@ -216,6 +241,10 @@ class Measurement:
         self._refuse_beyond_peak()
         self._refuse_another_breakdown()
         self._refuse_another_length()
+
+    def _stated(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the fields that are not left out."""
+        return tuple(n for n in names if n not in _OPTIONAL or getattr(self, n) is not None)
 
     def _refuse_impossible_counts(self) -> None:
         stages, reserved = self.peak_memory_bytes_by_stage, self.peak_reserved_bytes_by_stage
@@ -288,7 +317,7 @@ class Measurement:
         for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
             if name in values:
                 values[name] = _read_stages(values[name], name)
-        iterations = read_list(values["iterations"], "iterations")
+        iterations = read_list(values["iterations"], "iterations", MAX_MEASURED_ITERATIONS)
         values["iterations"] = tuple(
             within(f"iterations.{place}", Iteration.from_mapping, iteration)
             for place, iteration in enumerate(iterations)
@@ -298,8 +327,13 @@ class Measurement:
         return cls(**values)
 
 
+def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a measurement that have a mark."""
+    return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
+
+
 def _read_stages(value: object, name: str) -> tuple[int, ...]:
-    stages = tuple(read_list(value, name))
+    stages = tuple(read_list(value, name, MAX_STAGES))
     for stage, peak in enumerate(stages):
         if type(peak) is not int:
             raise OutcomeInvalidError(
@@ -308,17 +342,12 @@ def _read_stages(value: object, name: str) -> tuple[int, ...]:
     return stages
 
 
-_OVER_ZERO: Final = (
-    "step_time_s",
-    "step_time_q25_s",
-    "step_time_q75_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "model_tflops_per_device",
-    "hardware_tflops_per_device",
-    "peak_tflops_per_device",
-)
-"""Figures of a measurement without which nothing was measured."""
+_OVER_ZERO: Final = _marked(OVER_ZERO)
+_FROM_ZERO: Final = _marked(FROM_ZERO)
+_OPTIONAL: Final = frozenset(f.name for f in fields(Measurement) if f.default is None)
+_LONGEST: Final = {
+    f.name: f.metadata[LONGEST] for f in fields(Measurement) if LONGEST in f.metadata
+}
 
 
 def _refuse_impossible_iteration(iteration: Iteration) -> None:

@@ -1,4 +1,4 @@
-"""What a worker is asked to run, and what it answers: the documents of the worker protocol.
+"""The request of a probe and its outcome: documents of the worker protocol.
 
 They are plain dataclasses so that the trainer, the worker, the API and the database share one
 definition without sharing a library. Every field is a JSON value or another document.
@@ -10,10 +10,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.duration import MAX_DURATION_S
+from search_spaces.documents.dataclass_documents import (
+    read_fields,
+    read_plain,
+    refuse_figures,
+    refuse_unusable_texts,
+    within,
+)
+from search_spaces.documents.duration import MAX_DURATION_S
+from search_spaces.documents.reading import (
+    MAX_WIDTH,
+    is_positive_number,
+    read_choice,
+    shown,
+    whole_number_problem,
+)
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.layout import Layout
-from search_spaces.measurement import (
+from search_spaces.protocol.measurement import (
     MAX_BYTES,
     Breakdown,
     Environment,
@@ -21,21 +34,8 @@ from search_spaces.measurement import (
     IterationKind,
     Measurement,
 )
-from search_spaces.model_shape import ModelShape
-from search_spaces.plain_documents import (
-    read_fields,
-    read_plain,
-    refuse_figures,
-    refuse_lone_surrogates,
-    within,
-)
-from search_spaces.reading import (
-    MAX_WIDTH,
-    is_positive_number,
-    read_choice,
-    shown,
-    whole_number_problem,
-)
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
@@ -74,6 +74,11 @@ implausible: more work a second than the device's peak allows."""
 OUTCOME_STATES: Final[tuple[OutcomeState, ...]] = get_args(OutcomeState)
 FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)
 
+MAX_MESSAGE_LENGTH: Final = 10_000
+MAX_NODE_LENGTH: Final = 255
+MAX_LOG_LENGTH: Final = 1 << 18
+"""Most characters of an outcome's texts."""
+
 MIN_WARMUP: Final = 2
 """The first iteration allocates and compiles, the second still meets cold caches."""
 DEFAULT_WARMUP: Final = 2
@@ -86,13 +91,13 @@ class ProbeRequest:
     """One probe to run: everything that the ranks need to know."""
 
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     layout: Layout
-    """How it is laid out."""
+    """The layout to run."""
     seed: int = 0
-    """Initial weights and tokens follow from it, the same under every layout."""
+    """Determines the initial weights and the tokens, which are the same under every layout."""
     warmup: int = DEFAULT_WARMUP
-    """Least untimed iterations before the timed ones, of which there are more until they settle."""
+    """Least untimed iterations before the timed ones; more are run until step times settle."""
     iterations: int = DEFAULT_ITERATIONS
     """Timed iterations."""
     deadline_s: float = DEFAULT_DEADLINE_S
@@ -100,7 +105,7 @@ class ProbeRequest:
     memory_limit_bytes: int | None = None
     """Memory of one device; on the CPU it is enforced on each rank. None: no limit."""
     compile: bool = False
-    """Whether what lies between the products goes through torch.compile."""
+    """Whether the operations between the matrix products are compiled with torch.compile."""
     stop_above_step_time_s: float | None = None
     """Step time at which the layout would only be as good as the campaign's best: a probe that is
     slower with 95 % confidence ends early. None: it runs to its end."""
@@ -151,8 +156,8 @@ class Outcome:
     """How a probe ended.
 
     Raises:
-        OutcomeInvalidError: at construction, when the parts contradict each other, or the duration is
-            out of range.
+        OutcomeInvalidError: at construction, when the parts contradict each other, or the duration
+            is out of range.
     """
 
     state: OutcomeState
@@ -163,7 +168,7 @@ class Outcome:
     node: str = ""
     """Node where it went wrong first."""
     log_tail: str = ""
-    """Last lines that the ranks printed."""
+    """Last lines that the ranks printed, whatever the outcome."""
     duration_s: float = 0.0
     """Seconds that the probe held its devices, start and end included."""
     measurement: Measurement | None = None
@@ -175,7 +180,9 @@ class Outcome:
         read_choice(self.state, OUTCOME_STATES, OutcomeInvalidError, field="state")
         if self.reason is not None:
             read_choice(self.reason, FAILURE_REASONS, OutcomeInvalidError, field="reason")
-        refuse_lone_surrogates(self)
+        refuse_unusable_texts(
+            self, message=MAX_MESSAGE_LENGTH, node=MAX_NODE_LENGTH, log_tail=MAX_LOG_LENGTH
+        )
         refuse_figures(self, over_zero=(), from_zero=("duration_s",))
         if self.duration_s > MAX_DURATION_S:
             raise OutcomeInvalidError(

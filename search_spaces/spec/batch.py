@@ -1,4 +1,4 @@
-"""The global batch that a campaign allows: fixed, or bounded."""
+"""The global batch of a campaign: fixed, or between two bounds."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from search_spaces.documents.reading import (
+    read_mapping,
+    refuse_unknown,
+    shown,
+    whole_number_problem,
+)
 from search_spaces.errors import SpaceInvalidError
-from search_spaces.reading import read_mapping, refuse_unknown, shown, whole_number_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalBatch:
-    """Sequences a step, over all replicas.
+    """Sequences per step over all replicas.
 
     Raises:
         SpaceInvalidError: at construction, when the bounds are out of range or crossed.
     """
 
     minimum: int
-    """The smallest that is allowed."""
+    """The smallest allowed batch."""
     maximum: int
-    """The largest; equal to the smallest where the batch is fixed."""
+    """The largest allowed batch; equal to the smallest where the batch is fixed."""
 
     def __post_init__(self) -> None:
         for name, value in (("min", self.minimum), ("max", self.maximum)):
@@ -46,7 +51,7 @@ class GlobalBatch:
 
     @classmethod
     def read(cls, value: int | Mapping[str, Any]) -> Self:
-        """Reads a whole number, or `{min:, max:}` (min is 1 where it is left out)."""
+        """Reads a whole number, or `{min:, max:}`; the default of min is 1."""
         if not isinstance(value, Mapping):
             problem = whole_number_problem(value)
             if problem:

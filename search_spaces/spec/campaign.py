@@ -1,49 +1,53 @@
-"""The campaign as a user describes it: what to tune, where, over which layouts, for how long."""
+"""The description of a campaign: model, cluster, space, objectives, strategy and limits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, cast, get_args
 
-from search_spaces.budget import Budget as Budget
-from search_spaces.budget import changed_budget as changed_budget
-from search_spaces.budget import refuse_unbounded
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.constraints import Constraints
-from search_spaces.duration import name_without_unit, read_duration_s
-from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SearchSpaceError
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.knowledge import KNOWLEDGE_SOURCES, KnowledgeSource, read_start_from
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.objectives import DEFAULT_OBJECTIVES, AnyObjective, read_objectives
-from search_spaces.objectives import OBJECTIVES as OBJECTIVES
-from search_spaces.objectives import Objective as Objective
-from search_spaces.outcome import (
-    DEFAULT_DEADLINE_S,
-    DEFAULT_ITERATIONS,
-    DEFAULT_WARMUP,
-    MIN_WARMUP,
-    ProbeRequest,
-)
-from search_spaces.presets.clusters import resolve_cluster
-from search_spaces.presets.models import resolve_model
-from search_spaces.presets.spaces import resolve_space
-from search_spaces.reading import (
+from search_spaces.documents.reading import (
     MAX_TEXT_LENGTH,
+    Problems,
     is_line,
     read_choice,
     read_mapping,
-    refuse_unknown,
     shown,
+    unknown_names,
     url_name_problem,
     whole_number_problem,
 )
-from search_spaces.space import LegalSet, SearchSpace, enumerate_legal
-from search_spaces.stopping import StopSettings, unheard_warning
+from search_spaces.errors import CampaignInvalidError, ModelTooLargeError
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.protocol.outcome import (
+    ProbeRequest,
+)
+from search_spaces.spec.campaign_settings import (
+    KNOWLEDGE_SOURCES,
+    Budget,
+    Constraints,
+    KnowledgeSource,
+    ProbeSettings,
+    StopSettings,
+    no_effect_warning,
+    read_start_from,
+    refuse_unbounded,
+)
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.default_precision import default_precision, with_stored_precision
+from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import (
+    DEFAULT_OBJECTIVES,
+    AnyObjective,
+    Objective,
+    read_objectives,
+)
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.presets.models import resolve_model
+from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 
 StrategyName = Literal["guided", "deephyper", "model-only", "random", "exhaustive"]
 """How layouts are proposed."""
@@ -52,67 +56,19 @@ STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
 MAX_SEED: Final = (1 << 31) - 1
 MAX_WARNINGS: Final = 16
-MAX_ITERATIONS: Final = 10_000
 
 ESTIMATE_MARGIN: Final = 0.2
-"""How much less than its estimate a layout may really need before a campaign is refused: of 454
-published runs none whose estimate was under 80 % of the memory ran out (arXiv:2411.06465), and a
-refusal must err the other way."""
+"""A campaign is refused only if every estimate, less this share, exceeds the memory. Of 454
+published runs none with an estimate below 80 % of the memory ran out of it (arXiv:2411.06465); a
+refusal must be at least as sure in the other direction."""
 
 ROWS_AT_ONCE: Final = 1 << 14
-"""Layouts whose memory is estimated together: a column of them is 128 KiB."""
-
-
-@contextmanager
-def _inside(name: str) -> Iterator[None]:
-    """Errors of the block name the field of the campaign that they come from."""
-    try:
-        yield
-    except SearchSpaceError as error:
-        raise error.within(name) from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeSettings:
-    """How long each probe trains.
-
-    Raises:
-        CampaignInvalidError: at construction, when a number is out of range.
-    """
-
-    warmup: int = DEFAULT_WARMUP
-    """Untimed iterations before the timed ones."""
-    iterations: int = DEFAULT_ITERATIONS
-    """Timed iterations."""
-    deadline_s: float = DEFAULT_DEADLINE_S
-    """Seconds after which a probe is ended as a timeout."""
-    compile: bool = False
-    """Whether what lies between the products goes through torch.compile."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):
-            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_ITERATIONS)
-            if problem:
-                raise CampaignInvalidError(problem, field=name)
-        if not isinstance(self.compile, bool):
-            raise CampaignInvalidError(
-                f"{shown(self.compile)} is not true or false", field="compile"
-            )
-        seconds = read_duration_s(self.deadline_s, field="deadline_s")
-        object.__setattr__(self, "deadline_s", seconds)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the settings by name; the deadline also as `deadline: 60s`."""
-        values = read_mapping(mapping, CampaignInvalidError, "the probe")
-        name_without_unit(values, "deadline")
-        refuse_unknown(values, [f.name for f in fields(cls)], CampaignInvalidError, "setting")
-        return cls(**values)
+"""Layouts whose memory is estimated together; one column takes 128 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignSpec:
-    """A campaign, fully resolved: nothing in it depends on a preset that may change later.
+    """A campaign with all presets resolved, so that later changes of presets do not affect it.
 
     Raises:
         CampaignInvalidError: at construction, when a field is out of range.
@@ -121,52 +77,55 @@ class CampaignSpec:
     name: str
     """Unique within a service: 1 to 64 of letters, digits, dot, dash, underscore."""
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     cluster: Cluster
-    """Where it runs."""
+    """The cluster to train on."""
     space: SearchSpace
     """The layouts to choose from."""
     objectives: tuple[AnyObjective, ...] = DEFAULT_OBJECTIVES
-    """What completed trials are judged by; the first ranks, the Pareto front is over all. The document
-    calls them `objective`, and a single one stands there without a list."""
+    """The first ranks the completed trials; the Pareto front is over all. The document has them as
+    `objective`: one name, or a list."""
     constraints: Constraints = field(default_factory=Constraints)
-    """What a layout must keep to before it is ranked."""
+    """Bounds that a layout must keep to be ranked."""
     strategy: StrategyName = "guided"
     """How layouts are proposed."""
     seed: int = 0
-    """Of the strategy, and of each probe's weights and tokens."""
+    """Seed of the strategy, and of the weights and tokens of each probe."""
     budget: Budget = field(default_factory=Budget)
-    """When to end; only an exhaustive campaign may go without."""
+    """When the campaign ends; required except for an exhaustive campaign."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     """How long each probe trains."""
     stop: StopSettings = field(default_factory=StopSettings)
-    """When probes and the campaign end by themselves, and what is measured again before they do."""
+    """When probes and the campaign stop, and how many layouts are measured again at the end."""
     knowledge: KnowledgeSource = "auto"
     """Whether earlier measurements of the same cluster and software calibrate the search."""
     start_from: tuple[str, ...] = ()
-    """Campaigns whose measurements calibrate the search whatever they ran on."""
+    """Campaigns, on any cluster, whose measurements calibrate the search."""
     warnings: tuple[str, ...] = ()
-    """What the user should know: constants that had to be guessed."""
+    """Messages for the user, for example about constants that had to be guessed."""
 
     def __post_init__(self) -> None:
-        problem = url_name_problem(self.name)
-        if problem:
-            raise CampaignInvalidError(problem, field="name")
-        with _inside("objective"):
+        problems = Problems()
+        if problem := url_name_problem(self.name):
+            problems.add(CampaignInvalidError(problem, field="name"))
+        with problems.collecting("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
-        read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")
-        read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
-        with _inside("start_from"):
+        with problems.collecting():
+            read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")
+            refuse_unbounded(self.budget, self.strategy)
+        with problems.collecting():
+            read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
+        with problems.collecting("start_from"):
             object.__setattr__(self, "start_from", read_start_from(self.start_from))
-        problem = whole_number_problem(self.seed, low=0, high=MAX_SEED)
-        if problem:
-            raise CampaignInvalidError(problem, field="seed")
-        refuse_unbounded(self.budget, self.strategy)
-        object.__setattr__(self, "warnings", _read_warnings(self.warnings))
+        if problem := whole_number_problem(self.seed, low=0, high=MAX_SEED):
+            problems.add(CampaignInvalidError(problem, field="seed"))
+        with problems.collecting():
+            object.__setattr__(self, "warnings", _read_warnings(self.warnings))
+        problems.refuse()
 
     @property
     def objective(self) -> Objective:
-        """What ranks completed trials: the first of the objectives."""
+        """The objective that ranks completed trials: the first one."""
         return cast("Objective", self.objectives[0])
 
     @classmethod
@@ -177,38 +136,56 @@ class CampaignSpec:
         preset).
 
         Raises:
-            SearchSpaceError: something is unknown, missing or impossible; the message begins with
-                the field.
+            SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
+                name.
         """
         given = read_mapping(mapping, CampaignInvalidError, "the campaign")
-        refuse_unknown(given, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
+        problems = Problems()
+        problems.add(
+            *unknown_names(given, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
+        )
+        # A wrong field is skipped here, so that one error can list all problems.
+        values = {name: value for name, value in given.items() if name in _DOCUMENT_FIELDS}
+        values["objectives"] = values.pop("objective", DEFAULT_OBJECTIVES)
+        values["budget"] = Budget(trials=1)
+        if given.get("name") is None:
+            values["name"] = "unnamed"
+        warning = None
         for name in ("name", "model", "cluster", "space"):
             if given.get(name) is None:
-                raise CampaignInvalidError("the field is missing", field=name)
-        values = dict(given)
-        if "objective" in given:
-            values["objectives"] = values.pop("objective")
-        with _inside("model"):
-            values["model"] = resolve_model(given["model"])
-        with _inside("cluster"):
-            values["cluster"], warning = resolve_cluster(given["cluster"])
-        with _inside("space"):
-            values["space"] = resolve_space(given["space"])
-        with _inside("budget"):
-            values["budget"] = Budget.from_mapping(given.get("budget", {}))
-        with _inside("probe"):
-            values["probe"] = ProbeSettings.from_mapping(given.get("probe", {}))
-        with _inside("constraints"):
-            values["constraints"] = Constraints.from_mapping(given.get("constraints", {}))
-        with _inside("stop"):
-            values["stop"] = StopSettings.from_mapping(given.get("stop", {}))
-        spec = cls(**{**values, "warnings": given.get("warnings", ())})
-        found = (warning, unheard_warning(spec.stop, spec.strategy, len(spec.objectives)))
+                problems.add(CampaignInvalidError("the field is missing", field=name))
+        if given.get("model") is not None:
+            with problems.collecting("model"):
+                values["model"] = resolve_model(given["model"])
+        precision: Precision = "fp32"
+        if given.get("cluster") is not None:
+            with problems.collecting("cluster"):
+                values["cluster"], warning = resolve_cluster(given["cluster"])
+                precision = default_precision(values["cluster"])
+        if given.get("space") is not None:
+            with problems.collecting("space"):
+                values["space"] = resolve_space(given["space"], precision=precision)
+        for name, read in _SETTINGS.items():
+            with problems.collecting(name):
+                values[name] = read(given.get(name, {}))
+        with problems.collecting():
+            spec = cls(**{**dict.fromkeys(("model", "cluster", "space")), **values})
+        problems.refuse()
+        found = (warning, no_effect_warning(spec.stop, spec.strategy, len(spec.objectives)))
         more = [each for each in found if each and each not in spec.warnings]
         return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 
+    @classmethod
+    def from_stored(cls, document: Mapping[str, Any]) -> Self:
+        """Reads a campaign that `to_mapping` wrote, of this release or an earlier one.
+
+        Raises:
+            SearchSpaceError: the document is damaged.
+        """
+        return cls.from_mapping(with_stored_precision(document))
+
     def to_mapping(self) -> dict[str, Any]:
-        """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""
+        """Everything as plain JSON values, presets written out; `from_stored` reads it back."""
         return {
             "name": self.name,
             "model": self.model.to_mapping(),
@@ -237,13 +214,14 @@ class CampaignSpec:
         return legal
 
     def refuse_if_too_large(self, legal: LegalSet | None = None) -> None:
-        """Refuses a campaign in which every layout would run out of memory, beyond doubt.
+        """Refuses a campaign in which every layout would certainly run out of memory.
 
         Args:
             legal: the legal set, if the caller has it already.
 
         Raises:
-            ModelTooLargeError: even the smallest estimate, less a margin, is more than a device has.
+            ModelTooLargeError: the smallest estimate, less a margin, exceeds the memory of a
+                device.
         """
         legal = legal or self.legal_set()
         memory = self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
@@ -270,7 +248,7 @@ class CampaignSpec:
     def probe_request(
         self, layout: Layout, *, stop_above_step_time_s: float | None = None
     ) -> ProbeRequest:
-        """What a worker is asked to run for `layout`."""
+        """The request to a worker to probe `layout`."""
         return ProbeRequest(
             model=self.model,
             layout=layout,
@@ -287,13 +265,21 @@ class CampaignSpec:
 _DOCUMENT_FIELDS: Final = tuple(
     "objective" if f.name == "objectives" else f.name for f in fields(CampaignSpec)
 )
-"""The fields of a campaign's document."""
+"""The fields of the document of a campaign."""
+
+_SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "budget": Budget.from_mapping,
+    "probe": ProbeSettings.from_mapping,
+    "constraints": Constraints.from_mapping,
+    "stop": StopSettings.from_mapping,
+}
+"""The readers of the sections, which are optional."""
 
 
 def _spread_rows(length: int) -> Iterator[slice]:
-    """All of `length` rows in parts that fit a cache, each spread evenly over the whole.
+    """All `length` rows in parts that fit into a cache, each spread evenly over the whole.
 
-    Neighbours are alike: where some layouts fit at all, one of the first part very likely does.
+    Neighbouring layouts are alike: if any layout fits, the first part very likely has one.
     """
     num_parts = -(-length // ROWS_AT_ONCE)
     return (slice(first, None, num_parts) for first in range(num_parts))

@@ -1,109 +1,107 @@
-"""The cluster: a description of the machine that layouts are judged against."""
+"""The cluster: a description of the machine on which layouts run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.layout import PRECISIONS
-from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
-from search_spaces.reading import (
+from search_spaces.documents.reading import (
     MAX_COUNT,
     MAX_NAME_LENGTH,
     MAX_TEXT_LENGTH,
+    Problems,
     is_line,
     is_name,
-    is_positive_number,
     read_mapping,
-    refuse_unknown,
+    refuse_all,
     shown,
+    unknown_names,
     whole_number_problem,
 )
+from search_spaces.errors import ClusterInvalidError
+from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
+from search_spaces.spec.layout import PRECISIONS
+from search_spaces.spec.ranges import Range
 
 GIB: Final = 1 << 30
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
+
+
+_BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
+_LATENCIES: Final = Range(1e-15, 10.0, "s")
+
+CLUSTER_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
+    {
+        "num_nodes": Range(1, MAX_COUNT, "nodes"),
+        "devices_per_node": Range(1, 1 << 12, "devices"),
+        "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
+        "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
+        "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
+        "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+        "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+        "host_operation_s": _LATENCIES,
+        "intra_node_latency_s": _LATENCIES,
+        "inter_node_latency_s": _LATENCIES,
+    }
+)
+"""The range of each number of a cluster; for a table, of each of its values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
     """A machine: nodes of equal devices, their memory, their speed and their links.
 
-    Bandwidths are effective bytes a second and direction; they feed the estimates, never a limit.
+    Bandwidths are effective bytes per second in one direction. They are used by estimates only.
 
     Raises:
         ClusterInvalidError: at construction, when a number is out of range.
     """
 
     name: str
-    """What workers and campaigns match on."""
+    """Workers run the trials of campaigns on the cluster of the same name."""
     device: str
-    """What one device is, for people."""
+    """Description of one device."""
     num_nodes: int
-    """Nodes that exist: the largest layout."""
+    """Nodes of the machine, and of the largest layout."""
     devices_per_node: int
-    """Devices of a node; a rank occupies one."""
+    """Devices of a node; each rank uses one."""
     device_memory_bytes: int
     """Memory of one device, in bytes."""
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Peak of the matrix units by precision, in FLOP/s of one device; empty: measured by the worker."""
+    """Peak of one device's matrix units by precision, in FLOP/s; empty: the worker measures it."""
     memory_bandwidth_bytes_per_s: float = 1e12
     """Memory bandwidth of one device."""
     intra_node_bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
     """Effective collective bandwidth inside a node, by the number of ranks in the group."""
     inter_node_bandwidth_bytes_per_s: float = 25e9
-    """Effective collective bandwidth between nodes, a device."""
+    """Effective collective bandwidth between nodes, per device."""
     host_operation_s: float = 10e-6
-    """Time that the host takes for one operation of eager PyTorch, its autograd included."""
+    """Host time of one operation of eager PyTorch, including autograd."""
     intra_node_latency_s: float = 3.4e-6
     """Latency of a collective or a transfer inside a node, beyond its bytes."""
     inter_node_latency_s: float = 14e-6
     """Latency of a step of a collective, or of a transfer, between nodes."""
     source: str = ""
-    """Where the numbers come from; says "generic constants" where they are guesses."""
+    """Where the numbers come from; "generic constants" where they are guesses."""
 
     def __post_init__(self) -> None:
-        if not is_name(self.name):
-            raise ClusterInvalidError(
-                f"name={shown(self.name)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
-            )
-        for name in ("device", "source"):
-            if not is_line(getattr(self, name)):
-                raise ClusterInvalidError(
-                    f"{name}={shown(getattr(self, name))} is not a line of printable text, at most "
-                    f"{MAX_TEXT_LENGTH} characters long"
-                )
-        for name in ("num_nodes", "devices_per_node", "device_memory_bytes"):
-            high = MAX_DEVICE_MEMORY_BYTES if name == "device_memory_bytes" else MAX_COUNT
-            problem = whole_number_problem(getattr(self, name), high=high)
-            if problem:
-                raise ClusterInvalidError(f"{name}={problem}")
-        for name in _POSITIVE:
-            if not is_positive_number(getattr(self, name)):
-                raise ClusterInvalidError(f"{name}={shown(getattr(self, name))} is not over 0")
-        for name in ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s"):
-            self._check_table(name)
-        for precision in self.peak_flops_per_s:
-            if precision not in PRECISIONS:
-                raise ClusterInvalidError(
-                    f"peak_flops_per_s[{shown(precision)}] is not one of {', '.join(PRECISIONS)}"
-                )
+        refuse_all(_wrong_fields({f.name: getattr(self, f.name) for f in fields(self)}))
+        # An int in place of a float would overflow numpy's 64 bits where it is multiplied.
+        for name, allowed in CLUSTER_RANGES.items():
+            value = getattr(self, name)
+            if name in _TABLES:
+                object.__setattr__(self, name, {key: float(each) for key, each in value.items()})
+            elif not allowed.is_whole:
+                object.__setattr__(self, name, float(value))
 
-    def _check_table(self, name: str) -> None:
-        table = getattr(self, name)
-        if not isinstance(table, Mapping):
-            raise ClusterInvalidError(f"{name}={shown(table)} is not a mapping")
-        for key, value in table.items():
-            problem = whole_number_problem(key) if name in _BY_RANKS else None
-            if problem:
-                raise ClusterInvalidError(f"{name}: {problem}")
-            if not is_positive_number(value):
-                raise ClusterInvalidError(
-                    f"{name}[{shown(key)}]={shown(value)} is not a number over 0"
-                )
+    @property
+    def has_cpu_devices(self) -> bool:
+        """Whether a device is a CPU core; otherwise it is an accelerator."""
+        return "cpu" in self.device.lower()
 
     @property
     def num_devices(self) -> int:
@@ -127,14 +125,55 @@ class Cluster:
             ClusterInvalidError: a field is unknown, missing, or out of range.
         """
         known = tuple(f.name for f in fields(cls))
-        values = read_mapping(mapping, ClusterInvalidError, "the cluster")
-        refuse_unknown(values, known, ClusterInvalidError, "cluster field")
-        missing = [name for name in REQUIRED_FIELDS if values.get(name) is None]
-        if missing:
-            raise ClusterInvalidError(f"the cluster's {missing[0]} is missing")
-        links = values.get("intra_node_bandwidth_bytes_per_s", {})
-        values["intra_node_bandwidth_bytes_per_s"] = _read_links(links)
+        given = read_mapping(mapping, ClusterInvalidError, "the cluster")
+        values = {name: value for name, value in given.items() if name in known}
+        problems = Problems()
+        problems.add(*unknown_names(given, known, ClusterInvalidError, "cluster field"))
+        for name in REQUIRED_FIELDS:
+            if values.get(name) is None:
+                problems.add(ClusterInvalidError.of_field(name, f"the cluster's {name} is missing"))
+        links = values.pop("intra_node_bandwidth_bytes_per_s", {})
+        with problems.collecting():
+            values["intra_node_bandwidth_bytes_per_s"] = _read_links(links)
+        stated = {name: value for name, value in values.items() if value is not None}
+        problems.add(*_wrong_fields(stated))
+        problems.refuse()
         return cls(**values)
+
+
+def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
+    """An error for each field with an impossible value."""
+    for name, value in values.items():
+        if name == "name" and not is_name(value):
+            yield ClusterInvalidError.of_field(
+                name, f"name={shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+            )
+        elif name in _TEXTS and not is_line(value):
+            yield ClusterInvalidError.of_field(
+                name,
+                f"{name}={shown(value)} is not a line of printable text, at most "
+                f"{MAX_TEXT_LENGTH} characters long",
+            )
+        elif name in _TABLES:
+            yield from _wrong_entries(name, value)
+        elif name in CLUSTER_RANGES and (problem := CLUSTER_RANGES[name].problem(value)):
+            yield ClusterInvalidError.of_field(name, f"{name}={problem}")
+
+
+def _wrong_entries(name: str, table: object) -> Iterator[ClusterInvalidError]:
+    if not isinstance(table, Mapping):
+        yield ClusterInvalidError.of_field(name, f"{name}={shown(table)} is not a mapping")
+        return
+    for key, value in table.items():
+        problem = whole_number_problem(key) if name in _BY_RANKS else None
+        if problem:
+            yield ClusterInvalidError.of_field(name, f"{name}: {problem}")
+        elif name not in _BY_RANKS and key not in PRECISIONS:
+            yield ClusterInvalidError.of_field(
+                name, f"{name}[{shown(key)}] is not one of {', '.join(PRECISIONS)}"
+            )
+        if problem := CLUSTER_RANGES[name].problem(value):
+            yield ClusterInvalidError.of_field(name, f"{name}[{shown(key)}]={problem}")
 
 
 REQUIRED_FIELDS: Final = (
@@ -144,38 +183,36 @@ REQUIRED_FIELDS: Final = (
     "devices_per_node",
     "device_memory_bytes",
 )
-"""Fields of a cluster without a default: what it is, and all that a layout is held to."""
+"""Fields of a cluster without a default."""
 
 
 def _read_links(links: object) -> dict[int, float]:
-    """The table of links, whose keys JSON can only spell as strings; each has one spelling."""
+    """The table of links; its keys are whole numbers, or strings of them as in JSON."""
     if not isinstance(links, Mapping):
-        raise ClusterInvalidError(
-            f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers of ranks"
+        raise ClusterInvalidError.of_field(
+            "intra_node_bandwidth_bytes_per_s",
+            f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers of ranks",
         )
     table: dict[int, float] = {}
     for key, bandwidth in links.items():
         ranks = int(key) if isinstance(key, str) and _RANKS.fullmatch(key) else key
         if isinstance(ranks, bool) or not isinstance(ranks, int):
-            raise ClusterInvalidError(
+            raise ClusterInvalidError.of_field(
+                "intra_node_bandwidth_bytes_per_s",
                 f"intra_node_bandwidth_bytes_per_s: {shown(key)} is not a number of ranks; the "
-                "table maps from numbers of ranks, as 2 or 8"
+                "table maps from numbers of ranks, as 2 or 8",
             )
         if ranks in table:
-            raise ClusterInvalidError(
-                f"intra_node_bandwidth_bytes_per_s: {ranks} is there more than once"
+            raise ClusterInvalidError.of_field(
+                "intra_node_bandwidth_bytes_per_s",
+                f"intra_node_bandwidth_bytes_per_s: {ranks} is there more than once",
             )
         table[ranks] = bandwidth
     return table
 
 
-_POSITIVE: Final = (
-    "memory_bandwidth_bytes_per_s",
-    "inter_node_bandwidth_bytes_per_s",
-    "host_operation_s",
-    "intra_node_latency_s",
-    "inter_node_latency_s",
-)
+_TEXTS: Final = ("device", "source")
+_TABLES: Final = ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s")
 _BY_RANKS: Final = ("intra_node_bandwidth_bytes_per_s",)
 _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -183,12 +220,12 @@ _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 def detect_local_cpu(devices_per_node: int | None = None, *, root: Path = ROOT) -> Cluster:
     """This machine as a cluster of one node: one device a core, and an equal share of the memory.
 
-    The share is of three quarters of the memory: the service, Ray and the operating system live in
-    the rest. Both are what this process may use, the limits of a container included.
+    A quarter of the memory is left to the service, Ray and the operating system. Cores and memory
+    are those that this process may use, within the limits of a container.
 
     Args:
-        devices_per_node: cores to use; None: every core that this process may use.
-        root: where the kernel's files are.
+        devices_per_node: cores to use; None: all that this process may use.
+        root: root of the kernel's files.
 
     Raises:
         ClusterInvalidError: more devices than there are cores.

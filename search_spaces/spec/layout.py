@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
+from search_spaces.documents.reading import read_mapping, refuse_unknown
 from search_spaces.errors import LayoutInvalidError
-from search_spaces.reading import read_mapping, refuse_unknown, shown, whole_number_problem
+from search_spaces.spec.knobs import knob, knobs_of
 
 Recompute = Literal["none", "selective", "full"]
-"""What is recomputed in the backward pass instead of being kept."""
+"""The activations that the backward pass recomputes instead of storing them."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """The type of the matrix multiplications; master weights and optimizer states are always fp32."""
@@ -26,54 +27,137 @@ class Layout:
 
     Raises:
         LayoutInvalidError: at construction, when a field is out of its range. Whether the layout
-            suits a model and a cluster is for `search_spaces.rules` to say.
+            suits a model and a cluster is for `search_spaces.spec.rules` to say.
     """
 
-    num_nodes: int = 1
+    num_nodes: int = field(
+        default=1,
+        metadata=knob(label="nodes", word="nodes", heading="nodes", table_column="derived"),
+    )
     """Nodes that the job occupies."""
-    tp: int = 1
+    tp: int = field(
+        default=1,
+        metadata=knob(
+            label="tensor parallel, tp",
+            word="tp",
+            help="Tensor-parallel ranks.",
+            heading="tp",
+            table_column="stated",
+        ),
+    )
     """Tensor-parallel degree: ranks that share each weight matrix."""
-    pp: int = 1
+    pp: int = field(
+        default=1,
+        metadata=knob(
+            label="pipeline parallel, pp",
+            word="pp",
+            help="Pipeline stages.",
+            heading="pp",
+            table_column="stated",
+        ),
+    )
     """Pipeline-parallel degree: stages that the layers are cut into."""
-    dp: int = 1
+    dp: int = field(
+        default=1,
+        metadata=knob(
+            label="data parallel, dp",
+            word="dp",
+            help="Data-parallel replicas.",
+            heading="dp",
+            table_column="stated",
+        ),
+    )
     """Data-parallel degree: replicas of the model."""
-    vpp: int = 1
+    vpp: int = field(
+        default=1,
+        metadata=knob(
+            label="virtual stages, vpp",
+            word="vpp",
+            help="Virtual stages a pipeline rank.",
+            table_column="may_be_empty",
+        ),
+    )
     """Virtual stages a pipeline rank (interleaved schedule); 1 is plain 1F1B."""
-    micro_batch_size: int = 1
+    micro_batch_size: int = field(
+        default=1,
+        metadata=knob(
+            label="micro-batch size",
+            word="micro-batch",
+            help="Sequences at once.",
+            heading="mbs",
+            table_column="stated",
+        ),
+    )
     """Sequences that go through the model at once, on each replica."""
-    num_microbatches: int = 1
+    num_microbatches: int = field(
+        default=1,
+        metadata=knob(
+            label="micro-batches a step",
+            word="micro-batches",
+            help="Micro-batches a step, of each replica.",
+            heading="acc",
+            table_column="stated",
+        ),
+    )
     """Micro-batches that each replica accumulates before a step (the Frontier paper's GAS)."""
-    zero_stage: int = 0
+    zero_stage: int = field(
+        default=0,
+        metadata=knob(
+            label="ZeRO stage",
+            word="ZeRO",
+            help="1: shard the optimizer's states.",
+            choices=ZERO_STAGES,
+            heading="zero",
+            table_column="may_be_empty",
+        ),
+    )
     """0: every replica holds the optimizer states; 1: they are sharded over dp."""
-    zero_replicas: int = 1
+    zero_replicas: int = field(
+        default=1,
+        metadata=knob(
+            label="ZeRO copies",
+            word="ZeRO copies",
+            help="Copies of the sharded states.",
+            is_shown=False,
+        ),
+    )
     """Copies of the sharded optimizer states: a shard group is dp / zero_replicas neighbouring
     data-parallel ranks, and the groups hold the same. 1: one group of all dp."""
-    recompute: Recompute = "none"
+    recompute: Recompute = field(
+        default="none",
+        metadata=knob(
+            label="recomputation", word="recompute", choices=RECOMPUTE_MODES, table_column="stated"
+        ),
+    )
     """Activations that are recomputed in the backward pass."""
-    sequence_parallel: bool = False
-    """Whether the tensor-parallel ranks also share the sequence outside the matrix multiplications."""
-    precision: Precision = "fp32"
+    sequence_parallel: bool = field(
+        default=False,
+        metadata=knob(
+            label="sequence parallel",
+            word="sequence parallel",
+            choices=(False, True),
+            table_column="may_be_empty",
+        ),
+    )
+    """Whether tensor-parallel ranks also share the sequence outside the matrix multiplications."""
+    precision: Precision = field(
+        default="fp32",
+        metadata=knob(
+            label="precision",
+            word="precision",
+            help="By default the cluster's: bf16 where it states a peak for it, else fp16, else "
+            "fp32; fp32 on CPU cores.",
+            choices=PRECISIONS,
+            heading="precision",
+            table_column="stated",
+        ),
+    )
     """Type of the matrix multiplications."""
 
     def __post_init__(self) -> None:
-        for name in COUNT_KNOBS:
-            problem = whole_number_problem(getattr(self, name))
-            if problem:
+        for name, each in KNOBS.items():
+            if problem := each.problem(getattr(self, name)):
                 raise LayoutInvalidError(f"{name}={problem}")
-        if type(self.zero_stage) is not int or self.zero_stage not in ZERO_STAGES:
-            raise LayoutInvalidError(f"zero_stage={shown(self.zero_stage)} is not one of 0, 1")
-        if self.recompute not in RECOMPUTE_MODES:
-            raise LayoutInvalidError(
-                f"recompute={shown(self.recompute)} is not one of {', '.join(RECOMPUTE_MODES)}"
-            )
-        if not isinstance(self.sequence_parallel, bool):
-            raise LayoutInvalidError(
-                f"sequence_parallel={shown(self.sequence_parallel)} is not true or false"
-            )
-        if self.precision not in PRECISIONS:
-            raise LayoutInvalidError(
-                f"precision={shown(self.precision)} is not one of {', '.join(PRECISIONS)}"
-            )
 
     @property
     def num_devices(self) -> int:
@@ -116,17 +200,14 @@ class Layout:
         return cls(**values)
 
 
-COUNT_KNOBS: Final = (
-    "num_nodes",
-    "tp",
-    "pp",
-    "dp",
-    "vpp",
-    "micro_batch_size",
-    "num_microbatches",
-    "zero_replicas",
-)
+KNOBS: Final = knobs_of(Layout)
+"""The table of knobs: every layout field by name, in the canonical order."""
+
+LAYOUT_FIELDS: Final = tuple(KNOBS)
+"""Every layout field, in the canonical order."""
+
+COUNT_KNOBS: Final = tuple(name for name, each in KNOBS.items() if each.is_count)
 """Layout fields that are whole numbers of at least 1."""
 
-LAYOUT_FIELDS: Final = tuple(field.name for field in fields(Layout))
-"""Every layout field, in the canonical order."""
+DEGREES: Final = ("tp", "pp", "dp")
+"""Layout fields whose product is the number of devices."""

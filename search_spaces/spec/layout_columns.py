@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.layout import LAYOUT_FIELDS, PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Codes = NDArray[np.int64]
 
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "recompute": RECOMPUTE_MODES,
-    "precision": PRECISIONS,
-}
-
 
 def code_of(knob: str, value: Any) -> int:
-    """What stands for `value` in a column: a word's place among the knob's words, else the value.
+    """The number that stands for `value` in a column (see `Knob.code`).
 
-    The words are in the order of the memory that they save, so that neighbours are alike. A column
-    of strings would take five times the memory and ten times as long to compare.
+    A column of strings would take five times the memory and ten times as long to compare.
     """
-    return _WORDS[knob].index(value) if knob in _WORDS else int(value)
+    return KNOBS[knob].code(value)
 
 
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:

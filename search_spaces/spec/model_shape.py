@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.reading import (
+from search_spaces.documents.reading import (
     MAX_NAME_LENGTH,
-    MAX_WIDTH,
+    Problems,
     is_name,
     read_mapping,
-    refuse_unknown,
+    refuse_all,
     shown,
-    whole_number_problem,
+    switch_problem,
+    unknown_names,
 )
+from search_spaces.errors import ModelShapeInvalidError
+from search_spaces.spec.ranges import Range
 
 Family = Literal["gpt", "llama"]
 """gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, SwiGLU, RoPE, no biases."""
@@ -23,18 +26,33 @@ Family = Literal["gpt", "llama"]
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 
 
+MODEL_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
+    {
+        "num_layers": Range(1, 1 << 14),
+        "hidden_size": Range(1, 1 << 20),
+        "ffn_hidden_size": Range(1, 1 << 22),
+        "num_heads": Range(1, 1 << 16),
+        "num_kv_heads": Range(1, 1 << 16),
+        "seq_length": Range(1, 1 << 26, "tokens"),
+        "vocab_size": Range(1, 1 << 24, "tokens"),
+    }
+)
+"""The range of each size: the number of parameters and the FLOPs per token then fit into 64
+bits."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What is trained: everything about the model that moves speed or memory.
+    """The shape of a model: all that determines its speed and memory.
 
     Raises:
         ModelShapeInvalidError: at construction, when the numbers contradict each other.
     """
 
     name: str
-    """What the leaderboard calls it."""
+    """Its name on the leaderboard."""
     family: Family
-    """Which block it is built of."""
+    """The kind of its blocks."""
     num_layers: int
     """Transformer blocks."""
     hidden_size: int
@@ -46,39 +64,27 @@ class ModelShape:
     num_kv_heads: int
     """Key and value heads; fewer than num_heads is grouped-query attention."""
     seq_length: int
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     vocab_size: int
     """Rows of the embedding."""
     tied_embeddings: bool
     """Whether the output projection is the embedding's transpose."""
 
     def __post_init__(self) -> None:
-        if not is_name(self.name):
-            raise ModelShapeInvalidError(
-                f"name={shown(self.name)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
-            )
-        if self.family not in FAMILIES:
-            raise ModelShapeInvalidError(
-                f"family={shown(self.family)} is not one of {', '.join(FAMILIES)}"
-            )
-        for name in _COUNTS:
-            problem = whole_number_problem(getattr(self, name), high=MAX_WIDTH)
-            if problem:
-                raise ModelShapeInvalidError(f"{name}={problem}")
-        if not isinstance(self.tied_embeddings, bool):
-            raise ModelShapeInvalidError(
-                f"tied_embeddings={shown(self.tied_embeddings)} is not true or false"
-            )
+        refuse_all(_wrong_fields(asdict(self)))
+        refuse_all(self._contradictions())
+
+    def _contradictions(self) -> Iterator[ModelShapeInvalidError]:
         if self.hidden_size % self.num_heads:
-            raise ModelShapeInvalidError(
+            yield ModelShapeInvalidError(
                 f"hidden_size={self.hidden_size} is not divisible by num_heads={self.num_heads}"
             )
         if self.num_heads % self.num_kv_heads:
-            raise ModelShapeInvalidError(
+            yield ModelShapeInvalidError(
                 f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}"
             )
         if self.family == "llama" and self.head_size % 2:
-            raise ModelShapeInvalidError(
+            yield ModelShapeInvalidError(
                 f"head size {self.head_size} (hidden_size={self.hidden_size} over "
                 f"num_heads={self.num_heads}) is odd; rotary positions need an even one"
             )
@@ -95,7 +101,7 @@ class ModelShape:
 
     @property
     def num_layer_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one block: attention and feed-forward, no norms, no biases."""
+        """Parameters in the matrices of one block: attention and feed-forward."""
         h = self.hidden_size
         attention = h * (h + 2 * self.kv_hidden_size) + h * h
         matrices = 3 if self.family == "llama" else 2
@@ -118,7 +124,7 @@ class ModelShape:
 
     @property
     def num_head_parameters(self) -> int:
-        """Parameters after the last block: the final norm, and the output matrix if it is not tied."""
+        """Parameters after the last block: final norm, and the output matrix if not tied."""
         norm = self.hidden_size * (2 if self.family == "gpt" else 1)
         return norm + (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
 
@@ -133,12 +139,12 @@ class ModelShape:
 
     @property
     def model_flops_per_token(self) -> int:
-        """Floating-point operations of a forward and a backward pass, a token, without recomputation.
+        """FLOPs per token of a forward and a backward pass, without recomputation.
 
-        Three times the forward pass: 2 operations a matrix parameter (output projection included,
-        embedding look-up not), and 4 s h for the two attention products. For the GPT shape with
-        ffn = 4h this is 72 L h^2 (1 + s/(6h) + V/(12 L h)), arXiv:2104.04473 equation 3 less its
-        recomputation (and arXiv:2205.05198, appendix A).
+        Three times the forward pass: 2 operations per matrix parameter (with the output projection,
+        without the embedding look-up), and 4 s h for the two attention products. For the GPT shape
+        with ffn = 4h this is 72 L h^2 (1 + s/(6h) + V/(12 L h)), arXiv:2104.04473 equation 3 less
+        its recomputation (and arXiv:2205.05198, appendix A).
         """
         return 3 * (
             self.num_layers * self.layer_forward_flops_per_token
@@ -147,19 +153,19 @@ class ModelShape:
 
     @property
     def layer_forward_flops_per_token(self) -> int:
-        """Floating-point operations of one block's forward pass, a token."""
+        """Floating-point operations per token of one block's forward pass."""
         return 2 * self.num_layer_matrix_parameters + 4 * self.seq_length * self.hidden_size
 
     @property
     def logit_forward_flops_per_token(self) -> int:
-        """Floating-point operations of the output projection's forward pass, a token."""
+        """Floating-point operations per token of the output projection's forward pass."""
         return 2 * self.hidden_size * self.vocab_size
 
     def hardware_flops_per_token(self, recompute: str) -> int:
-        """Floating-point operations that are really executed, a token, recomputation included.
+        """Floating-point operations per token with recomputation.
 
-        Full recomputation runs every block's forward pass a second time (the output projection is
-        not recomputed), selective recomputation the two attention products (arXiv:2205.05198).
+        Full recomputation runs every block's forward pass twice (and the output projection once),
+        selective recomputation the two attention products (arXiv:2205.05198).
         """
         extra = 0
         if recompute == "full":
@@ -184,24 +190,37 @@ class ModelShape:
         """
         known = tuple(field.name for field in fields(cls))
         given = read_mapping(mapping, ModelShapeInvalidError, "the model")
-        refuse_unknown(given, known, ModelShapeInvalidError, "model field")
-        values = {"name": "custom", **given}
+        values = {name: value for name, value in given.items() if name in known}
+        values.setdefault("name", "custom")
         values.setdefault("num_kv_heads", values.get("num_heads"))
         values.setdefault("tied_embeddings", values.get("family") == "gpt")
         if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
             values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
-        missing = [name for name in known if values.get(name) is None]
-        if missing:
-            raise ModelShapeInvalidError(f"the model's {missing[0]} is missing")
+        problems = Problems()
+        problems.add(*unknown_names(given, known, ModelShapeInvalidError, "model field"))
+        for name in known:
+            if values.get(name) is None and (name != "num_kv_heads" or name in given):
+                problems.add(
+                    ModelShapeInvalidError.of_field(name, f"the model's {name} is missing")
+                )
+        stated = {name: value for name, value in values.items() if given.get(name) is not None}
+        problems.add(*_wrong_fields(stated))
+        problems.refuse()
         return cls(**values)
 
 
-_COUNTS: Final = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "seq_length",
-    "vocab_size",
-)
+def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
+    """An error for each field with an impossible value."""
+    for name, value in values.items():
+        if name == "name" and not is_name(value):
+            yield ModelShapeInvalidError.of_field(
+                name, f"name={shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+            )
+        elif name == "family" and value not in FAMILIES:
+            yield ModelShapeInvalidError.of_field(
+                name, f"family={shown(value)} is not one of {', '.join(FAMILIES)}"
+            )
+        elif name in MODEL_RANGES and (problem := MODEL_RANGES[name].problem(value)):
+            yield ModelShapeInvalidError.of_field(name, f"{name}={problem}")
+        elif name == "tied_embeddings" and (problem := switch_problem(value)):
+            yield ModelShapeInvalidError.of_field(name, f"tied_embeddings={problem}")

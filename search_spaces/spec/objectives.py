@@ -1,7 +1,7 @@
-"""What a layout is judged by: figures of which more is better, each from a step time and a peak.
+"""Objectives of layouts: throughputs, and the free share of memory. More is better.
 
-Every throughput is a factor that the layout alone decides, over its step time. A campaign may weigh
-several objectives at once: the first ranks, and the Pareto front is over all of them.
+A throughput is a factor that depends on the layout and the model, divided by the step time. A
+campaign may have several objectives: the first ranks, and the Pareto front is over all of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Any, Final, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
+from search_spaces.documents.reading import nearest, shown
 from search_spaces.errors import ObjectiveInvalidError
-from search_spaces.layout import RECOMPUTE_MODES, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import nearest, shown
+from search_spaces.spec.layout import RECOMPUTE_MODES, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
@@ -27,23 +26,29 @@ Objective = Literal[
     "hardware_tflops_per_device",
     "tokens_per_node_hour",
 ]
-"""What can rank: a throughput. tokens_per_node_hour is what a token budget costs, the other way up."""
+"""Objectives that can rank: throughputs. tokens_per_node_hour is the inverse of a token's cost."""
 
 AnyObjective = Literal[Objective, "memory_headroom"]
-"""What can be weighed beside others: also the share of a device's memory that stays free."""
+"""All objectives; memory_headroom is the share of a device's memory that stays free."""
 
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 MEMORY_HEADROOM: Final = "memory_headroom"
 ALL_OBJECTIVES: Final[tuple[AnyObjective, ...]] = (*OBJECTIVES, "memory_headroom")
 DEFAULT_OBJECTIVES: Final[tuple[AnyObjective, ...]] = ("tokens_per_s_per_device",)
 MAX_OBJECTIVES: Final = 3
-"""Most objectives of one campaign: a front over more holds nearly every layout."""
+"""Most objectives of one campaign: with more, nearly every layout is on the front."""
 
 SECONDS_PER_HOUR: Final = 3600.0
 
+OBJECTIVE_FIGURES: Final = (
+    *(name for name in OBJECTIVES if name != "tokens_per_node_hour"),
+    "peak_memory_bytes",
+)
+"""Fields of a measurement that objectives are computed from: those of `Measured`."""
+
 
 class Measured(Protocol):
-    """A measurement as far as objectives look at it."""
+    """The fields of a measurement that objectives use."""
 
     @property
     def tokens_per_s(self) -> float: ...
@@ -61,18 +66,15 @@ class Measured(Protocol):
     def peak_memory_bytes(self) -> int | None: ...
 
 
-def objective_factors(
-    name: str, columns: LayoutColumns, model: ModelShape, cluster: Cluster
-) -> Floats:
-    """What a throughput is made of: the objective times the step time, of each layout.
+def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> Floats:
+    """The objective times the step time of each layout, for objectives that are throughputs.
 
-    No factor depends on the cluster so far. The work of a token is `ModelShape.model_flops_per_token`
-    and `hardware_flops_per_token`, which the trainer counts by, too.
+    The FLOPs of a token are those that the trainer counts by: `ModelShape.model_flops_per_token`
+    and `hardware_flops_per_token`.
 
     Raises:
-        ObjectiveInvalidError: it is none, or no throughput.
+        ObjectiveInvalidError: the objective is unknown, or not a throughput.
     """
-    del cluster
     tokens = columns.global_batch_size * float(model.seq_length)
     if name == "tokens_per_s":
         return np.asarray(tokens, dtype=np.float64)
@@ -91,34 +93,10 @@ def objective_factors(
     )
 
 
-def objective_values(
-    name: str,
-    columns: LayoutColumns,
-    step_time_s: Floats,
-    model: ModelShape,
-    cluster: Cluster,
-    *,
-    peak_memory_bytes: Floats | None = None,
-) -> Floats:
-    """The objective of each layout, more is better.
-
-    Peaks are for memory_headroom alone, which does not look at step times; it is under 0 where an
-    estimated peak exceeds the device.
-
-    Raises:
-        ObjectiveInvalidError: it is none, or the headroom is asked for without peaks.
-    """
-    if name != MEMORY_HEADROOM:
-        return objective_factors(name, columns, model, cluster) / step_time_s
-    if peak_memory_bytes is None:
-        raise ObjectiveInvalidError("memory_headroom needs peaks of memory, and none were given")
-    return 1.0 - np.asarray(peak_memory_bytes, dtype=np.float64) / cluster.device_memory_bytes
-
-
 def measured_objective(
     name: str, measured: Measured, *, num_nodes: int, device_memory_bytes: int | None = None
 ) -> float | None:
-    """The objective as it was measured; None where the measurement does not tell.
+    """The measured objective; None where the measurement does not have it.
 
     Raises:
         ObjectiveInvalidError: there is no such objective.
@@ -133,7 +111,7 @@ def measured_objective(
 
 
 def memory_headroom(peak_memory_bytes: int | None, device_memory_bytes: int | None) -> float | None:
-    """The share of a device's memory that stayed free; None where either is not known."""
+    """The share of a device's memory that stayed free; None where either value is unknown."""
     if not peak_memory_bytes or not device_memory_bytes:
         return None
     return 1.0 - peak_memory_bytes / device_memory_bytes
@@ -142,7 +120,7 @@ def memory_headroom(peak_memory_bytes: int | None, device_memory_bytes: int | No
 def model_and_hardware_tflops(
     tokens_per_s_per_device: float, layout: Layout, model: ModelShape
 ) -> tuple[float, float]:
-    """Work of the model, and work with what is recomputed, of a device in TFLOP/s, from its tokens."""
+    """TFLOP/s of a device from its tokens/s: without and with recomputation."""
     return (
         tokens_per_s_per_device * model.model_flops_per_token / 1e12,
         tokens_per_s_per_device * model.hardware_flops_per_token(layout.recompute) / 1e12,
@@ -150,19 +128,19 @@ def model_and_hardware_tflops(
 
 
 def pareto_front(values: Floats) -> NDArray[np.bool_]:
-    """Which rows no other row beats: at least as good in every column and better in one.
+    """The rows that no other row dominates (is at least as good in every column and better in one).
 
-    Equal rows stand together, on the front or off it. A NaN is worse than any number.
+    Equal rows are both on the front or both off it. A NaN is worse than any number.
 
     Args:
-        values: one row a layout, one column an objective, more is better.
+        values: one row per layout, one column per objective, more is better.
     """
     values = np.where(np.isnan(values), -np.inf, values)
     is_front = np.zeros(len(values), dtype=np.bool_)
     if not len(values):
         return is_front
-    # From the best in the first column down (of equals the best in the next ones first), a row can
-    # only be beaten by one that came before: so by one of the front.
+    # In descending order of the columns a row can only be dominated by an earlier row, and so by an
+    # earlier row of the front.
     order = np.lexsort(tuple(-values[:, column] for column in reversed(range(values.shape[1]))))
     front: list[int] = []
     for row in order:
@@ -175,10 +153,10 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
 
 
 def read_objectives(value: Any) -> tuple[AnyObjective, ...]:
-    """One name, or a list of two or three of which the first is a throughput.
+    """Reads one name, or a list of two or three names that begins with a throughput.
 
     Raises:
-        ObjectiveInvalidError: it is neither; the message says what it may be.
+        ObjectiveInvalidError: it is neither; the message lists the choices.
     """
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not 1 <= len(names) <= MAX_OBJECTIVES:

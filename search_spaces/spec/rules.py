@@ -1,7 +1,6 @@
-"""The rules of legality: each is judged over whole arrays of layouts, and explained for one.
+"""The rules of legality: each judges arrays of layouts, and explains one illegal layout.
 
-Nothing is ever repaired: a layout that breaks a rule is refused with a sentence that names the
-numbers.
+Nothing is repaired: a layout that breaks a rule is refused with a sentence that names the numbers.
 """
 
 from __future__ import annotations
@@ -12,38 +11,41 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from search_spaces import trainer_support as trainer
-from search_spaces.batch import GlobalBatch
-from search_spaces.cluster import Cluster
-from search_spaces.columns import Bools, LayoutColumns, codes_of
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.batch import GlobalBatch
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import DEGREES, PRECISIONS, Layout, Precision
+from search_spaces.spec.layout_columns import Bools, LayoutColumns, codes_of
+from search_spaces.spec.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
-"""What a rule protects: the model's arithmetic, the machine's size, the campaign's batch, the budget
-(another layout is the same job), or the embedded trainer's limits."""
+"""What a rule protects: the arithmetic of the model, the size of the machine, the batch of the
+campaign, the budget (redundant: another layout is the same job), or the limits of the embedded
+trainer."""
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
 PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
-"""What a single layout that somebody runs by hand is held to: its ranks may outnumber the devices,
-and there is no budget that a redundant layout would waste."""
+"""The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
+a redundant layout wastes no budget."""
+
+PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = PRECISIONS
+"""Precisions that the embedded trainer trains in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleContext:
-    """What layouts are judged against."""
+    """The model, cluster and settings for which layouts are judged."""
 
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     cluster: Cluster
-    """Where it runs."""
+    """The cluster to train on."""
     global_batch: GlobalBatch | None = None
-    """Sequences a step that the campaign allows; None: any number."""
+    """Allowed sequences per step; None: any number."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
     fill_nodes: bool = False
-    """Whether even a job on one node must use every device (dp was derived to do so)."""
+    """Whether a job on one node must use every device, too (where dp is derived)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +53,13 @@ class Rule:
     """One reason why a layout may be illegal."""
 
     name: str
-    """What counts of excluded layouts go by."""
+    """Its name in the counts of excluded layouts."""
     scope: Scope
-    """What it protects."""
+    """What the rule protects."""
     illegal: Callable[[LayoutColumns, RuleContext], Bools | np.bool_ | bool] = field(repr=False)
-    """Where the rule is broken, over columns that broadcast."""
+    """Where the rule is broken, for columns that broadcast."""
     sentence: Callable[[Layout, RuleContext], str] = field(repr=False)
-    """Why a layout that breaks the rule does: names the numbers."""
+    """Why a layout breaks the rule, with the numbers."""
 
 
 def violations(
@@ -69,13 +71,13 @@ def violations(
     allow_tp_across_nodes: bool = False,
     scopes: Collection[Scope] = ALL_SCOPES,
 ) -> list[str]:
-    """Why `layout` is illegal, one sentence a broken rule; empty: it is legal.
+    """Why `layout` is illegal: one sentence for each broken rule; empty: it is legal.
 
     Args:
         layout: the layout to judge.
-        model: what it would train.
-        cluster: where it would run.
-        global_batch: the sequences a step that are wanted; None: any number.
+        model: the model to train.
+        cluster: the cluster to train on.
+        global_batch: the required sequences per step; None: any number.
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
             `ALL_SCOPES - {"trainer"}` judges layouts that another trainer runs.
@@ -128,8 +130,7 @@ def _layers_sentence(layout: Layout, x: RuleContext) -> str:
 def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
     if x.allow_tp_across_nodes:
         return False
-    # A degree that does not divide the node puts some group across two nodes as soon as there is
-    # a second node.
+    # With two or more nodes, a degree that does not divide the node puts some group on two nodes.
     uneven = (c.num_nodes > 1) & (x.cluster.devices_per_node % c.tp != 0)
     broken: Bools = (c.tp > x.cluster.devices_per_node) | uneven
     return broken
@@ -163,7 +164,8 @@ def _world_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools:
 def _world_sentence(layout: Layout, x: RuleContext) -> str:
     per_node = x.cluster.devices_per_node
     devices = layout.num_nodes * per_node
-    product = f"tp*pp*dp={layout.tp}*{layout.pp}*{layout.dp}={layout.num_devices}"
+    degrees = "*".join(str(getattr(layout, name)) for name in DEGREES)
+    product = f"{'*'.join(DEGREES)}={degrees}={layout.num_devices}"
     machine = f"num_nodes*devices_per_node={layout.num_nodes}*{per_node}={devices}"
     if layout.num_devices > devices:
         return f"{product} is more than {machine}"
@@ -222,7 +224,7 @@ def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
 
 
 def _trainer_precision_sentence(layout: Layout, _: RuleContext) -> str:
-    precisions = ", ".join(trainer.PRECISIONS_SUPPORTED)
+    precisions = ", ".join(PRECISIONS_SUPPORTED)
     return f"precision={layout.precision} is not supported by the embedded trainer ({precisions})"
 
 
@@ -231,8 +233,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="kv_heads_over_tp",
         scope="model",
-        # tp that divides the key/value heads divides the heads: where those do not divide, the
-        # rule above has said enough.
+        # Where tp does not divide the heads, it does not divide the key/value heads either, and the
+        # rule above gives the reason.
         illegal=lambda c, x: (x.model.num_heads % c.tp == 0) & (x.model.num_kv_heads % c.tp != 0),
         sentence=_kv_heads_sentence,
     ),
@@ -336,9 +338,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="trainer_precision",
         scope="trainer",
         illegal=lambda c, _: np.isin(
-            c.precision, codes_of("precision", trainer.PRECISIONS_SUPPORTED), invert=True
+            c.precision, codes_of("precision", PRECISIONS_SUPPORTED), invert=True
         ),
         sentence=_trainer_precision_sentence,
     ),
 )
-"""Every rule, in the order in which reasons are given."""
+"""All rules, in the order in which reasons are listed."""

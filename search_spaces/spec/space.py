@@ -10,19 +10,25 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.batch import GlobalBatch
-from search_spaces.cluster import Cluster
-from search_spaces.columns import Ints, LayoutColumns, codes_of
+from search_spaces.documents.reading import (
+    MAX_COUNT,
+    Problems,
+    read_fields_of,
+    read_mapping,
+    switch_problem,
+)
 from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
-from search_spaces.knobs import WholeNumbers, read_knob
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import MAX_COUNT, read_mapping, refuse_unknown, shown
-from search_spaces.rules import ALL_SCOPES, RULES, RuleContext, Scope
+from search_spaces.spec.batch import GlobalBatch
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.knobs import WholeNumbers, read_choices
+from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import Ints, LayoutColumns, codes_of
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import ALL_SCOPES, RULES, RuleContext, Scope
 
 MAX_COMBINATIONS: Final = 5_000_000
-"""Most combinations that a space may have: all may be legal, and beyond, to judge the memory of each
-and to encode them for a strategy would no longer be a matter of a few seconds."""
+"""Most combinations of a space. All of them may be legal; with more, the memory estimate and the
+encoding for a strategy would take longer than a few seconds."""
 
 EVERY_ROW: Final = slice(None)
 
@@ -31,8 +37,8 @@ EVERY_ROW: Final = slice(None)
 class SearchSpace:
     """The choices of every knob of a layout.
 
-    A knob is a scalar, a list or a range (see `search_spaces.knobs`); after construction each is a
-    tuple of its choices, in the order given. What is left out takes the default below.
+    A knob is a scalar, a list or a range (see `search_spaces.spec.knobs`). After construction each
+    is a tuple of its choices, in the given order. Missing knobs take the defaults below.
 
     Raises:
         SpaceInvalidError: at construction; the message begins with the knob.
@@ -63,31 +69,33 @@ class SearchSpace:
     sequence_parallel: bool | Sequence[bool] = False
     """Whether tensor-parallel ranks share the sequence too."""
     precision: str | Sequence[str] = "fp32"
-    """fp32, bf16, fp16; fp32 is what every device can do."""
+    """fp32, bf16, fp16. A campaign that names none takes its cluster's (`default_precision`)."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "global_batch_size", self._read_batch())
+        problems = Problems()
+        with problems.collecting():
+            object.__setattr__(self, "global_batch_size", self._read_batch())
         for knob in LAYOUT_FIELDS:
-            value = getattr(self, knob)
-            if value is not None:
-                object.__setattr__(self, knob, read_knob(knob, value))
-            elif knob not in DERIVABLE:
-                raise SpaceInvalidError(
-                    "the value is null; leave it out for its default", field=knob
-                )
-        if not isinstance(self.allow_tp_across_nodes, bool):
-            raise SpaceInvalidError(
-                f"{shown(self.allow_tp_across_nodes)} is not true or false",
-                field="allow_tp_across_nodes",
-            )
+            with problems.collecting():
+                self._read_choices(knob)
+        if problem := switch_problem(self.allow_tp_across_nodes):
+            problems.add(SpaceInvalidError(problem, field="allow_tp_across_nodes"))
+        problems.refuse()
         self._check_accumulation()
         if self.num_combinations > MAX_COMBINATIONS:
             raise SpaceInvalidError(
                 f"the space has {self.num_combinations} combinations, more than "
                 f"{MAX_COMBINATIONS}; give some knob fewer values"
             )
+
+    def _read_choices(self, knob: str) -> None:
+        value = getattr(self, knob)
+        if value is not None:
+            object.__setattr__(self, knob, read_choices(KNOBS[knob], value))
+        elif knob not in DERIVABLE:
+            raise SpaceInvalidError("the value is null; leave it out for its default", field=knob)
 
     def _read_batch(self) -> GlobalBatch:
         if self.global_batch_size is None:
@@ -149,8 +157,8 @@ class SearchSpace:
             SpaceInvalidError: a knob is unknown, or a value impossible.
         """
         values = read_mapping(mapping, SpaceInvalidError, "the search space")
-        refuse_unknown(values, [f.name for f in fields(cls)], SpaceInvalidError, "knob")
-        return cls(**values)
+        known = [f.name for f in fields(cls)]
+        return read_fields_of(cls, values, known, SpaceInvalidError, "knob")
 
     def to_mapping(self) -> dict[str, Any]:
         """Every knob by name as plain JSON values, ranges written out, derived knobs left out."""
@@ -163,6 +171,8 @@ class SearchSpace:
 
 DERIVABLE: Final = ("dp", "num_microbatches")
 """Knobs that follow from the others where they are left out."""
+
+_OTHER_DEGREES: Final = tuple(name for name in DEGREES if name != "dp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,16 +189,16 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LegalSet:
-    """The legal layouts of a space, by position: an index of 8 bytes each until one is asked for."""
+    """The legal layouts of a space, by position: an index of 8 bytes each until one is read."""
 
     space: SearchSpace
-    """What was enumerated."""
+    """The space that was enumerated."""
     devices_per_node: int
-    """What a derived dp fills."""
+    """Devices that a derived dp fills."""
     indices: Ints
-    """Positions of the legal combinations in the grid of all, ascending."""
+    """Positions of the legal combinations in the grid of all combinations, ascending."""
     exclusions: tuple[Exclusion, ...]
-    """Rules that kept something out, the strictest first."""
+    """Rules that excluded layouts, the strictest first."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -197,11 +207,6 @@ class LegalSet:
     def num_combinations(self) -> int:
         """Combinations that were judged."""
         return self.space.num_combinations
-
-    @property
-    def excluded(self) -> dict[str, int]:
-        """How many combinations each rule excludes, the strictest first."""
-        return {exclusion.rule: exclusion.count for exclusion in self.exclusions}
 
     def layout(self, position: int) -> Layout:
         """The legal layout at `position`, from 0."""
@@ -224,7 +229,7 @@ class LegalSet:
         return position
 
     def column(self, knob: str, rows: slice = EVERY_ROW, /) -> Ints:
-        """One layout field of the legal layouts, or of some: a whole number each (see `code_of`)."""
+        """One field of the legal layouts, or of some: a whole number each (see `code_of`)."""
         indices = self.indices[rows]
         if knob in self.space.knobs:
             place, length = self.space.knobs.index(knob), len(self.space.values(knob))
@@ -236,7 +241,7 @@ class LegalSet:
             return column
         if knob == "dp":
             devices = self.column("num_nodes", rows) * self.devices_per_node
-            return _filling_dp(devices, self.column("tp", rows), self.column("pp", rows))
+            return _filling_dp(devices, {name: self.column(name, rows) for name in _OTHER_DEGREES})
         dp, micro_batch_size = self.column("dp", rows), self.column("micro_batch_size", rows)
         return _accumulation(dp, micro_batch_size, self.space)
 
@@ -326,7 +331,7 @@ def _with_derived(
     columns = dict(chosen)
     if space.dp is None:
         devices = columns["num_nodes"] * devices_per_node
-        columns["dp"] = _filling_dp(devices, columns["tp"], columns["pp"])
+        columns["dp"] = _filling_dp(devices, columns)
     if space.num_microbatches is None:
         columns["num_microbatches"] = _accumulation(
             columns["dp"], columns["micro_batch_size"], space
@@ -334,9 +339,10 @@ def _with_derived(
     return columns
 
 
-def _filling_dp(devices: Ints, tp: Ints, pp: Ints) -> Ints:
+def _filling_dp(devices: Ints, columns: Mapping[str, Ints]) -> Ints:
     """As many replicas as fit on the devices."""
-    replicas: Ints = np.clip(devices // (tp * pp), 1, MAX_COUNT)
+    devices_of_replica = math.prod(columns[name] for name in _OTHER_DEGREES)
+    replicas: Ints = np.clip(devices // devices_of_replica, 1, MAX_COUNT)
     return replicas
 
 
@@ -347,7 +353,7 @@ def _accumulation(dp: Ints, micro_batch_size: Ints, space: SearchSpace) -> Ints:
 
 
 def _layout_at(space: SearchSpace, index: int, devices_per_node: int) -> Layout:
-    """The layout at a flat index of the grid; the scalar twin of `_with_derived`, 10 times faster."""
+    """The layout at a flat index of the grid: `_with_derived` for one layout, 10 times faster."""
     chosen: dict[str, Any] = {}
     for knob in reversed(space.knobs):
         choices = space.values(knob)
@@ -355,7 +361,8 @@ def _layout_at(space: SearchSpace, index: int, devices_per_node: int) -> Layout:
         chosen[knob] = choices[place]
     if space.dp is None:
         devices = chosen["num_nodes"] * devices_per_node
-        chosen["dp"] = min(max(devices // (chosen["tp"] * chosen["pp"]), 1), MAX_COUNT)
+        devices_of_replica = math.prod(chosen[name] for name in _OTHER_DEGREES)
+        chosen["dp"] = min(max(devices // devices_of_replica, 1), MAX_COUNT)
     if space.num_microbatches is None:
         once = chosen["dp"] * chosen["micro_batch_size"]
         chosen["num_microbatches"] = max(space.global_batch.minimum // once, 1)

@@ -1,19 +1,18 @@
-"""From tokens per second to FLOP/s and to the part of the peak that is used."""
+"""Tokens per second as FLOP/s and as a share of the peak (MFU, HFU)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """A rate of training and what it means for each device.
+    """The throughput of a layout, and the rates per device.
 
-    FLOPs are those of the model per token (arXiv:2104.04473, equation 3) times the tokens that
-    the ranks consumed.
+    FLOPs are the model's FLOPs per token (arXiv:2104.04473, equation 3) times the consumed tokens.
     """
 
     model: ModelShape
@@ -32,16 +31,16 @@ class Throughput:
 
     @property
     def hardware_tflops_per_device(self) -> float:
-        """With what full recomputation computes twice."""
+        """Including recomputation."""
         flops_per_token = self.model.hardware_flops_per_token(self.layout.recompute)
         return self.tokens_per_s_per_device * flops_per_token / 1e12
 
     @property
     def mfu(self) -> float:
-        """Part of the peak that the model's own arithmetic uses."""
+        """Share of the peak that the model's FLOPs use."""
         return self.model_tflops_per_device / self.peak_tflops_per_device
 
     @property
     def hfu(self) -> float:
-        """Part of the peak that is used, recomputation included."""
+        """Share of the peak that all FLOPs use, including recomputation."""
         return self.hardware_tflops_per_device / self.peak_tflops_per_device

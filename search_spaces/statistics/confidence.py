@@ -1,7 +1,7 @@
-"""How sure a figure is: Student's t with the standard library alone.
+"""Confidence intervals and tests of step times: Student's t, with the standard library alone.
 
-The trainer, the store and the search each compare step times, and share one definition of what can
-be told apart. Step times are compared by their logarithms: noise multiplies, and is skewed.
+The trainer, the store and the search share this definition of a significant difference. Step times
+are compared by their logarithms, because noise is multiplicative and skewed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from statistics import fmean, median, variance
 from typing import Final
 
 CONFIDENCE: Final = 0.95
-"""Of every interval, and of every verdict that something is slower."""
+"""Confidence of all intervals and tests."""
 
 MAX_DOF: Final = 400
-"""Degrees of freedom beyond which quantiles are those of this many: 0.1 % more than the normal's."""
+"""Largest number of degrees of freedom: its quantiles are 0.1 % above the normal ones."""
 
 
 _NEAR: Final = 1.95
-"""Standard errors within which nothing can be told apart: the quantile of the most degrees of freedom is
-1.966."""
+"""A smaller distance in standard errors is never significant: 1.966 is the quantile of
+`MAX_DOF`."""
 _FAR: Final = 12.71
-"""Beyond them everything can: the quantile of a single degree of freedom is 12.706."""
+"""A larger distance is always significant: 12.706 is the quantile of one degree of freedom."""
 
 
 def student_tail(t: float, dof: int) -> float:
@@ -48,7 +48,7 @@ def student_tail(t: float, dof: int) -> float:
 
 @lru_cache(maxsize=1024)
 def student_quantile(probability: float, dof: int) -> float:
-    """The t below which Student's t lies with this probability, from 0.5 to less than 1."""
+    """The quantile of Student's t for a probability from 0.5 to less than 1."""
     low, high = 0.0, 1.0
     while student_tail(high, dof) > 1.0 - probability:
         high *= 2.0
@@ -66,7 +66,8 @@ def is_slower(
 ) -> bool:
     """Whether step times are slower than a known one, by a one-sided t-test on their logarithms.
 
-    Their median has to be slower, too: a few stragglers may move the mean, never the figure that ranks.
+    Their median has to be slower too: a few slow iterations affect the mean, but ranking uses the
+    median.
     """
     logs = [math.log(seconds) - math.log(than_s) for seconds in step_times_s]
     excess, error = fmean(logs), math.sqrt(variance(logs) / len(logs))
@@ -77,29 +78,29 @@ def is_slower(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A step time and how sure it is."""
+    """A step time and its standard error."""
 
     log_s: float
     """Logarithm of the seconds."""
     error: float
-    """Standard error of that logarithm: the step time's, relative."""
+    """Standard error of the logarithm, which is the relative error of the step time."""
     dof: int
-    """Degrees of freedom that the error was estimated with."""
+    """Degrees of freedom of the error."""
 
     @property
     def factor(self) -> float:
-        """The interval reaches from the step time divided by this to the step time multiplied by it."""
+        """The interval is from the step time divided by this factor to the step time times it."""
         reach = student_quantile(0.5 + CONFIDENCE / 2, self.dof) * self.error
         return math.exp(min(reach, 50.0))
 
 
 def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
-    """Whether two step times differ with 95 % confidence (Welch 1947, two-sided, dof rounded down)."""
+    """Whether two step times differ with 95 % confidence (Welch 1947, two-sided)."""
     error = math.hypot(one.error, other.error)
     distance = abs(one.log_s - other.log_s)
     if error == 0:
         return distance > 0
-    # Whatever the degrees of freedom are; most layouts of a leaderboard are far from the first.
+    # A shortcut without degrees of freedom: most layouts of a leaderboard are far from the first.
     if not _NEAR < distance / error < _FAR:
         return distance / error >= _FAR
     parts = one.error**4 / one.dof + other.error**4 / other.dof

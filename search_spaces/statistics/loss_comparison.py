@@ -1,8 +1,8 @@
-"""Whether two probes trained the same: their losses, iteration by iteration.
+"""Compares the losses of two probes, iteration by iteration.
 
-Weights and tokens follow from the seed, so that every layout of a campaign trains the same model on
-the same batches. Layouts add up in different orders, and a difference in the last bit grows from
-step to step; a difference that is larger is an error of one of the two.
+The seed determines weights and tokens, so that all layouts of a campaign train the same model on
+the same batches. Layouts add numbers in different orders, and such rounding differences grow from
+step to step. A larger difference means that one of the two layouts computes wrongly.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from search_spaces.layout import Precision
-from search_spaces.measurement import Iteration
+from search_spaces.protocol.measurement import Iteration
+from search_spaces.spec.layout import Precision
 
 LOSS_TOLERANCE: Final[Mapping[Precision, float]] = MappingProxyType(
     {"fp32": 1e-4, "fp16": 5e-3, "bf16": 1e-2}
 )
-"""How far two losses of the first iterations may be apart, relative. Measured over every axis on the
-presets for CPUs (decision 13): at most 3e-7 in fp32 and 5e-4 in bf16; fp16 has three bits more."""
+"""Largest relative difference of two losses in the first iterations. Measured over every axis on
+the presets for CPUs (decision 13): at most 3e-7 in fp32 and 5e-4 in bf16; fp16 has three bits
+more."""
 
 STEADY_ITERATIONS: Final = 4
-"""First iterations, over which the tolerance stays as it is."""
+"""Number of first iterations in which the tolerance does not grow."""
 
 GROWTH: Final = 2.0
-"""By how much the tolerance grows with each iteration afterwards: training is chaotic where its
-learning rate is high, and there a difference in the last bit doubles about as fast."""
+"""Growth of the tolerance with each later iteration: with a high learning rate, training is chaotic
+and a rounding difference doubles about as fast."""
 
 MAX_TOLERANCE: Final = 0.25
-"""Where it stops to grow: two runs of one model on the same tokens learn about equally well, however
-far their weights have come apart."""
+"""Largest tolerance: two runs of one model on the same tokens learn about equally well, even when
+their weights differ much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossDifference:
-    """Where one probe's loss is off another's."""
+    """A difference between the losses of two probes."""
 
     index: int
     """The iteration."""
     loss: float
     other_loss: float
     tolerance: float
-    """How far apart the two might have been, relative."""
+    """The largest allowed relative difference."""
 
 
 def loss_tolerance(precision: Precision, index: int) -> float:
-    """How far two losses of iteration `index` may be apart, relative to the larger one."""
-    # Capped before it is raised to the power: probes may have thousands of iterations.
+    """The largest allowed difference of two losses of an iteration, relative to the larger one."""
+    # Limited before the power: probes may have thousands of iterations.
     steps = min(max(index - STEADY_ITERATIONS + 1, 0), 64)
     return min(LOSS_TOLERANCE[precision] * GROWTH**steps, MAX_TOLERANCE)
 
@@ -55,10 +56,10 @@ def loss_tolerance(precision: Precision, index: int) -> float:
 def first_difference(
     iterations: Sequence[Iteration], others: Sequence[Iteration], precision: Precision
 ) -> LossDifference | None:
-    """The first iteration whose losses are apart by more than the precision allows, or None.
+    """The first iteration whose losses differ by more than the precision allows, or None.
 
-    Compared are the iterations that both have (a warm-up that settled later only shifts which of
-    them were timed), up to the first that one of the two skipped: from then on their weights differ.
+    The iterations that both probes have are compared, timed or not, up to the first one that only
+    one of the two skipped: afterwards their weights differ.
     """
     for own, other in zip(iterations, others, strict=False):
         tolerance = loss_tolerance(precision, own.index)

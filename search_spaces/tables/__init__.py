@@ -1,7 +1,7 @@
-"""Measurement tables: the CSV format in which measurements travel; see docs/measurement-tables.md."""
+"""Measurement tables: the CSV format of measurements (docs/reference/measurement-tables.md)."""
 
+from search_spaces.errors import TableInvalidError
 from search_spaces.tables.columns import COLUMNS
-from search_spaces.tables.errors import TableInvalidError
 from search_spaces.tables.reading import read_table
 from search_spaces.tables.table import CellKey, MeasurementTable, TableCell, TableRow
 from search_spaces.tables.writing import table_text, write_table

@@ -1,8 +1,10 @@
-"""The columns of a measurement table: the published ones in their order, and two of our own."""
+"""The columns of a measurement table: the published ones in their order, and those of our own."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from search_spaces.spec.layout import KNOBS
 
 COLUMNS: Final = (
     "source",
@@ -35,10 +37,13 @@ COLUMNS: Final = (
     "step_time_s",
     "peak_memory_bytes",
 )
-"""Every table that we write has these, in this order."""
+"""The columns that every written table has, in this order."""
 
-EXTRA_COLUMNS: Final = ("family", "zero_replicas")
-"""Written after the others, where some row differs from what is assumed without them."""
+EXTRA_COLUMNS: Final = (
+    "family",
+    *(name for name, knob in KNOBS.items() if knob.table_column == "if_not_default"),
+)
+"""Columns that are written after the others if some row differs from the assumed value."""
 
 MODEL_COLUMNS: Final = COLUMNS[6:14]
 """The model's shape, by the names of its fields."""
@@ -46,15 +51,18 @@ MODEL_COLUMNS: Final = COLUMNS[6:14]
 LAYOUT_COLUMNS: Final = tuple(name for name in COLUMNS[14:25] if name != "global_batch_size")
 """The layout's fields that the published columns hold."""
 
+UNSTATED_KNOBS: Final = tuple(
+    name for name in LAYOUT_COLUMNS if KNOBS[name].table_column == "may_be_empty"
+)
+"""Knobs that published tables leave empty; the default is assumed."""
+
 MEASURED_COLUMNS: Final = COLUMNS[26:]
-"""What a completed row has and no other."""
+"""Columns that only completed rows fill."""
 
 OPTIONAL_COLUMNS: Final = (
     "source",
     "num_kv_heads",
-    "vpp",
-    "sequence_parallel",
-    "zero_stage",
+    *UNSTATED_KNOBS,
     "peak_memory_bytes",
     *EXTRA_COLUMNS,
 )

@@ -1,4 +1,4 @@
-"""One row of text as values: whole numbers, figures, truths and words, each refused with its column."""
+"""One text row as values: whole numbers, figures, booleans and words; errors name the column."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
-from search_spaces.tables.errors import TableInvalidError
+from search_spaces.documents.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
+from search_spaces.errors import TableInvalidError
 
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _FORMULA: Final = re.compile(r"[=@].|[+-].*[^0-9.eE%+-]", re.DOTALL)
@@ -20,16 +20,16 @@ _TRUTHS: Final[Mapping[str, bool]] = {"1": True, "true": True, "0": False, "fals
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The text of one row by column; an empty field reads as one that is not there."""
+    """The text of one row by column; an empty field counts as missing."""
 
     text: Mapping[str, str]
 
     def has(self, column: str) -> bool:
-        """Whether the row says anything there."""
+        """Whether the row has a text in this column."""
         return bool(self.text.get(column, "").strip())
 
     def word(self, column: str, choices: Collection[str] = ()) -> str:
-        """A line of text, one of `choices` where there are any."""
+        """A line of text; one of `choices`, if given."""
         value = self._stated(column)
         if not is_line(value):
             raise TableInvalidError(
@@ -42,7 +42,7 @@ class Fields:
         return value
 
     def refuse_formula(self, column: str) -> None:
-        """Refuses what would be computed by a spreadsheet, of ours or of whom the table is handed to.
+        """Refuses text that a spreadsheet, ours or another user's, would run as a formula.
 
         Raises:
             TableInvalidError: the value begins as a formula does.

@@ -1,14 +1,14 @@
-"""Whether a row's figures can be true: the units in which people send tables are off by a thousand."""
+"""Checks whether a row's figures can be true: wrong units are often off by a factor of 1,000."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.tables.errors import TableInvalidError
+from search_spaces.errors import TableInvalidError
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import TableCell, TableRow
 
 TOLERANCE: Final = 0.05
@@ -18,25 +18,25 @@ MIN_RATIO: Final = 1e-30
 """Of figures that are this far apart it is not asked whether their units are off."""
 
 MAX_DEVICE_MEMORY_GB: Final = 16384.0
-"""No device has more; 80000 is a number of megabytes."""
+"""No device has more; a value such as 80000 is in megabytes."""
 
 MAX_FLOPS_PER_S: Final = 1e16
 """No device does more, in any precision; the limit where the cluster's own peak is unknown."""
 
 MAX_SHARE_OF_PEAK: Final = 2.0
-"""A preset's peak may be another clock's; twice as fast is another unit."""
+"""The peak of a preset may be for another clock; above twice the peak, the unit is wrong."""
 
 MAX_TIMES_IDEAL: Final = 1000.0
-"""The best of a cell is never slower than this many times the time at the device's peak, ..."""
+"""The best step time of a cell is at most this many times the time at the device's peak."""
 
 MIN_IDEAL_S: Final = 0.01
-"""... provided that this time is long beside launches and latencies."""
+"""The limit applies to times at the peak above this one; below, launches and latencies count."""
 
 MIN_SHARE_OF_WEIGHTS: Final = 0.25
-"""A peak below this share of a device's mean of the weights alone is in another unit."""
+"""A peak below this share of the mean weights of a device is in another unit."""
 
 BYTES_PER_WEIGHT: Final = 2
-"""At 16 bits, the smallest that is trained in."""
+"""At 16 bits, the smallest type for training."""
 
 
 def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) -> None:
@@ -60,7 +60,7 @@ def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) ->
 
 
 def refuse_impossible_cell(cell: TableCell) -> None:
-    """Refuses a cell whose every row is a thousand times too slow.
+    """Refuses a cell in which all rows are a thousand times too slow.
 
     Raises:
         TableInvalidError: naming the fastest row.

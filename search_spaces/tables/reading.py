@@ -1,4 +1,4 @@
-"""Reading measurement tables: CSV in, cells out; whatever is wrong is refused with the row."""
+"""Reads measurement tables from CSV into cells; errors name the row."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from search_spaces.cluster import Cluster
-from search_spaces.counting import counted
-from search_spaces.errors import SearchSpaceError
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import shown
+from search_spaces.documents.reading import shown
+from search_spaces.errors import SearchSpaceError, TableInvalidError
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
-from search_spaces.tables.errors import TableInvalidError
 from search_spaces.tables.plausibility import refuse_impossible_cell
 from search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
 from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+from search_spaces.terminal.plurals import counted
 
 MAX_TABLE_BYTES: Final = 32 << 20
-"""The largest file that is read: some 150,000 rows, more than anybody has measured."""
+"""The largest file that is read: about 150,000 rows, more than any known table."""
 
 _REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMNS)
 
@@ -93,22 +92,40 @@ def _parsed(text: str) -> MeasurementTable:
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Number of the line and fields of every row that is not blank, the header first."""
-    rows = csv.reader(io.StringIO(text), strict=True)
+    """Number of the line and fields of every row that is not blank, the header first.
+
+    Lines may end in any of the three ways, also in one file.
+    """
+    # Without newline="" a return alone would stand within a line, where csv refuses it.
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = 1
     try:
         for values in rows:
             if any(value.strip() for value in values):
                 yield rows.line_num, values
+            first = rows.line_num + 1
     except csv.Error as error:
-        raise TableInvalidError(f"line {rows.line_num}: is not CSV: {error}") from error
+        raise TableInvalidError(f"line {first}: is not CSV: {_why_no_csv(error)}") from error
+
+
+def _why_no_csv(error: csv.Error) -> str:
+    """The error in words that help the author of the table."""
+    said = str(error)
+    if "unexpected end of data" in said:
+        return "a quote opens a field there, and none closes it"
+    if "expected after" in said:
+        return "text follows the quote that closes a field; a quote within one is written twice"
+    if "field larger than" in said:
+        return f"a field is longer than {csv.field_size_limit()} characters; is a quote not closed?"
+    return said
 
 
 def _refuse_wrong_header(header: list[str]) -> None:
     if not header:
         raise TableInvalidError("is empty; a measurement table begins with a header of columns")
-    stripped = [name.strip() for name in header]
-    if stripped != header:
-        raise TableInvalidError(f"the header holds spaces around {shown(_differing(header))}")
+    spaced = [name for name in header if name.strip() != name]
+    if spaced:
+        raise TableInvalidError(f"the header holds spaces around {shown(spaced[0])}")
     twice = [name for name, times in Counter(header).items() if times > 1]
     if twice:
         raise TableInvalidError(f"the header has the column {shown(twice[0])} more than once")
@@ -121,10 +138,6 @@ def _refuse_wrong_header(header: list[str]) -> None:
         raise TableInvalidError(f"the columns {', '.join(missing)} are missing from the header")
 
 
-def _differing(header: list[str]) -> str:
-    return next(name for name in header if name.strip() != name)
-
-
 def _refuse_wrong_length(values: list[str], header: list[str]) -> None:
     if len(values) != len(header):
         raise TableInvalidError(
@@ -133,7 +146,7 @@ def _refuse_wrong_length(values: list[str], header: list[str]) -> None:
 
 
 class _Cells:
-    """Rows by cell; what a name stands for must be the same wherever it occurs in a source."""
+    """Rows by cell; a name must mean the same model or machine everywhere in a source."""
 
     def __init__(self) -> None:
         self._rows: dict[CellKey, list[ReadRow]] = {}
@@ -145,7 +158,7 @@ class _Cells:
         self._rows.setdefault(read.key, []).append(read)
 
     def built(self) -> tuple[TableCell, ...]:
-        """The cells, once they hold together.
+        """The cells, after checks across their rows.
 
         Raises:
             TableInvalidError: rows contradict each other, or none completed.
@@ -170,7 +183,7 @@ class _Cells:
             )
 
     def _refuse_other_shape(self, read: ReadRow) -> None:
-        # Sequence length tells cells apart: it is no part of what the model's name stands for.
+        # The sequence length is part of a cell's key, and not of the named model.
         first = self._firsts.setdefault((read.key.source, "model", read.key.model), read)
         _refuse_difference(first, read.model.name, _shape(first.model), _shape(read.model))
 

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from search_spaces.cluster import GIB, Cluster, detect_local_cpu
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.model_shape import FAMILIES, Family, ModelShape
-from search_spaces.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, STATUSES
-from search_spaces.tables.errors import TableInvalidError
+from search_spaces.errors import TableInvalidError
+from search_spaces.spec.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import DEGREES, KNOBS, Layout
+from search_spaces.spec.model_shape import FAMILIES, Family, ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
+from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, STATUSES, UNSTATED_KNOBS
 from search_spaces.tables.fields import Fields
 from search_spaces.tables.plausibility import refuse_impossible_row, refuse_wrong_device_memory
 from search_spaces.tables.table import CellKey, Status, TableRow
 
 KNOWN_COLUMNS: Final = (*COLUMNS, *EXTRA_COLUMNS)
-_UNSTATED_KNOBS: Final = ("vpp", "sequence_parallel", "zero_stage")
-"""Knobs that published tables leave empty; the value without the feature stands in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRow:
-    """A row, and what the rows of its cell must agree on."""
+    """A row, and the values that all rows of its cell must share."""
 
     row: TableRow
     key: CellKey
     model: ModelShape
     cluster: Cluster
     num_nodes: int
-    """Nodes that the layout takes; the cluster's is the same."""
+    """Nodes that the layout takes, which the cluster has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads rows; remembers shapes and machines, which repeat, and what it had to assume."""
+    """Reads rows; caches models and clusters, which repeat, and records its assumptions."""
 
     notes: dict[str, int] = field(default_factory=dict)
-    """What was assumed, and in how many rows."""
+    """Assumptions, with the number of rows that needed each."""
     _models: dict[tuple[Any, ...], ModelShape] = field(default_factory=dict)
     _clusters: dict[tuple[Any, ...], Cluster] = field(default_factory=dict)
 
     def read(self, text: dict[str, str], *, number: int, line: int) -> ReadRow:
-        """The row, once its fields agree with each other.
+        """The row; its fields have been checked against each other.
 
         Raises:
             SearchSpaceError: a field is missing, out of range, or contradicts another.
@@ -94,35 +94,27 @@ class RowReader:
         return self._models[named]
 
     def _layout(self, fields: Fields) -> tuple[Layout, tuple[str, ...]]:
-        tp, pp, dp = (fields.whole(name) for name in ("tp", "pp", "dp"))
+        degrees = {name: _knob_value(fields, KNOBS[name]) for name in DEGREES}
         num_devices, per_node = fields.whole("num_devices"), fields.whole("devices_per_node")
-        if tp * pp * dp != num_devices:
+        product = math.prod(degrees.values())
+        if product != num_devices:
+            factors = "*".join(map(str, degrees.values()))
             raise TableInvalidError(
-                f"tp*pp*dp={tp}*{pp}*{dp}={tp * pp * dp} is not num_devices={num_devices}"
+                f"{'*'.join(degrees)}={factors}={product} is not num_devices={num_devices}"
             )
-        unstated = tuple(name for name in _UNSTATED_KNOBS if not fields.has(name))
+        unstated = tuple(name for name in UNSTATED_KNOBS if not fields.has(name))
         for name in unstated:
-            self._note(f"{name} is not stated: {1 if name == 'vpp' else 0} stands in")
-        layout = Layout(
-            num_nodes=-(-num_devices // per_node),
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            vpp=fields.whole("vpp") if fields.has("vpp") else 1,
-            micro_batch_size=fields.whole("micro_batch_size"),
-            num_microbatches=fields.whole("num_microbatches"),
-            zero_stage=fields.whole("zero_stage", 0) if fields.has("zero_stage") else 0,
-            zero_replicas=fields.whole("zero_replicas") if fields.has("zero_replicas") else 1,
-            recompute=cast("Any", fields.word("recompute", RECOMPUTE_MODES)),
-            sequence_parallel=fields.truth("sequence_parallel")
-            if fields.has("sequence_parallel")
-            else False,
-            precision=cast("Any", fields.word("precision", PRECISIONS)),
-        )
+            self._note(f"{name} is not stated: {int(KNOBS[name].default)} stands in")
+        values = {
+            name: _knob_value(fields, knob)
+            for name, knob in KNOBS.items()
+            if knob.table_column != "derived"
+        }
+        layout = Layout(num_nodes=-(-num_devices // per_node), **values)
         batch = fields.whole("global_batch_size")
         if layout.global_batch_size != batch:
             raise TableInvalidError(
-                f"dp*micro_batch_size*num_microbatches={dp}*{layout.micro_batch_size}*"
+                f"dp*micro_batch_size*num_microbatches={layout.dp}*{layout.micro_batch_size}*"
                 f"{layout.num_microbatches}={layout.global_batch_size} is not "
                 f"global_batch_size={batch}"
             )
@@ -180,16 +172,25 @@ class RowReader:
         )
 
 
+def _knob_value(fields: Fields, knob: Knob) -> Any:
+    """A knob as a row states it, or its default where a table need not have it."""
+    if knob.table_column != "stated" and not fields.has(knob.name):
+        return knob.default
+    if knob.is_number:
+        return fields.whole(knob.name, 1 if knob.is_count else 0)
+    return fields.truth(knob.name) if knob.is_switch else fields.word(knob.name, knob.choices)
+
+
 def inferred_family(*, hidden_size: int, ffn_hidden_size: int) -> Family:
-    """The family of a shape that does not say it: a GPT's feed-forward block is 4 hidden wide."""
+    """The family of a shape without one: the feed-forward block of a GPT is 4 hidden sizes wide."""
     return "gpt" if ffn_hidden_size == 4 * hidden_size else "llama"
 
 
 def _machine(stated: dict[str, Any]) -> Cluster:
-    """The preset of that name with what the table states, or generic constants around it."""
+    """The preset of that name, or generic constants, with the values that the table states."""
     name = stated["name"]
     if name == LOCAL_CPU:
-        # Another machine's cores: nothing that is detected here counts but the constants.
+        # The cores of another machine: of the detected values only the constants remain.
         return Cluster.from_mapping(detect_local_cpu(1).to_mapping() | stated)
     if name in CLUSTER_PRESETS:
         return Cluster.from_mapping(CLUSTER_PRESETS[name].to_mapping() | stated)

@@ -1,4 +1,4 @@
-"""Which cells of a table are meant: `model=GPT-3.6B,num_devices=64`."""
+"""Filters for the cells of a table, such as `model=GPT-3.6B,num_devices=64`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
-from search_spaces.tables.errors import TableInvalidError
+from search_spaces.errors import TableInvalidError
 from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
 
 KEYS: Final = tuple(field.name for field in fields(CellKey))
@@ -14,16 +14,16 @@ KEYS: Final = tuple(field.name for field in fields(CellKey))
 
 @dataclass(frozen=True, slots=True)
 class CellFilter:
-    """What the key of a cell must be; `a|b` is either."""
+    """The allowed values of a cell's key; `a|b` allows both."""
 
     wanted: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads `key=value[|value...][,key=value...]`; empty is every cell.
+        """Reads `key=value[|value...][,key=value...]`; an empty text selects every cell.
 
         Raises:
-            TableInvalidError: a key is none of a cell's.
+            TableInvalidError: a cell has no such key.
         """
         wanted = []
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -43,7 +43,7 @@ def select(table: MeasurementTable, filters: Sequence[CellFilter]) -> tuple[Tabl
     """The cells that pass one of the filters; without filters every cell.
 
     Raises:
-        TableInvalidError: there is none.
+        TableInvalidError: no cell passes.
     """
     cells = tuple(c for c in table.cells if not filters or any(passes(c) for passes in filters))
     if not cells:

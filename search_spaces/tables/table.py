@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import is_positive_number, shown
+from search_spaces.documents.reading import is_positive_number, shown
+from search_spaces.errors import TableInvalidError
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import STATUSES
-from search_spaces.tables.errors import TableInvalidError
 
 Status = Literal["completed", "out_of_memory", "failed"]
-"""out_of_memory: the layout does not fit. failed: it did not run, and nobody says that it cannot."""
+"""out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""
 
 OWN_SOURCE: Final = "layout-tuner campaign"
-"""How the source of a table begins that this project's own trainer measured."""
+"""The beginning of the source of tables that this project's own trainer measured."""
 
 MAX_REPEAT_RATIO: Final = 2.0
-"""Repeats of one layout whose step times lie this far apart, or further, contradict each other."""
+"""Repeats of a layout contradict each other if their step times differ by this factor or more."""
 
 
 _FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|log)", re.IGNORECASE)
@@ -30,20 +30,20 @@ _FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """One measurement, or one failure to measure.
+    """One measurement, or one failed run.
 
     Raises:
         TableInvalidError: at construction, when the status and the figures contradict each other.
     """
 
     layout: Layout
-    """What was run."""
+    """The layout that was run."""
     status: Status
-    """What became of it."""
+    """How the run ended."""
     tokens_per_s: float | None = None
-    """Throughput of the whole job; there if and only if completed."""
+    """Throughput of the whole job; stated if and only if completed."""
     step_time_s: float | None = None
-    """Seconds an iteration; there if and only if completed."""
+    """Seconds per iteration; stated if and only if completed."""
     peak_memory_bytes: int | None = None
     """Peak of the fullest device, where it was measured."""
     number: int = 0
@@ -51,7 +51,7 @@ class TableRow:
     line: int = 0
     """The line of the file that the row ends on; 0: it was not read from one."""
     unstated: tuple[str, ...] = ()
-    """Columns that the table leaves empty although the layout needs them: the default stands in."""
+    """Columns of knobs that the table leaves empty; the defaults are assumed."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Columns that the format does not know, kept as they are."""
 
@@ -81,7 +81,7 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class CellKey:
-    """What the rows of a cell have in common: one campaign's worth of layouts."""
+    """The values that all rows of a cell share; a cell is one campaign's worth of layouts."""
 
     source: str
     cluster: str
@@ -92,10 +92,10 @@ class CellKey:
 
     @property
     def software(self) -> str:
-        """What ran the layouts, as far as the source tells; empty: this project's own trainer.
+        """The software that ran the layouts, by the source; empty: this project's own trainer.
 
-        Names of files are left out, for measurements of one origin come in several: "vTrain MICRO24
-        ground_truth_single.csv" and "... ground_truth_multi.csv" are both "vTrain MICRO24".
+        Names of files are left out, since measurements of one origin come in several files: "vTrain
+        MICRO24 ground_truth_single.csv" and "... ground_truth_multi.csv" are both "vTrain MICRO24".
         """
         return software_of_source(self.source)
 
@@ -123,11 +123,11 @@ class TableCell:
     """
 
     key: CellKey
-    """What names the cell."""
+    """The key of the cell."""
     model: ModelShape
-    """What was trained."""
+    """The model that was trained."""
     cluster: Cluster
-    """The machine: as many nodes as the layouts take."""
+    """The machine, with as many nodes as the layouts take."""
     rows: tuple[TableRow, ...]
     """In the order of the table."""
 
@@ -169,12 +169,12 @@ class TableCell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasurementTable:
-    """Cells of measurements, and what had to be assumed to read them."""
+    """Cells of measurements, and the assumptions of their reader."""
 
     cells: tuple[TableCell, ...]
     """In the order of their first rows."""
     notes: tuple[str, ...] = ()
-    """What the table does not say and was assumed; sentences for people."""
+    """Assumptions about values that the table does not state, as sentences."""
     aside_columns: tuple[str, ...] = ()
     """Names of the columns that the format does not know, in their order."""
 

@@ -1,4 +1,4 @@
-"""Writing measurement tables: the published columns in their order, then whatever else there is."""
+"""Writes measurement tables: the published columns in their order, then all other columns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
-    LAYOUT_COLUMNS,
     MEASURED_COLUMNS,
     MODEL_COLUMNS,
 )
@@ -22,7 +21,7 @@ from search_spaces.tables.table import MeasurementTable, TableCell, TableRow
 
 
 def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] = ()) -> str:
-    """Rows of values by column as CSV; the columns that a row has no value for stay empty."""
+    """Rows of values by column as CSV; a column without a value is empty."""
     listed = list(rows)
     columns = columns_of(listed, aside_columns)
     text = io.StringIO()
@@ -36,13 +35,13 @@ def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] =
 def columns_of(
     rows: Sequence[Mapping[str, Any]], aside_columns: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The columns of a table: those of our own are there where some row has a value for them."""
+    """The columns of a table; an extra column is included if some row has a value for it."""
     extra = [name for name in EXTRA_COLUMNS if any(row.get(name) is not None for row in rows)]
     return (*COLUMNS, *extra, *aside_columns)
 
 
 def write_table(table: MeasurementTable) -> str:
-    """The table as CSV, in the order of its rows; what it left empty stays empty."""
+    """The table as CSV, in the order of its rows; empty fields stay empty."""
     rows = [
         (row.number, cell_values(cell) | row_values(row))
         for cell in table.cells
@@ -53,7 +52,7 @@ def write_table(table: MeasurementTable) -> str:
 
 
 def cell_values(cell: TableCell) -> dict[str, Any]:
-    """What all rows of a cell say, by column."""
+    """The values that all rows of a cell share, by column."""
     return {
         "source": cell.key.source,
         **machine_values(cell.cluster),
@@ -81,13 +80,17 @@ def model_values(model: ModelShape) -> dict[str, Any]:
 
 def layout_values(layout: Layout) -> dict[str, Any]:
     """A layout, by column."""
-    copies = layout.zero_replicas
-    return {
-        **{name: getattr(layout, name) for name in LAYOUT_COLUMNS},
+    values: dict[str, Any] = {
         "num_devices": layout.num_devices,
         "global_batch_size": layout.global_batch_size,
-        "zero_replicas": None if copies == 1 else copies,
     }
+    for name, knob in KNOBS.items():
+        value = getattr(layout, name)
+        if knob.table_column == "if_not_default" and value == knob.default:
+            values[name] = None
+        elif knob.table_column != "derived":
+            values[name] = value
+    return values
 
 
 def row_values(row: TableRow) -> dict[str, Any]:

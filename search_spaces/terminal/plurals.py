@@ -1,8 +1,8 @@
-"""Numbers of things, as sentences have them."""
+"""Counts with singular or plural."""
 
 from __future__ import annotations
 
 
 def counted(number: int, thing: str) -> str:
-    """The number and the thing, which takes an s unless there is one of it."""
+    """A number and a noun, which gets an s unless the number is 1."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

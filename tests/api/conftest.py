@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 from api.app import create_app
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.service import HEADERS, TOKEN, Api
+from tests.api.local_api import HEADERS, TOKEN, Api
 
 
 @pytest.fixture

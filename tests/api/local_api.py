@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi.testclient import TestClient
-
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed
+
+if TYPE_CHECKING:  # importing it warns, which tests/api/conftest.py ignores
+    from fastapi.testclient import TestClient
 
 TOKEN = "lt_test_token"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}

@@ -11,15 +11,18 @@ from typing import Any, Final
 import httpx
 
 from api.settings import Settings
+from results_db.access.actor import TOKEN_ROLES
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
-from tests.api.service import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
 from tests.api.streams import live_service
 from tests.results_db.factories import completed, failed
 
-ROLES: Final = ("viewer", "submitter", "admin", "worker")
 MANY: Final = 1_000_000
+LISTS: Final = (
+    *("allocations", "nodes", "workers", "campaigns", "models", "clusters", "audit", "tokens"),
+)
 
 LAYOUTS: Final = [Layout(tp=tp, pp=pp) for tp in (1, 2) for pp in (1, 2)]
 
@@ -37,6 +40,12 @@ class Populated:
 
     def headers(self, role: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.tokens[role]}"}
+
+    def assert_lists_answer(self) -> None:
+        """Whatever was sent: no list is broken by it."""
+        for path in LISTS:
+            answer = httpx.get(f"{self.url}/v1/{path}", headers=self.headers("admin"), timeout=60)
+            assert answer.status_code == 200, (path, answer.text[:300])
 
 
 def settings_without_patience_or_limits() -> Settings:
@@ -67,7 +76,9 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
         assert answer.is_success, answer.text
         return answer.json()
 
-    tokens = {role: post("/tokens", {"name": f"a-{role}", "role": role})["token"] for role in ROLES}
+    tokens = {
+        role: post("/tokens", {"name": f"a-{role}", "role": role})["token"] for role in TOKEN_ROLES
+    }
     first = post("/campaigns", {**CAMPAIGN, "budget": {"trials": MANY}})
     post("/campaigns", {**CAMPAIGN, "name": "ended"})
     nodes = [{"name": "n0", "num_devices": 4}]

@@ -1,39 +1,37 @@
-"""A page of the leaderboard made of records: what the service writes as plain values is held against it."""
+"""A page of the leaderboard built from records, to compare with the service's plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from api.schemas import RankedTrial
-from api.views import trial_read
+from api.schemas.campaigns_and_trials import RankedTrial
+from api.schemas.from_records import trial_read
+from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord
-from results_db.standing import Standing
-from search_spaces.objectives import OBJECTIVES
+from search_spaces.spec.objectives import OBJECTIVES
 
 
 def ranked_trials(
     campaign: CampaignRecord,
-    standings: Sequence[Standing],
+    standings: Sequence[RankedLayout],
     *,
-    after: int,
     ranked_by: str,
     front: Collection[int],
 ) -> list[RankedTrial]:
-    """A page of the leaderboard, which begins after so many layouts."""
+    """A page of the leaderboard."""
     return [
         _ranked_trial(
             campaign,
             standing,
-            rank=rank,
             ranked_by=ranked_by,
             on_front=standing.trial.id in front,
         )
-        for rank, standing in enumerate(standings, after + 1)
+        for standing in standings
     ]
 
 
 def _ranked_trial(
-    campaign: CampaignRecord, standing: Standing, *, rank: int, ranked_by: str, on_front: bool
+    campaign: CampaignRecord, standing: RankedLayout, *, ranked_by: str, on_front: bool
 ) -> RankedTrial:
     """A layout on the leaderboard, by its first trial."""
     trial = standing.trial
@@ -49,7 +47,7 @@ def _ranked_trial(
     values[ranked_by] = standing.value
     return RankedTrial(
         **dict(trial_read(trial)),
-        rank=rank,
+        rank=standing.rank,
         objectives=values,
         on_front=on_front,
         value=standing.value,

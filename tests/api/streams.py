@@ -6,9 +6,11 @@ import contextlib
 import json
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,32 +19,70 @@ import uvicorn
 from httpx_sse import EventSource, ServerSentEvent
 
 from api.app import create_app
+from api.http.connection_limits import ConnectionLimits
+from api.http.protocol import LimitedProtocol
+from api.http.server import LimitedServer
 from api.settings import Settings
 from results_db.store import Store
+from tests.api.local_api import HEADERS
 from tests.api.process import wait_until
-from tests.api.service import HEADERS
 
 PATIENCE_S = 30.0
+DEFAULT_LIMITS = ConnectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A service that runs in a thread of this process."""
+
+    url: str
+    server: LimitedServer
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        parsed = httpx.URL(self.url)
+        assert parsed.port is not None
+        return parsed.host, parsed.port
 
 
 @contextmanager
-def live_service(settings: Settings, store: Store) -> Iterator[str]:
-    """Serves in a thread; yields the address of /v1."""
+def live_server(
+    settings: Settings,
+    store: Store,
+    *,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Live]:
+    """Serves in a thread, with the server that `layout-tuner serve` has."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            create_app(settings, store), log_level="warning", timeout_graceful_shutdown=5
+            create_app(settings, store),
+            log_level="warning",
+            http=LimitedProtocol,
+            ws="none",
+            timeout_graceful_shutdown=5,
+            ssl_context_factory=None if tls is None else lambda _config, _make: tls,
         )
-        server = uvicorn.Server(config)
+        server = LimitedServer(config, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             wait_until("the service serves", lambda: server.started)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            scheme = "http" if tls is None else "https"
+            yield Live(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", server)
         finally:
             settings.stopping.set()
             server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+
+
+@contextmanager
+def live_service(settings: Settings, store: Store) -> Iterator[str]:
+    """Serves in a thread; yields the address of /v1."""
+    with live_server(settings, store) as live:
+        yield f"{live.url}/v1"
 
 
 class Watcher:

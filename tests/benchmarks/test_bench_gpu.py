@@ -6,6 +6,8 @@ import torch
 
 from benchmarks import bench_gpu
 
+pytestmark = pytest.mark.ranks
+
 
 def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["bench-gpu", *arguments])
@@ -47,6 +49,7 @@ def test_the_models_have_the_sizes_that_they_are_called_by():
     assert 6.2e9 < 32 * layer < 6.8e9
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_cpu_beside_the_eager_loop():
     *_, header, _, ours, eager = run("--peers=eager", "--rounds=2").strip().splitlines()
     assert header.startswith("| model | side | tokens/s |")
@@ -54,6 +57,6 @@ def test_it_runs_on_a_cpu_beside_the_eager_loop():
     assert eager.startswith("| tiny | eager | ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # compiling the loop takes a minute
 def test_it_runs_on_a_cpu_beside_the_compiled_loop():
     assert "| tiny | compiled | " in run("--peers=compiled", "--rounds=2")

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.bench_memory import main
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.storage import MEGATRON_LIKE
-from search_spaces.layout import Layout
-from search_spaces.presets.models import model_preset
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 
 FLAGS = ["--model=llama-8b", "--tp=2", "--pp=4", "--dp=2", "--num-microbatches=8", "--json"]
 LAYOUT = Layout(

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks.bench_packing import section
-from benchmarks.packing_simulation import (
+from benchmarks.workers.packing_simulation import (
     NUM_DEVICES,
     SimulatedProbe,
     Simulation,
@@ -43,6 +43,7 @@ def test_most_of_the_device_time_is_used_when_many_wait() -> None:
     assert len(steady.waits) >= 100
 
 
+@pytest.mark.slow
 def test_the_section_has_every_case() -> None:
     text = section(ended=20, batches=1)
     assert text.count("600 s for all") == 4

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
-from benchmarks.search_figures import (
+from benchmarks.search.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
+from benchmarks.search.search_figures import (
     Promise,
     landscape_table,
     local_promises,
@@ -13,8 +13,8 @@ from benchmarks.search_figures import (
     sweep_promises,
     worst_cell_mean,
 )
-from benchmarks.search_plots import draw
-from benchmarks.search_runs import Effort, Landscape, read_tables, search_table
+from benchmarks.search.search_plots import draw
+from benchmarks.search.search_runs import Effort, Landscape, read_tables, search_table
 from search_spaces.tables import read_table
 from tests.search_spaces.tables.tables import make_row, make_text
 from tests.tuner.replay.cells import make_cell, times_by

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_watchers import Heard
-from benchmarks.load_workers import Told
-from benchmarks.made_outcome import completed_outcome
-from benchmarks.outcome_check import OutcomeFaults, check_outcomes, missed_events
-from benchmarks.service_load import Load, load_figures, percentile, put_load_on
-from results_db.data_dir import DataDir
+from benchmarks.service.load_watchers import Heard
+from benchmarks.service.load_workers import Told
+from benchmarks.service.made_outcome import completed_outcome
+from benchmarks.service.service_load import Load, load_figures, percentile, put_load_on
+from benchmarks.workers.outcome_check import OutcomeFaults, check_outcomes, missed_events
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.models import resolve_model
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import resolve_model
+from tests.postgres import upgraded
 from tests.results_db.factories import lease_one, make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8, pp=2)
@@ -64,7 +64,7 @@ def test_a_load_that_lost_or_missed_anything_misses_what_is_asked() -> None:
 
 
 def test_an_outcome_that_is_not_in_the_database_as_it_was_posted_is_lost(tmp_path: Path) -> None:
-    with closing(Store.open(DataDir(tmp_path))) as store:
+    with closing(Store.open(upgraded(tmp_path))) as store:
         campaign = make_campaign(store)
         trial = store.add_trial(campaign, LAYOUT)
         lease_one(store, make_worker(store).id)
@@ -80,7 +80,7 @@ def test_an_outcome_that_is_not_in_the_database_as_it_was_posted_is_lost(tmp_pat
 def test_a_watcher_that_did_not_hear_each_event_once_and_in_order_missed_some(
     tmp_path: Path,
 ) -> None:
-    with closing(Store.open(DataDir(tmp_path))) as store:
+    with closing(Store.open(upgraded(tmp_path))) as store:
         campaign = make_campaign(store)
         store.pause_campaign(campaign)
         store.resume_campaign(campaign)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from api.step_time_to_beat import step_time_to_beat
+from api.service.worker_batches import step_time_at
 from benchmarks.bench_stopping import (
     Noise,
     Stopped,
@@ -17,15 +17,16 @@ from benchmarks.bench_stopping import (
     share_stopped,
     to_beat_s,
 )
-from results_db.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.campaign import Budget, CampaignSpec
-from search_spaces.early_stop import LEAST_TIMED
-from search_spaces.layout import Layout
-from search_spaces.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP, Iteration
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
-from search_spaces.presets.spaces import resolve_space
+from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP, Iteration
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.campaign_settings import Budget
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.statistics.early_stop import LEAST_TIMED
+from tests.postgres import upgraded
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
 from tests.tuner.replay.cells import make_cell
 
@@ -50,13 +51,14 @@ def test_the_step_time_to_beat_is_what_the_service_tells_a_worker(tmp_path: Path
         budget=Budget(trials=2),
         objectives=("tokens_per_s",),
     )
-    store = Store.open(DataDir(tmp_path / "data"))
+    store = Store.open(upgraded(tmp_path / "data"))
     number, worker = make_campaign(store), make_worker(store)
     first = store.add_trial(number, layout)
     figures = {"tokens_per_s": 1024 / (sum(middle) / 2), "iterations": iterations}
     store.post_outcome(first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
     store.add_trial(number, Layout(tp=2, num_microbatches=8))
-    told_s = step_time_to_beat(store, spec, lease_one(store, worker.id))
+    best = store.values_to_beat([number])[number]
+    told_s = step_time_at(best, spec, lease_one(store, worker.id))
     store.close()
     assert told_s == pytest.approx(to_beat_s(timed))
     assert told_s > 1.005 * sum(middle) / 2

@@ -1,4 +1,4 @@
-"""The benchmark of the workers in small: it runs, and what it says follows from what ranks wrote."""
+"""The benchmark of the workers at small size: its results follow from what the ranks wrote."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_workers import measure, storm_figures
-from benchmarks.fault_storm import Storm, spread, storm
-from benchmarks.rank_faults import FAULTS, fault_named, seed_of
-from benchmarks.rank_records import Moment, by_group
-from benchmarks.turn_around import RANK_ENTRY, Share, TurnAround, recorded_service
+from benchmarks.trainer.turn_around import RANK_ENTRY, DeviceTimeShare, TurnAround, recorded_service
+from benchmarks.workers.fault_storm import Storm, spread, storm
+from benchmarks.workers.rank_faults import FAULTS, fault_named, seed_of
+from benchmarks.workers.rank_records import Moment, by_group
+
+pytestmark = pytest.mark.ranks
 
 
 def make_moment(at_s: float, what: str, group: str = "a", **changes: float) -> Moment:
@@ -43,7 +45,7 @@ def test_torchrun_is_compared_by_medians() -> None:
     turn = TurnAround(gaps_s=(0.1, 0.2, 0.9), torchrun_s=(3.0, 1.0, 2.0))
     assert (turn.gap_s, turn.times) == (0.2, 10.0)
     assert turn.gap_p90_s > 0.8
-    assert Share(iterations_s=6.0, wall_s=8.0, num_probes=2, num_devices=2).share == 0.75
+    assert DeviceTimeShare(iterations_s=6.0, wall_s=8.0, num_probes=2, num_devices=2).share == 0.75
 
 
 def test_every_fault_has_seeds_of_its_own() -> None:

@@ -5,19 +5,22 @@ import warnings
 
 import pytest
 
-from benchmarks import trainer_cells
-from benchmarks.bare_model import BareLoop, MixedPrecision
 from benchmarks.side_by_side import LossesDifferError
-from benchmarks.trainer_cells import Cell, measure_cell
-from search_spaces.layout import Layout, Precision
+from benchmarks.trainer import trainer_cells
+from benchmarks.trainer.bare_model import BareLoop, MixedPrecision
+from benchmarks.trainer.trainer_cells import Cell, measure_cell
+from search_spaces.spec.layout import Layout, Precision
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
-from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.parallel.optimizer import OptimizerSettings
 
 with warnings.catch_warnings():  # torch deprecates parts of itself as they are imported
     warnings.simplefilter("ignore")
-    from benchmarks.torch_native import NativeLoop, TensorParallelPlan
+    from benchmarks.trainer.torch_native import NativeLoop, TensorParallelPlan
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # and as they are used
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.filterwarnings("ignore"),  # and as they are used
+]
 SHAPE = make_shape(num_layers=4)
 SETTINGS = OptimizerSettings(learning_rate=1e-4)
 STEPS = 3
@@ -42,6 +45,7 @@ def test_the_bare_model_is_a_llama_alone():
         BareLoop(make_shape("gpt"), precision="fp32", seed=0, settings=SETTINGS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("degrees", "plan"),
     [

@@ -6,8 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.service_database import KINDS, fill
+from benchmarks.service.service_database import KINDS, fill
 from results_db.store import Store
+from tests.results_db.legal_history import wrong_leaderboards
 
 TRIALS = 30
 
@@ -16,15 +17,16 @@ TRIALS = 30
 def test_a_filled_database_is_one_that_campaigns_could_have_left(database_url: str) -> None:
     with closing(Store(database_url)) as store:
         fill(store, campaigns=KINDS + 4, trials=TRIALS)
-        assert store.wrong_standings() == []
+        assert wrong_leaderboards(store) == []
         names = {f"campaign-{number}" for number in range(1, KINDS + 5)}
         assert {campaign.name for campaign in store.campaigns()} == names
         for campaign in store.campaigns():
             assert store.count_trials(campaign.id)["COMPLETED"] == TRIALS
-            repeats = [s.num_runs for s in store.standings(campaign.id, campaign.objective)]
+            repeats = [s.num_runs for s in store.ranked_layouts(campaign.id, campaign.objective)]
             assert sorted(repeats) == [3] * 10
         first, second, again = (
-            [s.value for s in store.standings(id_, "tokens_per_s")] for id_ in (2, 3, 2 + KINDS)
+            [s.value for s in store.ranked_layouts(id_, "tokens_per_s")]
+            for id_ in (2, 3, 2 + KINDS)
         )
         assert first == again
         assert first != second

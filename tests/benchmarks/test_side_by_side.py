@@ -1,8 +1,12 @@
+import math
+
 import pytest
 
-from benchmarks.forked_ranks import RankFailedError, run_ranks
 from benchmarks.side_by_side import LossesDifferError, Series, ratio, refuse_different_losses
-from workers.trainer.context import RankContext
+from benchmarks.workers.forked_ranks import RankFailedError, run_ranks
+from workers.trainer.session import RankContext
+
+pytestmark = pytest.mark.ranks
 
 
 def make_series(*losses: float) -> Series:
@@ -22,8 +26,9 @@ def test_losses_that_differ_are_named():
         refuse_different_losses(series, tolerance=0.05, what="cell")
 
 
-def test_a_loss_that_is_no_number_differs():
-    series = {"ours": make_series(4.0), "bare": make_series(float("nan"))}
+@pytest.mark.parametrize("losses", [(math.nan, 3.0), (4.0, math.nan), (math.nan, math.nan)])
+def test_a_loss_that_is_no_number_differs(losses: tuple[float, float]):
+    series = {"ours": make_series(4.0, 3.0), "bare": make_series(*losses)}
     with pytest.raises(LossesDifferError, match="differ by nan"):
         refuse_different_losses(series, tolerance=0.5, what="cell")
 

@@ -8,8 +8,8 @@ from benchmarks import bench_trainer
 from benchmarks.bench_trainer import make_cell
 from benchmarks.results_file import record, table
 from benchmarks.side_by_side import Series
-from benchmarks.trainer_cells import CellResult
-from benchmarks.trainer_table import cells_table, memory_figure, single_rank_figures
+from benchmarks.trainer.trainer_cells import CellResult
+from benchmarks.trainer.trainer_table import cells_table, memory_figure, single_rank_figures
 from search_spaces.errors import SearchSpaceError
 
 

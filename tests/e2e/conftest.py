@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.workers.process_checks import kill
+from tests.workers.process_checks import command_line, kill, living_children, marked
 
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
 MARK = "LAYOUT_TUNER_TEST"
@@ -52,24 +52,16 @@ def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 60.0
 
 def _module_and_command(process: psutil.Process) -> list[str]:
     """What stands behind python's -m."""
-    words = process.cmdline()
+    words = command_line(process)
     return words[words.index("-m") + 1 :][:2] if "-m" in words else []
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    """The living children; none of a process that has just ended."""
-    try:
-        children = process.children()
-        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    except psutil.NoSuchProcess:
-        return []
 
 
 class Service:
     """A service on a data directory; can be killed and started again."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, command: str = COMMAND, cwd: Path | None = None) -> None:
         self.data_dir = data_dir
+        self.command, self.cwd = command, cwd
         self.mark = uuid.uuid4().hex
         self.environment = {
             **os.environ,
@@ -83,8 +75,9 @@ class Service:
         with self.output.open("ab") as output:
             self.printed_before = output.tell()
             self.up = subprocess.Popen(
-                [COMMAND, "up", "--port", "0"],
+                [self.command, "up", "--port", "0"],
                 env=self.environment,
+                cwd=self.cwd,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -117,14 +110,7 @@ class Service:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that descends from this service, however it was started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        return marked(self.mark)
 
     def named(self, command: str) -> list[psutil.Process]:
         """The processes that run a subcommand."""
@@ -141,9 +127,14 @@ class Service:
 
     def ranks(self) -> list[psutil.Process]:
         """The living ranks: children of the zygotes' keepers."""
-        zygotes = [p for p in self.processes() if _module_and_command(p)[:1] == ["workers.zygote"]]
+        zygotes = [
+            p for p in self.processes() if _module_and_command(p)[:1] == ["workers.ranks.zygote"]
+        ]
         return [
-            rank for zygote in zygotes for keeper in _children(zygote) for rank in _children(keeper)
+            rank
+            for zygote in zygotes
+            for keeper in living_children(zygote)
+            for rank in living_children(keeper)
         ]
 
     def logs(self) -> str:
@@ -188,11 +179,12 @@ class Service:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of the command line, against this service."""
         return subprocess.run(
-            [COMMAND, *arguments],
+            [self.command, *arguments],
             env=self.environment,
+            cwd=self.cwd,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             check=False,
         )
 

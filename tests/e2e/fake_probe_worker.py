@@ -15,17 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.worker_messages import AllocationBody, OutcomeReport, WorkerCreate
 from tests.results_db.factories import completed, failed
-from workers.drain import Drain
-from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
-from workers.lease_client import LeaseClient
-from workers.outbox import Outbox
-from workers.packing.shares import Placement
-from workers.protocol import AllocationIdentity, OutcomeReport, WorkerIdentity
-from workers.scheduler import SchedulerOptions
-from workers.spool import Spool
-from workers.worker import Worker
+from workers.launchers.base import Cancelled, Node, OnEvent
+from workers.packing.request import Placement
+from workers.service.lease_client import LeaseClient
+from workers.worker.outcome_posting import Outbox
+from workers.worker.outcome_spool import Spool
+from workers.worker.scheduler import SchedulerOptions
+from workers.worker.worker import Drain, Worker
 
 DEVICES = 4
 TAKES_S = (0.0, 0.1)
@@ -57,13 +56,13 @@ class JournalingClient(LeaseClient):
 
     def post_outcome(self, report: OutcomeReport) -> bool:
         accepted = super().post_outcome(report)
-        measured = report.outcome["measurement"]
+        measured = report.outcome.measurement
         self._journal.write(
             what="receipt",
             trial=report.trial_id,
             attempt=report.attempt,
-            rate=None if measured is None else measured["tokens_per_s"],
-            reason=report.outcome["reason"],
+            rate=None if measured is None else measured.tokens_per_s,
+            reason=report.outcome.reason,
             accepted=accepted,
         )
         return accepted
@@ -107,11 +106,6 @@ class FakeLauncher:
         self._journal.write(what="made", rate=rate, layout=request.layout.key)
         return completed(request.layout, tokens_per_s=rate, duration_s=held_s)
 
-    def train(
-        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
-    ) -> TrainingEnd:
-        raise NotImplementedError
-
     def lost(self) -> Mapping[int, str]:
         return {}
 
@@ -142,7 +136,7 @@ def main() -> None:
     ):
         Worker(
             client=client,
-            identity=WorkerIdentity(
+            identity=WorkerCreate(
                 name=arguments.name,
                 host="127.0.0.1",
                 cluster="local-cpu",
@@ -150,7 +144,7 @@ def main() -> None:
                 devices_per_node=DEVICES,
                 device="CPU core",
                 versions={},
-                allocation=AllocationIdentity(launcher="fake", shares_nodes=True),
+                allocation=AllocationBody(launcher="fake", shares_nodes=True),
             ),
             start_launcher=lambda: FakeLauncher(journal),
             outbox=Outbox(client, spool),

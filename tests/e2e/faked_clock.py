@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_service import ROOT
+from benchmarks.service.live_service import ROOT
 
 
 def find_faketime() -> Path | None:

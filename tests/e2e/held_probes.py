@@ -7,12 +7,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
-from benchmarks.rank_faults import FOLDER, HELD_SEED, LET_GO
-from search_spaces.layout import Layout
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.workers.rank_faults import FOLDER, HELD_SEED, LET_GO
 from search_spaces.machine import usable_cores
+from search_spaces.spec.layout import Layout
+from tests.workers.process_checks import command_line
 
-RANK_ENTRY = "benchmarks.recorded_rank:main"
+RANK_ENTRY = "benchmarks.workers.recorded_rank:main"
 NUM_RANKS = min(2, usable_cores())
 ON_ALL = Layout(dp=NUM_RANKS)
 """A rank on every device of this machine that is used."""
@@ -31,7 +32,7 @@ class HeldProbes:
         service.environment[FOLDER] = str(self._folder)
 
     def add(self, seed: int = 0, deadline: str = "120s", layout: Layout = ON_ALL) -> int:
-        """A probe, of as many ranks as this machine has devices; what befalls it follows from its seed."""
+        """Adds a probe with a rank on each device of the machine; the seed determines its fault."""
         probe = {"warmup": 2, "iterations": 2, "deadline": deadline}
         return self.service.add(layout, seed=seed, probe=probe, cluster=self._cluster)
 
@@ -93,8 +94,5 @@ def assert_nothing_left(service: LiveService, *workers: LiveProcess) -> None:
 
 
 def _belongs_to_a_node(process: psutil.Process) -> bool:
-    try:
-        words = " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-    return "workers.zygote" in words or "time.sleep" in words
+    words = " ".join(command_line(process))
+    return "workers.ranks.zygote" in words or "time.sleep" in words

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ranks
+
 TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
 
@@ -44,6 +46,7 @@ def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) ->
     assert result["tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_every_value_of_every_knob_goes_through_the_trainer(service) -> None:
     knobs = {"tp": [1, 2], "pp": [1, 2], "dp": [1, 2], "zero_stage": [0, 1]}

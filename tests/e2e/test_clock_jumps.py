@@ -1,4 +1,4 @@
-"""The clock of the service's machine, or of the worker's, jumps by an hour: what is monotonic goes on."""
+"""The clock of the service's or the worker's machine jumps by an hour: the campaign goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from tests.e2e.faked_clock import Clock
 from tests.e2e.held_probes import (
     LEASE_PATIENCE_S,
@@ -18,7 +18,7 @@ from tests.e2e.held_probes import (
     assert_nothing_left,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
 HOUR_S = 3600
 BEATS_S = 6.0

@@ -1,7 +1,7 @@
-"""The clock of the driver's machine, or of the service's, jumps by an hour: tenures, wall times, tokens.
+"""The clock of the driver's or the service's machine jumps by an hour: leases, wall times, tokens.
 
-On SQLite a machine's clock is what everything goes by; on PostgreSQL the server's is, and what the machines of
-services and drivers show is no matter.
+On SQLite all times come from the machine's clock. On PostgreSQL they come from the server's clock,
+and the clocks of the machines of services and drivers have no effect.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
-from results_db.driver_lease import DriverLease
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
+from results_db.campaigns.driver_lease import DriverLease
 from results_db.store import Store
 from tests.e2e.faked_clock import Clock
 

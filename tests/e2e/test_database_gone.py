@@ -1,4 +1,4 @@
-"""PostgreSQL is killed under load and is away for a while: whoever asks is told, and all goes on after."""
+"""PostgreSQL is killed under load and stays away: clients get errors, and all goes on after it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from benchmarks.live_service import wait_until
-from benchmarks.postgres_server import DURABLE, PostgresServer, running_server
-from results_db import migrate
+from benchmarks.service.live_service import wait_until
+from benchmarks.service.postgres_server import DURABLE, PostgresServer, running_server
+from results_db.admin import migrate
 from tests.e2e.test_kill_storm import (
     PATIENCE_S,
     Storm,
@@ -22,7 +22,7 @@ from tests.e2e.test_kill_storm import (
 from tests.postgres import TEMPLATE
 from tests.results_db.legal_history import violations
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 AWAY_S: Final = 60.0
 """Longer than any lease, and than any wait of a pool."""

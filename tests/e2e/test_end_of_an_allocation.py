@@ -1,4 +1,4 @@
-"""An allocation's time is over in mid-campaign: what can't end is not started, and the next one goes on."""
+"""An allocation ends in mid-campaign: probes too long for it do not start; the next one goes on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_service import LiveService, wait_until
+from benchmarks.service.live_service import LiveService, wait_until
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, assert_nothing_left
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 SPACE = {
     "tp": [1, 2],

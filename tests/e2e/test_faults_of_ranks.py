@@ -1,4 +1,4 @@
-"""Every way in which a rank, or what it lives under, can end: what becomes of its trial and its node."""
+"""Every way in which a rank or its parent process can end: the effect on its trial and its node."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
-from benchmarks.rank_faults import FAULTS, LOSES_WORKER, Fault, fault_named, seed_of
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.workers.rank_faults import FAULTS, LOSES_WORKER, RankFault, fault_named, seed_of
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, HeldProbes, assert_nothing_left
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
 SAID = {
     "raises": "this rank was told to crash",
@@ -32,7 +32,7 @@ class Scene:
         self.worker.start()
         service.wait_for_end([self.probes.add()], PATIENCE_S)
 
-    def befall(self, fault: Fault) -> int:
+    def befall(self, fault: RankFault) -> int:
         """A probe that the fault befalls, and a healthy one after it, both at their ends."""
         trial = self.probes.add(seed_of(fault, 0), deadline="10s")
         after = self.probes.add()
@@ -53,7 +53,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_probe_that(fault: Fault, scene: Scene) -> None:
+def test_a_probe_that(fault: RankFault, scene: Scene) -> None:
     before = len(scene.probes.ranks_and_zygotes())
     found = scene.service.trial(scene.befall(fault))
     trial = found.trial

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a probe, then a start: the campaign goes on, nothing is lost or done twice."""
+"""kill -9 in mid-probe, then a restart: the campaign goes on, nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Service, wait_until
+from tests.workers.process_checks import is_alive
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
 
 NUM_TRIALS = 6
 LONG_PROBES: dict[str, Any] = {
@@ -85,7 +86,7 @@ def test_a_killed_service_leaves_no_process_and_goes_on_when_started(service: Se
 
 
 def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if is_alive(process.pid)]
 
 
 def _others(service: Service, command: str, pid: int) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""A whole node of an allocation's Ray cluster dies in mid-probe; the rest goes on, and it comes back."""
+"""A whole node of an allocation's Ray cluster dies in mid-probe and returns; the others go on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
-from benchmarks.rank_faults import FOLDER
-from search_spaces.layout import Layout
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.workers.rank_faults import FOLDER
+from search_spaces.spec.layout import Layout
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, HeldProbes, assert_nothing_left
 from tests.workers.ray_nodes import RayNodeProcess, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 CLUSTER: dict[str, Any] = {
     "name": "two-nodes",

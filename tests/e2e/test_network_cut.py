@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from tests.e2e.held_probes import (
     LEASE_PATIENCE_S,
     PATIENCE_S,
@@ -22,7 +22,7 @@ from tests.e2e.held_probes import (
     spooled,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
 
 def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The service is killed and stays away for longer than a lease, or its disk, or the worker's, is full."""
+"""The service is down for longer than a lease, or its disk, or the worker's disk, is full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_service import LiveProcess, LiveService, wait_until
+from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from tests.e2e.held_probes import (
     PATIENCE_S,
     RANK_ENTRY,
@@ -20,7 +20,7 @@ from tests.e2e.held_probes import (
     spooled,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
 AWAY_S = 20.0
 """Longer than a lease."""

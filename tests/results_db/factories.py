@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from results_db.allocation_records import AllocationFacts
-from results_db.records import LeaseRecord, WorkerRecord
+from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
+from search_spaces.spec.layout import Layout
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -54,14 +54,16 @@ def make_worker(
     shares_nodes: bool = False,
 ) -> WorkerRecord:
     return store.register_worker(
-        name=name,
-        host="node-1",
-        cluster=cluster,
-        num_nodes=num_nodes,
-        devices_per_node=devices_per_node,
-        device="CPU core",
-        versions={"python": "3.11"},
-        allocation=AllocationFacts(shares_nodes=shares_nodes),
+        WorkerCreate(
+            name=name,
+            host="node-1",
+            cluster=cluster,
+            num_nodes=num_nodes,
+            devices_per_node=devices_per_node,
+            device="CPU core",
+            versions={"python": "3.11"},
+            allocation=AllocationBody(shares_nodes=shares_nodes),
+        )
     )
 
 
@@ -152,3 +154,8 @@ def failed(reason: str = "crashed", *, duration_s: float = 4.0) -> Outcome:
 def lease_one(store: Store, worker_id: str) -> LeaseRecord:
     (lease,) = store.lease(worker_id, 1)
     return lease
+
+
+def ranked_trials(store: Store, campaign: int, objective: str, **how: Any) -> list[TrialRecord]:
+    """The first trial of each layout, in the order of the leaderboard."""
+    return [each.trial for each in store.ranked_layouts(campaign, objective, **how)]

@@ -1,34 +1,35 @@
-"""Writes a database with the code that a revision of the schema was released with.
-
-Run once a revision, with that revision's sources first on the path:
-
-    git worktree add /tmp/then COMMIT
-    PYTHONPATH=/tmp/then python tests/results_db/released/write.py 0004 > tests/results_db/released/0004.sql
-
-Every store call below is made by the code of then; what it could not do yet is left out. The third
-revision was never the newest of any commit: its database is written by the code of the second, brought
-to the third, and given an analysis in SQL (`--to 0003`).
-"""
+"""The database of a group's first weeks: campaigns, trials and attempts in every state."""
 
 from __future__ import annotations
 
-import argparse
-import inspect
+import functools
 import sqlite3
-import sys
 import tempfile
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from results_db import migrate
-from results_db.data_dir import DataDir
+from results_db.admin import migrate
+from results_db.records import LeaseRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import (
+    AllocationBody,
+    BeatBody,
+    NodeBody,
+    WorkerCreate,
+)
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.results_db.campaigns.test_analyses import make_analysis
+from tests.results_db.campaigns.test_imports import make_import, varied_rows
 from tests.results_db.factories import TurnableClock, completed, failed, make_worker
+from tests.results_db.next_version import THIS
 
-DEVICES = 4
+DEVICES: Final = 4
 
-DOCUMENT: dict[str, Any] = {
+DOCUMENT: Final[dict[str, Any]] = {
     "name": "pilot",
     "model": "tiny",
     "cluster": {
@@ -53,15 +54,56 @@ DOCUMENT: dict[str, Any] = {
     },
 }
 
+CAMPAIGNS: Final = {
+    "pilot": "COMPLETED",
+    "given-up": "CANCELLED",
+    "on-hold": "PAUSED",
+    "at-work": "RUNNING",
+    "off": "COMPLETED",
+    "two-goals": "RUNNING",
+    "theirs": "COMPLETED",
+}
+"""The campaigns that it holds, by name, with their states."""
+NUM_TRIALS: Final = 35
 
-class Writer:
-    """A group's first weeks: campaigns in every state, trials in every state, attempts of every end."""
+
+def write_first_weeks(path: Path) -> str:
+    """Writes the database, a SQLite of this version's schema; returns its URL."""
+    path.write_bytes(_content())
+    return f"sqlite:///{path}"
+
+
+@functools.cache
+def _content() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.sqlite3"
+        # Of this version, even where a test has become the next one.
+        migrate.upgrade(f"sqlite:///{path}", THIS)
+        clock = TurnableClock()
+        with closing(Store(f"sqlite:///{path}", clock=clock)) as store:
+            _Writer(store, clock).write()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return path.read_bytes()
+
+
+class _Writer:
+    """Writes the rows through the store, as a service, a driver and workers do."""
 
     def __init__(self, store: Store, clock: TurnableClock) -> None:
         self.store, self.clock = store, clock
         self.worker = make_worker(store, cluster="box", num_nodes=2, devices_per_node=DEVICES)
 
-    def campaign(self, name: str, **changes: Any) -> tuple[int, list[Any]]:
+    def write(self) -> None:
+        self.compared()
+        self.analysed()
+        self.imported()
+        self.allocated()
+        self.ended()
+        self.stopped()
+        self.running()
+
+    def campaign(self, name: str, **changes: Any) -> tuple[int, list[Layout]]:
         spec = CampaignSpec.from_mapping({**DOCUMENT, "name": name, **changes})
         legal = spec.legal_set()
         layouts = [legal.layout(place) for place in range(len(legal))]
@@ -69,29 +111,20 @@ class Writer:
         created = self.store.create_campaign(spec.to_mapping(), num_legal_layouts=len(legal))
         return created.id, layouts
 
-    def lease(self) -> Any:
+    def lease(self) -> LeaseRecord:
         self.clock.forward(1)
         (lease,) = self.store.lease(self.worker.id, 1)
         return lease
 
-    def probe(self, campaign: int, layout: Any, outcome: Any) -> Any:
-        trial = self.store.add_trial(campaign, layout)
-        return self.run(trial, outcome)
+    def probe(self, campaign: int, layout: Layout, outcome: Outcome) -> TrialRecord:
+        return self.run(self.store.add_trial(campaign, layout), outcome)
 
-    def run(self, trial: Any, outcome: Any) -> Any:
+    def run(self, trial: TrialRecord, outcome: Outcome) -> TrialRecord:
         lease = self.lease()
         assert lease.trial_id == trial.id
         self.clock.forward(outcome.duration_s)
-        receipt = self.store.post_outcome(trial.id, lease.attempt, outcome)
-        assert receipt.accepted
+        assert self.store.post_outcome(trial.id, lease.attempt, outcome).accepted
         return trial
-
-    def write(self) -> None:
-        self.store.heartbeat_driver()
-        self.ended()
-        self.stopped()
-        self.running()
-        self.store.heartbeat_driver()
 
     def ended(self) -> None:
         """A campaign that came to its end, with a repeat, failures and a lost attempt."""
@@ -126,127 +159,71 @@ class Writer:
         self.store.pause_campaign(campaign)
 
     def running(self) -> None:
-        """One in the middle: measured, running, waiting, and one that is to be stopped."""
+        """One in the middle: measured, running and waiting."""
         campaign, layouts = self.campaign("at-work", seed=8)
         for place, layout in enumerate(layouts[:4]):
             self.probe(campaign, layout, completed(layout, tokens_per_s=900.0 + 11 * place))
         self.store.add_trial(campaign, layouts[5])
         lease = self.lease()
-        beat = _beat(lease)
+        beat = BeatBody(
+            trial_id=lease.trial_id,
+            attempt=lease.attempt,
+            iterations_done=2,
+            phase="iterating",
+            held_s=4.0,
+            nodes_held=0.5,
+        )
         self.store.heartbeat(self.worker.id, [beat])
         self.store.add_trial(campaign, layouts[6])
 
+    def compared(self) -> None:
+        """One whose second layout has losses that are off the others'."""
+        campaign, layouts = self.campaign("off")
+        for place in range(3):
+            outcome = completed(layouts[place])
+            if place == 1:
+                measured = outcome.measurement
+                assert measured is not None
+                wild = tuple(replace(each, loss=each.loss + 3) for each in measured.iterations)
+                outcome = replace(outcome, measurement=replace(measured, iterations=wild))
+            self.probe(campaign, layouts[place], outcome)
+        self.store.end_campaign(campaign, "COMPLETED", "exhausted", "all 3 layouts were tried")
 
-def _beat(lease: Any) -> Any:
-    from results_db.records import TrialBeat
+    def analysed(self) -> None:
+        """One of two objectives with a constraint, a shortened probe and an analysis."""
+        campaign, layouts = self.campaign(
+            "two-goals",
+            constraints={"memory_headroom": 0.1},
+            objective=["tokens_per_s", "tokens_per_node_hour"],
+        )
+        trial = self.probe(campaign, layouts[0], completed(layouts[0]))
+        outcome = completed(layouts[1])
+        assert outcome.measurement is not None
+        short = replace(outcome.measurement, shortened=True, iterations_asked=9)
+        self.probe(campaign, layouts[1], replace(outcome, measurement=short))
+        self.store.keep_analysis(campaign, make_analysis(trial.id))
 
-    known = inspect.signature(TrialBeat).parameters
-    said = {"phase": "iterating", "held_s": 4.0, "nodes_held": 0.5}
-    more = {name: value for name, value in said.items() if name in known}
-    return TrialBeat(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=2, **more)
+    def imported(self) -> None:
+        """A table that was imported."""
+        self.store.import_campaigns([make_import("theirs", *varied_rows())])
 
-
-def _second(writer: Writer) -> None:
-    """Since the second: losses that are off, and where the time of a step went (every measurement)."""
-    from dataclasses import replace
-
-    campaign, layouts = writer.campaign("off")
-    for place in range(3):
-        outcome = completed(layouts[place])
-        if place == 1:
-            measured = outcome.measurement
-            assert measured is not None
-            wild = tuple(replace(each, loss=each.loss + 3) for each in measured.iterations)
-            outcome = replace(outcome, measurement=replace(measured, iterations=wild))
-        writer.probe(campaign, layouts[place], outcome)
-    writer.store.end_campaign(campaign, "COMPLETED", "exhausted", "all 3 legal layouts were tried")
-
-
-def _fourth(writer: Writer) -> None:
-    """Since the third and fourth: a shortened probe, an analysis, constraints, an imported table."""
-    from dataclasses import replace
-
-    from tests.results_db.test_analyses import make_analysis
-    from tests.results_db.test_imports import make_import, varied_rows
-
-    changes = {
-        "constraints": {"memory_headroom": 0.1},
-        "objective": ["tokens_per_s", "tokens_per_node_hour"],
-    }
-    campaign, layouts = writer.campaign("two-goals", **changes)
-    trial = writer.probe(campaign, layouts[0], completed(layouts[0]))
-    outcome = completed(layouts[1])
-    assert outcome.measurement is not None
-    short = replace(outcome.measurement, shortened=True, iterations_asked=9)
-    writer.probe(campaign, layouts[1], replace(outcome, measurement=short))
-    writer.store.keep_analysis(campaign, make_analysis(trial.id))
-    writer.store.import_campaigns([make_import("theirs", *varied_rows())])
-
-
-def _fifth(writer: Writer) -> None:
-    """Since the fifth: an allocation with nodes, one of them in quarantine, one released again."""
-    from results_db.allocation_records import AllocationFacts, NodeFacts
-
-    nodes = [NodeFacts(name=f"n{number}", num_devices=DEVICES) for number in range(3)]
-    facts = AllocationFacts(scheduler="slurm", job_id="77", launcher="srun", ends_in_s=7200.0)
-    writer.store.register_worker(
-        name="job-77",
-        host="login",
-        cluster="box",
-        num_nodes=3,
-        devices_per_node=DEVICES,
-        device="CPU core",
-        versions={"python": "3.11"},
-        allocation=facts,
-        nodes=nodes,
-    )
-    writer.store.quarantine_node("box", "n1", "its memory is not free")
-    writer.store.quarantine_node("box", "n2", "slow")
-    writer.store.release_node("box", "n2")
-
-
-THIRD_ROWS = (
-    "UPDATE measurements SET shortened = 1, iterations_asked = 9 WHERE trial_id = 2",
-    """INSERT INTO analyses VALUES (1, 1, 'tokens_per_s', 9, 11, 'fANOVA',
-       '2026-01-01 13:00:00.000000')""",
-    "INSERT INTO knob_importances VALUES (1, 'tp', 0.75), (1, 'pp', 0.25)",
-    """INSERT INTO knob_steps VALUES (1, 'tp', 'up', '1', '2', 'dp', 'key', 'measured', 'completed',
-       -0.25, 1, 2), (1, 'pp', 'up', '1', '2', '', 'key', 'predicted', 'failed', NULL, NULL, NULL)""",
-)
-
-
-def main() -> None:
-    """Prints the database as SQL."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("revision", choices=["0001", "0002", "0003", "0004", "0005"])
-    revision = parser.parse_args().revision
-    with tempfile.TemporaryDirectory() as folder:
-        data, clock = DataDir(Path(folder)), TurnableClock()
-        if revision == "0003":
-            # In a process of its own the code of then wrote the second; here the third is made of it.
-            path = Path(folder) / "results.sqlite3"
-            with sqlite3.connect(path) as connection:
-                connection.executescript(Path(__file__).with_name("0002.sql").read_text())
-            connection.close()
-            migrate.upgrade(data.database_url, "0003")
-            with sqlite3.connect(path) as connection:
-                for row in THIRD_ROWS:
-                    connection.execute(row)
-            connection.close()
-        else:
-            store = Store.open(data, clock=clock)
-            writer = Writer(store, clock)
-            for since, write in (("0002", _second), ("0004", _fourth), ("0005", _fifth)):
-                if revision >= since:
-                    write(writer)
-            writer.write()
-            store.close()
-        with sqlite3.connect(Path(folder) / "results.sqlite3") as connection:
-            found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            assert found == (revision,), f"the sources on the path write {found}"
-            sys.stdout.writelines(f"{line}\n" for line in connection.iterdump())
-        connection.close()
-
-
-if __name__ == "__main__":
-    main()
+    def allocated(self) -> None:
+        """An allocation with nodes: one of them in quarantine, one released again."""
+        nodes = [NodeBody(name=f"n{number}", num_devices=DEVICES) for number in range(3)]
+        facts = AllocationBody(scheduler="slurm", job_id="77", launcher="srun", ends_in_s=7200.0)
+        self.store.register_worker(
+            WorkerCreate(
+                name="job-77",
+                host="login",
+                cluster="box",
+                num_nodes=3,
+                devices_per_node=DEVICES,
+                device="CPU core",
+                versions={"python": "3.11"},
+                allocation=facts,
+                nodes=nodes,
+            )
+        )
+        self.store.quarantine_node("box", "n1", "its memory is not free")
+        self.store.quarantine_node("box", "n2", "slow")
+        self.store.release_node("box", "n2")

@@ -11,24 +11,25 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from results_db.allocation_records import (
-    ATTEMPT_PHASES,
-    AllocationStatus,
-    AttemptPhase,
-    NodeStatus,
-    Room,
-)
+from results_db.admin.integrity import check_database
+from results_db.database.store_base import Clock
 from results_db.errors import MeasurementInvalidError, ResultsDbError
-from results_db.integrity import check_database
-from results_db.leases import LEASE_S
-from results_db.models import Base
-from results_db.part import Clock
-from results_db.records import LeaseRecord, TrialBeat
+from results_db.models.tables import Base
+from results_db.records import LeaseRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Iteration, Outcome
+from results_db.trials.leases import LEASE_S
+from search_spaces.protocol.outcome import Iteration, Outcome
+from search_spaces.protocol.worker_messages import (
+    ATTEMPT_PHASES,
+    AttemptPhase,
+    BeatBody,
+    NodeStatusBody,
+    RoomBody,
+    StatusBody,
+)
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import TurnableClock, completed, failed, make_campaign, make_worker
-from tests.results_db.legal_history import violations
+from tests.results_db.legal_history import violations, wrong_leaderboards
 
 OpenStores = Callable[[Clock], AbstractContextManager[Sequence[Store]]]
 """Opens an empty database several times, as several processes of one service do."""
@@ -100,7 +101,7 @@ class HistoryMachine(RuleBasedStateMachine):
         return among[index % len(among)]
 
     def act(self, action: Callable[[], T], *, twice: bool = False) -> T | None:
-        """Does it; a refusal must change nothing, and neither must a second time where `twice` says so."""
+        """Calls the action: a refusal must change nothing, nor a second call if `twice` is set."""
         try:
             answer = action()
         except ResultsDbError:
@@ -229,7 +230,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def lease(
         self, session: int, number: int, devices: int | None, longest_s: float | None
     ) -> None:
-        room = None if devices is None else Room(nodes=0, devices=devices)
+        room = None if devices is None else RoomBody(nodes=0, devices=devices)
         chosen = self.pick(self.sessions, session)
         leases = self.act(lambda: self.store.lease(chosen, number, room=room, longest_s=longest_s))
         for lease in leases or ():
@@ -240,7 +241,7 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(
         lease=INDEX,
         session=INDEX,
-        phase=st.sampled_from([None, *ATTEMPT_PHASES]),
+        phase=st.sampled_from(ATTEMPT_PHASES),
         held_s=st.sampled_from([None, 0.0, 1.5, 40.0]),
         nodes_held=st.sampled_from([None, 0.25, 1.0]),
     )
@@ -248,12 +249,12 @@ class HistoryMachine(RuleBasedStateMachine):
         self,
         lease: int,
         session: int,
-        phase: AttemptPhase | None,
+        phase: AttemptPhase,
         held_s: float | None,
         nodes_held: float | None,
     ) -> None:
         held = self.pick(self.leases, lease)
-        beat = TrialBeat(
+        beat = BeatBody(
             trial_id=held.trial_id,
             attempt=held.attempt,
             iterations_done=1,
@@ -266,8 +267,8 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(session=INDEX, idle_node_s=st.integers(0, 50), state=st.sampled_from(["idle", "lost"]))
     def tell_status(self, session: int, idle_node_s: int, state: Any) -> None:
-        node = NodeStatus(name="n0", state=state, reason="loud" if state == "lost" else "")
-        status = AllocationStatus(idle_node_s=float(idle_node_s), nodes=(node,))
+        node = NodeStatusBody(name="n0", state=state, reason="loud" if state == "lost" else "")
+        status = StatusBody(idle_node_s=float(idle_node_s), nodes=[node])
         chosen = self.pick(self.sessions, session)
         self.act(lambda: self.store.heartbeat(chosen, [], status=status), twice=True)
 
@@ -363,20 +364,20 @@ class HistoryMachine(RuleBasedStateMachine):
     def read_everything(self) -> None:
         report = check_database(self.store._db.engine.url.render_as_string(hide_password=False))
         assert report.findings == ()
-        assert self.store.wrong_standings() == []
+        assert wrong_leaderboards(self.store) == []
         for campaign in self.campaigns:
             record = self.store.campaign(campaign)
             trials = self.store.trials(campaign)
             details = [self.store.trial_detail(trial.id) for trial in trials]
             for row in (record, *trials, *(a for d in details for a in d.attempts)):
                 assert min(dataclasses.astuple(row.cost)) >= 0
-            told = self.store.trials_told_since(campaign, 0)
+            told = self.store.trials_ended_since(campaign, 0)
             assert [t.id for t in told] == [
                 t.id
                 for t in sorted(trials, key=lambda t: t.ended_seq or 0)
                 if t.ended_seq is not None
             ]
-            standings = self.store.standings(campaign, record.objective)
+            standings = self.store.ranked_layouts(campaign, record.objective)
             counted = {run for standing in standings for run in standing.trial_ids}
             assert counted == {t.id for t in trials if t.state == "COMPLETED"}
 
@@ -420,7 +421,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.pages, self.told = pages, told
 
     def read_pages(self) -> dict[int, object]:
-        """By campaign, what pages show of it, but for sums of cost and time, which no event tells."""
+        """By campaign, what pages show, without sums of cost and time, which no event reports."""
         return {
             row["id"]: (
                 _shown(row),

@@ -1,6 +1,6 @@
-"""The leaderboard as it was computed before there was a table of standings: from all measurements, at once.
+"""The leaderboard as it was computed before the table of standings: from all measurements at once.
 
-It is what the table is held against, and is kept as it was.
+Tests compare the table with it. It is kept unchanged.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.models import Campaign, IterationRow, MeasurementRow, Trial
+from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
-from results_db.standing import Standing
-from search_spaces.confidence import Estimate, can_be_told_apart
-from search_spaces.objectives import (
+from search_spaces.spec.objectives import (
     OBJECTIVES,
     SECONDS_PER_HOUR,
     measured_objective,
     pareto_front,
 )
-from search_spaces.pooling import MEDIAN_VARIANCE, Spread
+from search_spaces.statistics.confidence import Estimate, can_be_told_apart
+from search_spaces.statistics.pooling import MEDIAN_VARIANCE, Spread
 
 
 def standings(
     session: Session, campaign_id: int, objective: str, *, among: Collection[int] | None = None
-) -> list[Standing]:
+) -> list[RankedLayout]:
     layouts = rank(_runs(session, campaign_id, objective))
     page = layouts
     if among is not None:
@@ -108,7 +108,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedLayout:
+class OracleLayout:
     runs: tuple[Run, ...]
 
     @property
@@ -128,11 +128,11 @@ class RankedLayout:
         return self.first.value * (self.first.step_time_s / self.step_time_s)
 
 
-def rank(runs: Iterable[Run]) -> list[RankedLayout]:
+def rank(runs: Iterable[Run]) -> list[OracleLayout]:
     by_layout: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_layout[run.layout_key].append(run)
-    layouts = [RankedLayout(runs=_counting(of_layout)) for of_layout in by_layout.values()]
+    layouts = [OracleLayout(runs=_counting(of_layout)) for of_layout in by_layout.values()]
     layouts.sort(key=lambda layout: (-layout.value, layout.first.trial_id))
     winner = next((layout for layout in layouts if not layout.shortened), None)
     if winner is not None:
@@ -181,8 +181,8 @@ def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
 
 
 def _standings(
-    session: Session, layouts: Sequence[RankedLayout], page: Sequence[RankedLayout]
-) -> list[Standing]:
+    session: Session, layouts: Sequence[OracleLayout], page: Sequence[OracleLayout]
+) -> list[RankedLayout]:
     if not page:
         return []
     spread = _spread_of_runs([run.step_time_s for run in layout.runs] for layout in layouts)
@@ -190,24 +190,32 @@ def _standings(
     timed = _timed_iterations(session, [*page, first])
     trials = _first_trials(session, page)
 
-    def estimate(layout: RankedLayout) -> Estimate | None:
+    def estimate(layout: OracleLayout) -> Estimate | None:
         runs = [timed.get(run.trial_id) or [run.step_time_s] for run in layout.runs]
         return _pooled_estimate(runs, spread)
 
     best = estimate(first)
     return [
-        _standing(layout, trials[layout.first.trial_id], estimate(layout), first, best)
+        _standing(
+            layout,
+            layouts.index(layout) + 1,
+            trials[layout.first.trial_id],
+            estimate(layout),
+            first,
+            best,
+        )
         for layout in page
     ]
 
 
 def _standing(
-    layout: RankedLayout,
+    layout: OracleLayout,
+    rank: int,
     trial: TrialRecord,
     estimate: Estimate | None,
-    first: RankedLayout,
+    first: OracleLayout,
     best: Estimate | None,
-) -> Standing:
+) -> RankedLayout:
     value, seconds = layout.value, layout.step_time_s
     if estimate is None or best is None:
         is_tied = value == first.value
@@ -215,8 +223,9 @@ def _standing(
         apart = replace(estimate, log_s=best.log_s + math.log(value / first.value))
         is_tied = not can_be_told_apart(best, apart)
     factor = None if estimate is None else estimate.factor
-    return Standing(
+    return RankedLayout(
         trial=trial,
+        rank=rank,
         value=value,
         low=None if factor is None else value / factor,
         high=None if factor is None else value * factor,
@@ -258,7 +267,7 @@ def _pooled_estimate(runs: Sequence[Sequence[float]], spread: Spread | None) -> 
 
 
 def _timed_iterations(
-    session: Session, layouts: Sequence[RankedLayout]
+    session: Session, layouts: Sequence[OracleLayout]
 ) -> Mapping[int, list[float]]:
     ids = {run.trial_id for layout in layouts for run in layout.runs}
     query = select(IterationRow.trial_id, IterationRow.step_time_s).where(
@@ -270,7 +279,7 @@ def _timed_iterations(
     return found
 
 
-def _first_trials(session: Session, page: Sequence[RankedLayout]) -> Mapping[int, TrialRecord]:
+def _first_trials(session: Session, page: Sequence[OracleLayout]) -> Mapping[int, TrialRecord]:
     query = select(Trial).where(Trial.id.in_([layout.first.trial_id for layout in page]))
     rows = session.scalars(query.options(WITH_MEASUREMENT))
     return {row.id: trial_record(row) for row in rows}

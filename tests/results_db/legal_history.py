@@ -1,7 +1,7 @@
-"""What must hold of the database after anything whatever: queries that find what must never be.
+"""Queries that must find nothing in the database, whatever happened before.
 
-They are written against the tables, not against the store: a store that reads what it wrote with the
-same mistake would agree with itself.
+They read the tables and not the store: a store that reads what it wrote with the same mistake would
+agree with itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import text
 
+from results_db.leaderboard.table import campaigns_with_wrong_rows
 from results_db.store import Store
 
 ILLEGAL: Final[dict[str, str]] = {
@@ -107,3 +108,8 @@ def violations(store: Store) -> list[str]:
     with store._db.read() as session:
         found = {wrong: session.scalars(text(query)).all()[:10] for wrong, query in ILLEGAL.items()}
     return [f"{wrong}: {rows}" for wrong, rows in found.items() if rows]
+
+
+def wrong_leaderboards(store: Store) -> list[str]:
+    """Names of campaigns whose leaderboard differs from their measurements."""
+    return [name for _, name in campaigns_with_wrong_rows(store._db)]

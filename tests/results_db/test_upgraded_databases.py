@@ -1,4 +1,4 @@
-"""Databases that every released schema has written are upgraded, and nothing in them is lost."""
+"""A database with a group's rows is upgraded by the next version, and nothing in it is lost."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -8,52 +8,40 @@ from typing import Any
 
 import pytest
 
-from results_db import migrate
-from results_db.integrity import check_database
-from results_db.records import TrialBeat
+from results_db.admin import migrate
+from results_db.admin.backup import back_up
+from results_db.admin.integrity import check_database
+from results_db.admin.restore import restore_into_postgresql
 from results_db.store import Store
+from search_spaces.protocol.worker_messages import BeatBody
 from tests.results_db.factories import START, TurnableClock, completed
+from tests.results_db.first_weeks import CAMPAIGNS, write_first_weeks
+from tests.results_db.next_version import NEXT, THIS, become_next_version
 
-RELEASED = Path(__file__).with_name("released")
-REVISIONS = tuple(sorted(path.stem for path in RELEASED.glob("*.sql")))
-CAMPAIGNS = {
-    "pilot": "COMPLETED",
-    "given-up": "CANCELLED",
-    "on-hold": "PAUSED",
-    "at-work": "RUNNING",
-}
-"""What every one of them holds."""
-CHANGED = {("campaigns", "spec")}
-"""Columns whose values a migration may rewrite."""
+CHANGED = {("campaigns", "notes")}
+"""Columns whose values the next version's migration rewrites."""
 
 
-def write_released(path: Path, revision: str) -> str:
-    """Writes the database of a released schema; returns its URL."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((RELEASED / f"{revision}.sql").read_text())
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture(params=REVISIONS)
-def released(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a SQLite database as a released schema wrote it; a test runs with each."""
-    return write_released(tmp_path / "results.sqlite3", str(request.param))
-
-
-def test_there_is_a_database_of_every_schema_but_those_of_this_release() -> None:
-    known = {script.revision for script in migrate.scripts().walk_revisions()}
-    assert known - set(REVISIONS) == {"0006", "0007"}
+@pytest.fixture(params=["sqlite", "postgresql"])
+def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a database that this version wrote; from here on the program is the next version."""
+    url = write_first_weeks(tmp_path / "results.sqlite3")
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("empty_postgres_url"))
+        restore_into_postgresql(tmp_path / "results.sqlite3", url)
+    become_next_version(monkeypatch)
+    return url
 
 
 def rows(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table, by column, in the order of their keys."""
+    """Every row of every table of a SQLite, by column, in the order of their keys."""
     with closing(sqlite3.connect(path.removeprefix("sqlite:///"))) as connection:
         connection.row_factory = sqlite3.Row
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         return {
             name: [dict(row) for row in connection.execute(_in_order(connection, name))]
             for (name,) in names.fetchall()
-            if name not in ("alembic_version", "driver_beats", "sqlite_sequence")
+            if name not in ("alembic_version", "sqlite_sequence")
         }
 
 
@@ -63,10 +51,20 @@ def _in_order(connection: sqlite3.Connection, table: str) -> str:
     return f"SELECT * FROM {table} ORDER BY {key}"
 
 
-def test_an_upgrade_keeps_every_row_and_every_value(released: str) -> None:
-    before = rows(released)
-    migrate.upgrade(released)
-    after = rows(released)
+def rows_of(url: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The same of a database of either kind; that of a PostgreSQL goes through a backup."""
+    if url.startswith("sqlite"):
+        return rows(url)
+    path = folder / "rows.sqlite3"
+    back_up(url, path, replace=True)
+    return rows(str(path))
+
+
+def test_an_upgrade_keeps_every_row_and_every_value(written: str, tmp_path: Path) -> None:
+    before = rows_of(written, tmp_path)
+    migrate.upgrade(written)
+    assert migrate.check(written) == NEXT
+    after = rows_of(written, tmp_path)
     for table, kept in before.items():
         assert len(after[table]) == len(kept), table
         for old, new in zip(kept, after[table], strict=True):
@@ -75,32 +73,41 @@ def test_an_upgrade_keeps_every_row_and_every_value(released: str) -> None:
     assert sum(map(len, before.values())) > 150
 
 
-def test_an_upgraded_database_is_whole(released: str) -> None:
-    migrate.upgrade(released)
-    assert check_database(released).findings == ()
+def test_an_upgrade_computes_new_values_from_old_ones(written: str, tmp_path: Path) -> None:
+    migrate.upgrade(written)
+    after = rows_of(written, tmp_path)
+    assert {row["notes"] for row in after["campaigns"]} == {"no notes"}
+    assert all(row["priority"] == row["last_number"] > 0 for row in after["campaigns"])
+    layouts: dict[int, set[str]] = {}
+    for trial in after["trials"]:
+        layouts.setdefault(trial["campaign_id"], set()).add(trial["layout_key"])
+    assert layouts.keys() == {row["id"] for row in after["campaigns"]}
+    found = {row["campaign_id"]: row["num_layouts"] for row in after["campaign_layouts"]}
+    assert found == {campaign: len(keys) for campaign, keys in layouts.items()}
 
 
-def test_a_downgrade_to_what_it_was_keeps_every_value_that_it_had(released: str) -> None:
-    revision = migrate.revision(released)
-    assert revision is not None
-    before = rows(released)
-    migrate.upgrade(released)
-    migrate.downgrade(released, revision)
-    after = rows(released)
-    assert set(after) == set(before)
-    for table, kept in before.items():
-        for old, new in zip(kept, after[table], strict=True):
-            assert {name for name in old if new[name] != old[name]} <= {"spec"}, table
-    migrate.upgrade(released)
-    assert check_database(released).findings == ()
+def test_an_upgraded_database_is_whole(written: str) -> None:
+    migrate.upgrade(written)
+    assert check_database(written).findings == ()
+
+
+def test_a_downgrade_to_what_it_was_keeps_every_value_that_it_had(
+    written: str, tmp_path: Path
+) -> None:
+    before = rows_of(written, tmp_path)
+    migrate.upgrade(written)
+    migrate.downgrade(written, THIS)
+    assert rows_of(written, tmp_path) == before
+    migrate.upgrade(written)
+    assert check_database(written).findings == ()
 
 
 @pytest.fixture
-def store(released: str) -> Iterator[Store]:
+def store(written: str) -> Iterator[Store]:
     clock = TurnableClock()
     clock.now = START
-    migrate.upgrade(released)
-    store = Store(released, clock=clock)
+    migrate.upgrade(written)
+    store = Store(written, clock=clock)
     clock.forward(600)
     yield store
     store.close()
@@ -108,9 +115,9 @@ def store(released: str) -> Iterator[Store]:
 
 def test_its_campaigns_read_as_they_stood_and_its_winner_is_the_same(store: Store) -> None:
     found = {campaign.name: campaign.state for campaign in store.campaigns()}
-    assert CAMPAIGNS.items() <= found.items()
+    assert found == CAMPAIGNS
     pilot = store.campaign_by_name("pilot")
-    (first, *_) = store.standings(pilot.id, "tokens_per_s", limit=1)
+    (first, *_) = store.ranked_layouts(pilot.id, "tokens_per_s", limit=1)
     assert first.trial.measurement is not None
     assert first.trial.measurement.tokens_per_s == 1000.0 + 70 * 7
     states = store.count_trials(pilot.id)
@@ -121,7 +128,7 @@ def test_work_that_was_under_way_goes_on_where_it_was(store: Store) -> None:
     campaign = store.campaign_by_name("at-work")
     (running,) = store.trials(campaign.id, states=["RUNNING"])
     assert running.worker_id is not None
-    beat = TrialBeat(trial_id=running.id, attempt=running.attempt, iterations_done=3)
+    beat = BeatBody(trial_id=running.id, attempt=running.attempt, iterations_done=3)
     assert store.heartbeat(running.worker_id, [beat]).stop == ()
     assert store.post_outcome(running.id, 1, completed(running.layout)).state == "COMPLETED"
     (lease,) = store.lease(running.worker_id, 9)

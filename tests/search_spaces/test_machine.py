@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.cluster import GIB, detect_local_cpu
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.machine import (
     available_memory_bytes,
     usable_cores,
     usable_memory_bytes,
 )
+from search_spaces.spec.cluster import GIB, detect_local_cpu
 
 CORES = len(os.sched_getaffinity(0))
 V2 = "0::/user.slice/job\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.slurm.site import SlurmSite
 from tests.workers.process_checks import MARK
-from workers.launchers.srun import StepSettings
+from workers.launchers.slurm_step.srun import StepSettings
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def allocation(site: SlurmSite, num_nodes: int) -> Iterator[str]:
 def step_settings(
     site: SlurmSite, job_id: str, names: list[str], mark: str, **changes: Any
 ) -> StepSettings:
-    """Steps of an allocation whose nodes are all this host, each at a loopback address of its own."""
+    """Steps of an allocation whose nodes are all this host, each at its own loopback address."""
     settings: Mapping[str, Any] = {
         "job_id": job_id,
         "node_names": tuple(names),

@@ -1,4 +1,4 @@
-"""Real Slurm for the tests that are marked `slurm`: skipped, with the reason, where it can't be had."""
+"""Real Slurm for tests marked `slurm`; where it can't be installed, they skip with the reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A throw-away Slurm site on loopback: munged, slurmctld and a slurmd a node, below wardens.
+"""A temporary Slurm site on loopback: munged, slurmctld and a slurmd for each node, below wardens.
 
-Debian's packages are all it needs (`make test-slurm` installs them). Every daemon runs under a warden of this
-process, which also adopts what the daemon's jobs start: however the tests end, nothing is left.
+Debian's packages are all it needs (`make test-slurm` installs them). Every daemon runs under a
+warden of this process, which also adopts what the daemon's jobs start: however the tests end,
+nothing is left.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final, Self
 
 import psutil
 
-from workers.warden import start_under_warden
+from workers.ranks.warden import start_under_warden
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
 UP_WITHIN_S: Final = 60.0
@@ -54,8 +55,8 @@ def which(program: str) -> str | None:
 class SlurmSite:
     """Nodes n1, n2, ... of some CPUs and pretended GPUs each, partitions `batch` and `debug`.
 
-    GPUs are pretended as AMD's, so that Slurm sets ROCR_VISIBLE_DEVICES as it does on Frontier. CPUs are
-    counted, never pinned: there may be more than the machine has.
+    GPUs are declared as AMD's, so that Slurm sets ROCR_VISIBLE_DEVICES as it does on Frontier. CPUs
+    are counted, never pinned: there may be more than the machine has.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SlurmSite:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's environment, pointed at this site; of an outer job nothing is left in it."""
+        """This process's environment with this site's addresses, without those of an outer job."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
         return {**inherited, "SLURM_CONF": str(self.conf)}
 
@@ -221,6 +222,7 @@ class SlurmSite:
             self._daemons[name] = start_under_warden(
                 [path, *arguments],
                 env=self.environment,
+                has_daemons=True,  # slurmd detaches a slurmstepd for each step
                 stdout=output.fileno(),
                 stderr=output.fileno(),
             )
@@ -231,7 +233,7 @@ class SlurmSite:
         warden.wait(30)
 
     def _is_up(self) -> bool:
-        """Whether every node becomes idle; False as soon as a daemon has ended (a port was taken)."""
+        """Whether every node becomes idle; False once a daemon has ended (a port was taken)."""
         give_up_at = time.monotonic() + UP_WITHIN_S
         while time.monotonic() < give_up_at:
             if any(daemon.poll() is not None for daemon in self._daemons.values()):

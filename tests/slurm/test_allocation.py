@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from tests.slurm.site import SlurmSite, wait_until
-from workers.slurm.allocation import current_allocation, ends_in_s
-from workers.slurm.errors import SlurmUnavailableError
+from workers.errors import SlurmUnavailableError
+from workers.slurm.jobs import current_allocation, ends_in_s
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import dataclasses, json, os
-from workers.slurm.allocation import current_allocation
+from workers.slurm.jobs import current_allocation
 print(json.dumps(dataclasses.asdict(current_allocation(os.environ))))
 """
 

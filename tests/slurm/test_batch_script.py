@@ -1,4 +1,4 @@
-"""The rendered script on real Slurm, with a stand-in for the interpreter that tells what it was asked."""
+"""The rendered script on real Slurm, with a stand-in for Python that records how it was called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.slurm.commands import allocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
-# As workers and Ray nodes: notes what it was called with, ends in order at SIGTERM, and can be told how.
+# Stands in for workers and Ray nodes: records its arguments and ends at SIGTERM, or as told.
 STAND_IN = """#!/bin/bash
 case "$*" in
   *api.cli*) who=worker;;
@@ -32,7 +32,7 @@ while :; do sleep 0.1; done
 
 @dataclass
 class Bench:
-    """A directory with a cluster's file, a token, and an environment whose interpreter is the stand-in."""
+    """A directory with a cluster's file, a token, and a virtual environment of the stand-in."""
 
     site: SlurmSite
     directory: Path
@@ -69,7 +69,7 @@ class Bench:
             "--nodes=2",
             "--time=5m",
             "--url=http://127.0.0.1:9",
-            f"--token-file={self.directory / 'token'}",
+            f"--worker-token-file={self.directory / 'token'}",
             f"--environment={self.directory / 'env'}",
             f"--log={self.directory}/log",
             "--json",

@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from tests.slurm.site import SlurmSite, wait_until, why_not
+from tests.workers.process_checks import command_line
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -43,4 +44,4 @@ def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
 
 
 def _sleeping(site: SlurmSite, job: int) -> int:
-    return sum(process.name() == "sleep" for process in site.processes(job))
+    return sum(command_line(process)[:1] == ["sleep"] for process in site.processes(job))

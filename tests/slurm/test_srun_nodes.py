@@ -23,6 +23,8 @@ from tests.slurm.site import SlurmSite, why_not
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
+    command_line,
+    environment_of,
     is_alive,
     marked,
     run_group,
@@ -30,11 +32,11 @@ from tests.workers.process_checks import (
 )
 from workers.errors import NodeLostError
 from workers.launchers.group import GroupEnd, GroupFailure
-from workers.launchers.srun import SrunNodes
-from workers.launchers.step import Step
-from workers.packing.shares import Share
-from workers.rank_task import RankTask
-from workers.step_node import STEP_VARIABLE, TOKEN_VARIABLE
+from workers.launchers.slurm_step.srun import SrunNodes
+from workers.launchers.slurm_step.step import Step
+from workers.launchers.slurm_step.step_node import STEP_VARIABLE, TOKEN_VARIABLE
+from workers.packing.request import Share
+from workers.ranks.rank_task import RankTask
 
 pytestmark = pytest.mark.slurm
 
@@ -45,7 +47,7 @@ import os, sys
 from types import SimpleNamespace
 from tests.slurm.allocations import step_settings
 from tests.workers.process_checks import run_group
-from workers.launchers.srun import SrunNodes
+from workers.launchers.slurm_step.srun import SrunNodes
 job, mark, *names = sys.argv[1:]
 site = SimpleNamespace(environment=os.environ)
 nodes = SrunNodes(step_settings(site, job, names, mark, rank_entry={RANK_PROGRAMS!r}))
@@ -112,7 +114,7 @@ def test_ranks_of_several_nodes_meet_at_the_address_of_the_first(nodes: SrunNode
 
 
 def test_ranks_of_two_groups_run_side_by_side_on_one_node(nodes: SrunNodes) -> None:
-    """Each waits in its first iteration for the other's: one after the other would never get there."""
+    """Each group waits in its first iteration for the other: one after the other would hang."""
     there = threading.Barrier(2, timeout=60)
     ends: dict[int, GroupEnd] = {}
 
@@ -352,7 +354,7 @@ def test_a_node_that_does_not_call_in_is_lost_by_name(site: SlurmSite, job: str,
     nodes.close()
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
-    assert end.failure.message.startswith("node n1 did not call in within 0 s")
+    assert end.failure.message.startswith("node n1 did not connect within 0 s")
 
 
 def test_strangers_are_turned_away(nodes: SrunNodes) -> None:
@@ -374,9 +376,9 @@ def test_neither_address_nor_token_can_be_read_from_a_command_line_or_in_a_rank(
 
     def look(_: dict[str, Any]) -> None:
         for process in marked(mark):
-            command = " ".join(process.cmdline())
+            command = " ".join(command_line(process))
             assert "127.0.3.100" not in command
-            seen.append((command, TOKEN_VARIABLE in process.environ()))
+            seen.append((command, TOKEN_VARIABLE in environment_of(process)))
 
     run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=1)
     with_token = [command for command, has_token in seen if has_token]

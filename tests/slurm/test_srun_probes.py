@@ -13,18 +13,26 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.site import Site
 from tests.slurm.allocations import allocation
 from tests.slurm.site import SlurmSite, why_not
-from tests.workers.process_checks import MARK, is_alive, marked, wait_until
+from tests.workers.process_checks import (
+    MARK,
+    command_line,
+    environment_of,
+    is_alive,
+    living_children,
+    marked,
+    wait_until,
+)
 from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.srun_launcher import srun_launcher
-from workers.packing.shares import Placement, Share
-from workers.slurm.allocation import SlurmAllocation
-from workers.slurm.site import Site
+from workers.launchers.slurm_step.srun import srun_launcher
+from workers.packing.request import Placement, Share
+from workers.slurm.jobs import SlurmAllocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -62,12 +70,15 @@ class Probes:
         """What sits two levels below a zygote: its keepers' children."""
         zygotes = [p for p in marked(self.mark) if is_zygote(p) and not is_zygote(p.parent())]
         return [
-            rank for zygote in zygotes for keeper in zygote.children() for rank in keeper.children()
+            rank
+            for zygote in zygotes
+            for keeper in living_children(zygote)
+            for rank in living_children(keeper)
         ]
 
 
 def is_zygote(process: psutil.Process | None) -> bool:
-    return process is not None and "workers.zygote" in process.cmdline()[:5]
+    return process is not None and "workers.ranks.zygote" in command_line(process)[:5]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +183,7 @@ def test_variables_of_several_nodes_are_kept_from_a_probe_on_one(probes: Probes)
         def look(event: dict[str, Any], num_nodes: int = num_nodes) -> None:
             if event["event"] == "listening":
                 ranks = probes.ranks()
-                found[num_nodes] = {rank.environ().get("OF_SEVERAL_NODES") for rank in ranks}
+                found[num_nodes] = {environment_of(rank).get("OF_SEVERAL_NODES") for rank in ranks}
 
         layout = Layout(dp=num_nodes, num_nodes=num_nodes)
         outcome = probes.run(layout, whole(*range(num_nodes)), on_event=look, iterations=1)

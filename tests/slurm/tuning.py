@@ -20,7 +20,7 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 class Tuning:
-    """`layout-tuner serve` and `driver` as processes, and a site whose jobs reach them over loopback."""
+    """`layout-tuner serve` and `driver` as processes; a site whose jobs reach them by loopback."""
 
     def __init__(self, site: SlurmSite, directory: Path) -> None:
         self.site = site
@@ -77,7 +77,7 @@ class Tuning:
             "--nodes=2",
             "--time=10m",
             f"--url={self._serve.service['url']}",
-            f"--token-file={self.directory / 'data' / 'token'}",
+            f"--token-file={self.directory / 'data' / 'worker-token'}",
             f"--log={self.directory}/%j.log",
             "--json",
             *options,

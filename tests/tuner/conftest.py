@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.store import Store
+from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock
 
 
@@ -19,6 +19,6 @@ def clock() -> TurnableClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=clock)
+    store = Store.open(upgraded(tmp_path / "data"), clock=clock)
     yield store
     store.close()

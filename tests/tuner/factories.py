@@ -7,9 +7,9 @@ from typing import Any
 
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, make_worker
 
 MAX_ROUNDS = 2_000

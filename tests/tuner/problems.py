@@ -1,4 +1,4 @@
-"""Problems for the tests of strategies: listed layouts, and a model and a cluster to go with them."""
+"""Problems for the tests of strategies: listed layouts, with a model and a cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.columns import LayoutColumns, codes_of
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.presets.models import resolve_model
-from search_spaces.space import EVERY_ROW
-from tuner.problem import SearchProblem
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns, codes_of
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import resolve_model
+from search_spaces.spec.space import EVERY_ROW
 from tuner.strategies.base import LayoutSet
+from tuner.strategies.problem import SearchProblem
 
 
 class ListedLayouts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from workers import rank
-from workers.json_lines import JsonLines
-from workers.processes import die_with_parent
-from workers.rank_task import RankTask
+from workers.ranks import rank
+from workers.ranks.json_lines import JsonLines
+from workers.ranks.processes import die_with_parent
+from workers.ranks.rank_task import RankTask
 
 NUM_OTHERS = 14
 

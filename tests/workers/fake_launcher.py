@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from workers.errors import NodeLostError
-from workers.launchers.base import Cancelled, Node, OnEvent, TrainingEnd
-from workers.packing.shares import Placement
+from workers.launchers.base import Cancelled, Node, OnEvent
+from workers.packing.request import Placement
 
 Program = Callable[[OnEvent, Cancelled], Outcome]
 PlacedProgram = Callable[[ProbeRequest, Placement, OnEvent, Cancelled], Outcome]
@@ -88,11 +87,6 @@ class FakeLauncher:
             self.running.append(shares)
             self.requests.append(request)
             self.placements.append(shares)
-
-    def train(
-        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
-    ) -> TrainingEnd:
-        raise NotImplementedError
 
     def lost(self) -> Mapping[int, str]:
         return dict(self.losses)

@@ -32,11 +32,14 @@ class FakeService:
         self.release: list[str] = []
         self.away = False
         """Answers 503 to everything."""
+        self.hides_roles = False
+        """Answers a worker that asks for its role with 403, as older services did."""
         self.refuse_outcomes = False
         self.breaks_over: set[int] = set()
         """Trials whose outcomes it answers with 500."""
         self.stalls = False
         """Leaves heartbeats without an answer."""
+        self.answered_heartbeats = 0
         self.garbles = False
         """Sends bytes that are not of the encoding that it names."""
         self.superseded: dict[str, str] = {}
@@ -110,6 +113,7 @@ class FakeService:
                 case "POST", ["v1", "workers", _, "heartbeats"]:
                     self.heartbeats.append(body)
                     self.changed.wait_for(lambda: not self.stalls, 30)
+                    self.answered_heartbeats += 1
                     wishes = {"release": self.release, "quarantine": self.quarantine}
                     return 200, {"stop": self.stop, **wishes}
                 case "DELETE", ["v1", "workers", worker_id]:
@@ -136,6 +140,10 @@ def serve(service: FakeService, port: int = 0) -> Iterator[FakeService]:
             body = json.loads(self.rfile.read(length)) if length else None
             if self.headers["Authorization"] != f"Bearer {TOKEN}":
                 status, answer = 401, problem("the token is unknown")
+            elif self.path == "/v1/whoami" and service.hides_roles:
+                status, answer = 403, problem("the role worker may not do this")
+            elif self.path == "/v1/whoami":
+                status, answer = 200, {"name": "test", "role": "worker", "expires_at": None}
             else:
                 path = self.path.strip("/").split("/")
                 status, answer = service.answer(self.command, path, body)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from workers.launchers.base import NodeSet
-from workers.launchers.group import Group, GroupEnd
+from workers.launchers.group import GroupEnd, RankGroup
 from workers.launchers.placement import place
-from workers.packing.shares import Placement
+from workers.packing.request import Placement
 
 RANK_PROGRAMS = "tests.workers.rank_programs:run"
 """The entry of a zygote whose ranks do what `rank_programs` holds."""
@@ -34,7 +34,7 @@ def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 10.0
 
 
 def make_decoys(directory: Path) -> Path:
-    """Puts packages of our own names, and of Ray's, into a directory: none may be taken for ours."""
+    """Writes packages with our names and Ray's into a directory; none of them may be imported."""
     for name in ("workers", "search_spaces", "ray"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise ImportError('a decoy was imported')")
@@ -53,16 +53,38 @@ def wait_until_gone(pids: Iterable[int], patience_s: float = 10.0) -> None:
     wait_until(f"none of {pids} is alive", lambda: not any(map(is_alive, pids)), patience_s)
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str, *, variable: str = MARK) -> list[psutil.Process]:
     """The living processes that inherited a mark in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return [
+        process
+        for process in psutil.process_iter()
+        if environment_of(process).get(variable) == mark and is_alive(process.pid)
+    ]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none of a process that has ended since it was found."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Its variables; none of a process that has ended since it was found."""
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def living_children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    """None of a process that has ended since it was found."""
+    try:
+        children = process.children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if is_alive(child.pid)]
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
@@ -97,7 +119,7 @@ def run_group(
         rendezvous=kind == "meet",
         allow_sharing=True,
     )
-    group = Group(
+    group = RankGroup(
         nodes,
         tasks,
         deadline_s=deadline_s,

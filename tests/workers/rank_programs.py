@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from workers.json_lines import JsonLines
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import JsonLines
+from workers.ranks.rank_task import RankTask
 
 
 def run(task: RankTask, line: JsonLines) -> None:
@@ -179,6 +179,19 @@ def _talk(task: RankTask, line: JsonLines) -> None:
     _fail(task, line)
 
 
+def _talk_and_succeed(task: RankTask, line: JsonLines) -> None:
+    for number in range(20_000):
+        sys.stdout.write(f"line {number} of rank {task.rank}, {'which says too much, ' * 30}\n")
+    _succeed(task, line)
+
+
+def _talk_then_hang(task: RankTask, line: JsonLines) -> None:
+    for number in range(20_000):
+        sys.stdout.write(f"line {number} of rank {task.rank}, {'which says too much, ' * 30}\n")
+    sys.stdout.flush()
+    _hang(task, line)
+
+
 def _meet(task: RankTask, line: JsonLines) -> None:
     if task.rank == 0:
         line.send({"event": "listening", "port": 4321})
@@ -204,6 +217,8 @@ _PROGRAMS = {
     "leave-dead-peer": _leave_dead_peer,
     "out-of-memory-late": _run_out_of_memory_late,
     "talk": _talk,
+    "talk-and-succeed": _talk_and_succeed,
+    "talk-then-hang": _talk_then_hang,
     "take-a-little": _take_a_little,
     "take-more-and-more": _take_more_and_more,
     "talk-for-ever": _talk_for_ever,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.local import LocalNodes
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import Document
+from workers.ranks.rank_task import RankTask
 
 
 class SeveralLocalNodes:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.workers.process_checks import RANK_PROGRAMS
-from workers.json_lines import Document
-from workers.node_ranks import NodeRanks
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import Document
+from workers.ranks.node_ranks import NodeRanks
+from workers.ranks.rank_task import RankTask
 
 _PATIENCE_S = 20.0
 

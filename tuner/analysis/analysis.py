@@ -1,36 +1,135 @@
-"""What one step in each knob, away from the winner, does to the objective."""
+"""The analysis of a campaign: importance of its knobs, and steps of each knob around the winner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from results_db.records import KnobStep, StepDirection, StepState
-from search_spaces.campaign import CampaignSpec
-from search_spaces.columns import LayoutColumns
+from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.records import (
+    Analysis,
+    CampaignRecord,
+    KnobStepRead,
+    StepDirection,
+    StepState,
+    TrialRecord,
+)
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.objectives import objective_factors
-from tuner.importance import FOLLOWERS, knobs_of
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import objective_factors
+from tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
+from tuner.calibration.known_measurements import Sample
+from tuner.calibration.time import TimeCalibration
 from tuner.strategies.base import LayoutSet
 
 StepTime = Callable[[Layout], float]
-"""Predicts the seconds of a layout's step."""
+"""Predicts the step time of a layout, in seconds."""
+
+_STATES: Final[dict[str, StepState]] = {
+    "COMPLETED": "completed",
+    "INFEASIBLE": "out_of_memory",
+    "FAILED": "failed",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """What the campaign knows of a layout that it tried."""
+    """The outcome of a layout that the campaign tried."""
 
     trial_id: int
     state: StepState
     value: float | None
     """The objective, over all of its runs; None unless completed."""
     is_apart: bool | None
-    """Whether it can be told apart from the winner; None where it is not ranked."""
+    """Whether it differs significantly from the winner; None where it is not ranked."""
+
+
+def analyse(
+    campaign: CampaignRecord, standings: Sequence[RankedLayout], trials: Sequence[TrialRecord]
+) -> Analysis | None:
+    """The analysis of a campaign; None while its winner was not measured in full.
+
+    Args:
+        campaign: the campaign.
+        standings: all of its ranked layouts, the winner first.
+        trials: all of its trials.
+    """
+    if not standings or standings[0].shortened:
+        return None
+    winner = standings[0]
+    spec = CampaignSpec.from_stored(campaign.spec)
+    layouts = spec.legal_set()
+    if layouts.index_of(winner.trial.layout) is None:
+        return None  # An imported trial outside the campaign's legal set has no neighbours in it.
+    measured = {standing.trial.layout: standing.value for standing in standings}
+    found = importances(layouts, measured, seed=spec.seed)
+    return Analysis(
+        winner_id=winner.trial.id,
+        objective=campaign.objective,
+        num_trials=len(standings),
+        last_ended_seq=max(trial.ended_seq or 0 for trial in trials),
+        method=METHOD if found else "",
+        importances=found,
+        steps=knob_steps(
+            spec,
+            layouts,
+            winner.trial.layout,
+            winner.value,
+            _tried(campaign, standings, trials),
+            calibrated_step_time(spec, standings),
+        ),
+    )
+
+
+def calibrated_step_time(spec: CampaignSpec, standings: Sequence[RankedLayout]) -> StepTime:
+    """The closed form, calibrated on the campaign's own measurements."""
+    samples = [
+        Sample(
+            model=spec.model,
+            cluster=spec.cluster,
+            layout=standing.trial.layout,
+            state="completed",
+            step_time_s=standing.step_time_s,
+        )
+        for standing in standings
+    ]
+    calibration = TimeCalibration.fit().told(samples, campaign=spec.name)
+
+    def step_time_s(layout: Layout) -> float:
+        (log_s,), _ = calibration.predict(layout, spec.model, spec.cluster, campaign=spec.name)
+        return math.exp(log_s)
+
+    return step_time_s
+
+
+def _tried(
+    campaign: CampaignRecord, standings: Sequence[RankedLayout], trials: Sequence[TrialRecord]
+) -> dict[str, Tried]:
+    found = {}
+    for trial in trials:
+        # A lost node says nothing about the layout. Ranked layouts follow below, repeats included.
+        if trial.state in _STATES and trial.reason != "node_lost":
+            found[trial.layout_key] = Tried(
+                trial_id=trial.id,
+                state=_STATES[trial.state],
+                value=trial.objective(campaign.objective) if trial.state == "COMPLETED" else None,
+                is_apart=None,
+            )
+    for standing in standings:
+        found[standing.trial.layout_key] = Tried(
+            trial_id=standing.trial.id,
+            state="completed",
+            value=standing.value,
+            is_apart=not standing.is_tied,
+        )
+    return found
 
 
 def knob_steps(
@@ -40,20 +139,20 @@ def knob_steps(
     value: float,
     tried: Mapping[str, Tried],
     step_time_s: StepTime,
-) -> tuple[KnobStep, ...]:
-    """One step down and one up in each knob that varies of itself, by knob.
+) -> tuple[KnobStepRead, ...]:
+    """One step down and one step up in each independent knob, sorted by knob.
 
-    The next layout is the legal one with the knob's next value that differs in as few other knobs as
-    possible; knobs that follow from others (replicas, micro-batches a step) do not count. Of several
-    such, one that was tried. What was not tried is predicted, relative to what is predicted of the
-    winner.
+    A step leads to the legal layout with the knob's next value that differs from the winner in the
+    fewest other knobs; knobs that follow from others (replicas, micro-batches a step) do not count.
+    Of several such layouts, one that was tried is preferred. The effect of a layout that was not
+    tried is predicted, relative to the prediction of the winner.
 
     Args:
         spec: the campaign's description.
         layouts: its legal set.
-        winner: the layout around which the steps are taken; one of the set.
+        winner: the layout around which the steps are taken; it is in the legal set.
         value: its objective.
-        tried: what is known of layouts, by their keys.
+        tried: the outcomes of layouts, by their keys.
         step_time_s: predicts a layout's step time, in seconds.
     """
     place = layouts.index_of(winner)
@@ -96,13 +195,13 @@ def _step(
     layout: Layout,
     tried: Mapping[str, Tried],
     step_time_s: StepTime,
-) -> KnobStep:
+) -> KnobStepRead:
     known = tried.get(layout.key)
     if known is None:
         state, effect = _predicted(spec, winner, layout, step_time_s)
     else:
         state, effect = known.state, None if known.value is None else known.value / value - 1.0
-    return KnobStep(
+    return KnobStepRead(
         knob=knob,
         direction=direction,
         value=_written(getattr(winner, knob)),
@@ -125,8 +224,7 @@ def _predicted(
     if float(peak_memory_bytes(columns, spec.model)) > allowed:
         return "out_of_memory", None
     there, here = (
-        float(objective_factors(spec.objective, LayoutColumns.of(of), spec.model, spec.cluster))
-        / step_time_s(of)
+        float(objective_factors(spec.objective, LayoutColumns.of(of), spec.model)) / step_time_s(of)
         for of in (layout, winner)
     )
     return "completed", there / here - 1.0

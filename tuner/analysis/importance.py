@@ -1,8 +1,9 @@
-"""How much of a campaign's variation each knob accounts for: fANOVA, from Optuna.
+"""How much of a campaign's variance each knob explains: fANOVA, from Optuna.
 
-Functional ANOVA takes the variance of a random forest's predictions over the whole space apart (Hutter,
-Hoos and Leyton-Brown, ICML 2014). Optuna's is in pure Python on scikit-learn; the fanova package needs a
-compiled forest that is no longer kept, and shap explains single predictions, at the price of numba.
+Functional ANOVA decomposes the variance of a random forest's predictions over the whole space
+(Hutter, Hoos and Leyton-Brown, ICML 2014). Optuna's version is pure Python on scikit-learn. The
+fanova package needs a compiled forest that is no longer maintained; shap explains single
+predictions and needs numba.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from tuner.strategies.base import LayoutSet
 
 METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
 LEAST_LAYOUTS: Final = 8
-"""Layouts that must have completed: a forest over fewer says what its seed says."""
+"""Layouts that must have completed: with fewer, the forest depends on its seed."""
 MOST_LAYOUTS: Final = 1000
-"""Layouts that are looked at, the best of them: a forest over more takes seconds."""
+"""Most layouts that are used, the best ones: a forest over more takes seconds."""
 FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
-"""Knobs that others decide, mostly: they are left out where the others alone tell layouts apart."""
+"""Knobs that mostly follow from others: each is left out where the other knobs identify the
+layout."""
 
 
 def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int64]]:
-    """Each knob that varies of itself, as ranks among its values, a layout."""
+    """The independent knobs that vary: each layout's rank among the values of the knob."""
     ranks = {
         name: np.unique(layouts.column(name), return_inverse=True)[1] for name in LAYOUT_FIELDS
     }
@@ -51,7 +53,7 @@ def _num_distinct(columns: Sequence[NDArray[np.int64]]) -> int:
 def importances(
     layouts: LayoutSet, measured: Mapping[Layout, float], *, seed: int
 ) -> dict[str, float]:
-    """By knob, the share of the objective's variation that it accounts for by itself; they add up to 1.
+    """The share of the objective's variance that each knob explains by itself; the shares sum to 1.
 
     Args:
         layouts: the legal set.
@@ -59,9 +61,9 @@ def importances(
         seed: of the forest.
 
     Returns:
-        Nothing where fewer than `LEAST_LAYOUTS` completed, or all were equally good.
+        Nothing where fewer than `LEAST_LAYOUTS` completed, or all objectives are equal.
     """
-    # Loaded here: the driver starts without it, and most of its rounds need none of it.
+    # Imported here: the driver starts faster without it, and most rounds do not need it.
     import optuna
 
     best = sorted(measured.items(), key=lambda item: -item[1])[:MOST_LAYOUTS]

@@ -1,31 +1,42 @@
-"""What is known before a campaign's first probe: measurements of other campaigns and tables."""
+"""Measurements of other campaigns and of tables, which calibrate the estimates of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.tables import TableCell, read_table
+from search_spaces.tables.selection import CellFilter, select
 from tuner.errors import ObservationInvalidError
 from tuner.strategies.base import ObservationState, refuse_unless_positive
+
+_STATES: Final[dict[str, ObservationState]] = {
+    "completed": "completed",
+    "out_of_memory": "infeasible",
+    "failed": "failed",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What became of one layout of some model on some cluster.
+    """A measured or failed run of one layout, of some model on some cluster.
 
     Raises:
-        ObservationInvalidError: at construction, when the state and the numbers contradict each other.
+        ObservationInvalidError: at construction, when the state and the numbers contradict each
+            other.
     """
 
     model: ModelShape
-    """What was trained."""
+    """The model that was trained."""
     cluster: Cluster
-    """Where it ran."""
+    """The cluster on which it ran."""
     layout: Layout
-    """How it was laid out."""
+    """The layout that was run."""
     state: ObservationState
     """Whether it ran, and if not, why."""
     step_time_s: float | None = None
@@ -33,7 +44,7 @@ class Sample:
     peak_memory_bytes: int | None = None
     """Peak of the fullest rank, where that was measured."""
     software: str = ""
-    """What ran it: measurements of equal words may be pooled; empty where nobody said."""
+    """The training software; measurements with equal texts may be pooled. Empty: not stated."""
 
     def __post_init__(self) -> None:
         if (self.state == "completed") != (self.step_time_s is not None):
@@ -48,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knowledge:
-    """Samples from elsewhere, which calibrate a search before it has any of its own."""
+    """Samples of other campaigns and tables, which calibrate a search from its start."""
 
     samples: tuple[Sample, ...] = ()
     """In the order in which they were taken."""
@@ -58,3 +69,34 @@ class Knowledge:
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
+
+
+def read_calibrating_cells(described: str) -> tuple[TableCell, ...]:
+    """The cells of `TABLE`, or the cells of `TABLE:KEY=VALUE,...` that match the filter.
+
+    Raises:
+        TableInvalidError: it cannot be read, or no cell is selected.
+    """
+    path, colon, text = described.rpartition(":")
+    if not colon or "=" not in text or Path(described).exists():
+        path, text = described, ""
+    return select(read_table(Path(path)), (CellFilter.read(text),))
+
+
+def knowledge_of(cells: Iterable[TableCell]) -> Knowledge:
+    """The rows of some cells as samples, in their order; repeats of a layout count once."""
+    return Knowledge(
+        samples=tuple(
+            Sample(
+                model=cell.model,
+                cluster=cell.cluster,
+                layout=row.layout,
+                state=_STATES[row.status],
+                step_time_s=row.step_time_s,
+                peak_memory_bytes=row.peak_memory_bytes,
+                software=cell.key.software,
+            )
+            for cell in cells
+            for row in cell.merged
+        )
+    )

@@ -1,11 +1,12 @@
-"""What is believed of a layout's peak memory: the closed form, corrected by what was seen.
+"""Peak memory by the closed form, corrected by measurements and outcomes; mean and spread.
 
 A peak is a sum of terms (`search_spaces.estimates.memory.MEMORY_TERMS`), each with a factor whose
-prior is 1, as far as the trainer's storage is known. What ran, what ran out of memory and what was
-measured move the factors, by Bayesian regression on ratios (`tuner.calibration.memory_fit`): out of
-memory is a censored observation (the true peak is at least what the device has), and so is a run
-whose peak nobody noted. Deviations are shared out over levels: whatever was seen, this software on
-this cluster, this model there, this campaign. So samples from elsewhere count for what they share.
+prior is 1, as far as the trainer's storage is known. Measured peaks, completed runs and runs out
+of memory move the factors, by Bayesian regression on ratios (`tuner.calibration.memory_fit`). A run
+out of memory is a censored observation: the true peak is at least the memory of the device. So is a
+completed run without a measured peak. The variance of a factor is divided over levels: all samples,
+this software on this cluster, this model there, this campaign. So samples from elsewhere count for
+the levels that they share.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 from tuner.calibration.memory_evidence import (
     Evidence,
     PeakSample,
@@ -39,38 +40,38 @@ __all__ = ["ELSEWHERE", "MemoryBelief", "PeakSample", "StagePeak"]
 Floats = NDArray[np.float64]
 
 ELSEWHERE: Final = "elsewhere"
-"""The campaign of samples that are not of the one that is asked about."""
+"""The campaign of samples from other campaigns and tables."""
 
 _CHUNK: Final = 4096
-"""Layouts at once: what is made on the way then stays in the processor's cache."""
+"""Layouts that are computed together: the intermediate arrays fit into the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryBelief:
     """Peak memory of layouts as mean and spread, in one campaign.
 
-    It never changes: `told` answers a new one.
+    It is immutable: `told` returns a new belief.
     """
 
     cluster: str
-    """Name of the cluster that is asked about."""
+    """Name of the cluster."""
     software: str
-    """What runs there."""
+    """The training software."""
     storage: TrainerStorage
-    """What that keeps in memory."""
+    """The memory that the software holds."""
     campaign: str = ""
-    """Whose own samples count in full."""
+    """The campaign whose samples count in full."""
     evidence: Evidence = field(default_factory=Evidence)
-    """What was seen."""
+    """The measurements and outcomes so far."""
 
     @classmethod
     def prior(cls, cluster: Cluster, *, software: str = "", campaign: str = "") -> Self:
-        """What is believed before anything was seen.
+        """The belief without any measurement.
 
         Args:
             cluster: where the layouts run.
             software: what runs them: a table's source; empty for this project's own trainer.
-            campaign: name of the campaign whose samples will be told.
+            campaign: name of the campaign whose samples will follow.
         """
         storage = storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
@@ -84,7 +85,7 @@ class MemoryBelief:
         return self._with(evidence_of(samples, ELSEWHERE))
 
     def terms(self, columns: LayoutColumns, model: ModelShape) -> MemoryTerms:
-        """What the peaks are sums of: to be made once, where the same layouts are asked often."""
+        """The terms of the peaks, to be computed once for layouts that are used often."""
         return memory_terms(columns, model, self.storage)
 
     def peak_bytes(
@@ -99,7 +100,7 @@ class MemoryBelief:
         return means[fullest, each], deviations[fullest, each]
 
     def stage_peak_bytes(self, layout: Layout, model: ModelShape) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the peak of each stage's fullest rank, first stage first."""
+        """Mean and standard deviation of the peak of each stage's fullest rank, in order."""
         means, deviations = self._of_terms(stage_terms(layout, model, self.storage), model)
         return means[0], deviations[0]
 
@@ -111,7 +112,8 @@ class MemoryBelief:
     ) -> Floats:
         """Probability that each layout fits into a device with so much memory.
 
-        It is never 0, so nothing is ruled out: the logistic distribution, on the peak's logarithm.
+        It is never 0, so that no layout is ruled out: a logistic distribution of the peak's
+        logarithm.
         """
         mean, deviation = self.peak_bytes(layouts, model)
         usable = usable_bytes(capacity_bytes, self.storage)
@@ -130,7 +132,7 @@ class MemoryBelief:
             rows = slice(start, start + _CHUNK)
             weighed = weights @ terms.deviation_bytes[:, :, rows]
             expected = terms.num_bytes[:, :, rows].sum(axis=1)
-            # A sum cannot fall below a tenth of itself, whatever the factors extrapolate to.
+            # Factors may extrapolate badly: a sum never falls below a tenth of its prior.
             mean[:, rows] = np.maximum(expected + weighed[:, 0], 0.1 * expected)
             variance[:, rows] = np.square(weighed[:, 1:]).sum(axis=1)
             variance[:, rows] += np.square(self._posterior.noise) * (

@@ -1,21 +1,21 @@
-"""What was seen of peaks, as rows of a regression."""
+"""Measured and censored peaks as rows of a regression."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from tuner.calibration.samples import LayoutSample
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from tuner.calibration.known_measurements import Sample
 from tuner.strategies.base import ObservationState
 
 Floats = NDArray[np.float64]
@@ -26,30 +26,16 @@ OUT_OF_MEMORY: Final = 2
 FAILED: Final = 3
 
 
-class PeakSample(LayoutSample, Protocol):
-    """What the belief learns from."""
-
-    @property
-    def state(self) -> ObservationState:
-        """Whether it ran, and if not, why."""
-        ...
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        """Peak of the fullest rank, where that was measured."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePeak:
-    """The peak of one stage's ranks: a `PeakSample` that says where."""
+    """The measured peak of one stage's ranks; measurements without stages have only the largest."""
 
     model: ModelShape
-    """What was trained."""
+    """The model that was trained."""
     cluster: Cluster
-    """Where it ran."""
+    """The cluster on which it ran."""
     layout: Layout
-    """How it was laid out."""
+    """The layout that was run."""
     stage: int
     """Position in the pipeline, from 0."""
     peak_memory_bytes: int
@@ -57,63 +43,67 @@ class StagePeak:
     state: ObservationState = "completed"
     """A stage that has a peak ran."""
     software: str = ""
-    """What ran it."""
+    """The software that ran it."""
+
+
+PeakSample = Sample | StagePeak
+"""A sample for the calibration of memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Samples that share a part of their factors' deviations."""
+class SampleGroup:
+    """Samples whose factors share a part of their deviations."""
 
     level: int
     """Place among `LEVEL_SHARES`."""
     key: tuple[object, ...] = ()
-    """What they have in common."""
+    """The values that the samples share."""
 
 
 LEVEL_SHARES: Final = (0.4, 0.3, 0.2, 0.1)
-"""How a factor's prior variance is shared out over levels: everything, the software on the cluster,
-the model there, the campaign."""
+"""Shares of the levels in a factor's prior variance: all samples, the software on the cluster, the
+model there, the campaign."""
 
 
 def groups_of(
     *, cluster: str, software: str, model: ModelShape, campaign: str
-) -> tuple[Group, ...]:
-    """The groups that a sample, or a question, belongs to: one a level."""
+) -> tuple[SampleGroup, ...]:
+    """The groups of a sample or of a prediction: one per level."""
     trainer = (cluster, software)
     return (
-        Group(level=0),
-        Group(level=1, key=trainer),
-        Group(level=2, key=(*trainer, model)),
-        Group(level=3, key=(*trainer, model, campaign)),
+        SampleGroup(level=0),
+        SampleGroup(level=1, key=trainer),
+        SampleGroup(level=2, key=(*trainer, model)),
+        SampleGroup(level=3, key=(*trainer, model, campaign)),
     )
 
 
 def usable_bytes(capacity_bytes: float, storage: TrainerStorage) -> float:
-    """The largest peak that fits into a device: beside it, there are fragments and a context."""
+    """The largest peak that fits into a device, beside fragmentation and the context."""
     left = max(capacity_bytes - storage.context_bytes, 0.5 * capacity_bytes)
     return left / (1.0 + storage.reserved_share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """Rows of a regression on ratios: a peak over its measurement, or over what the device has."""
+    """Rows of a regression on ratios: a peak over its measurement, or over the device's memory."""
 
     expected: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """The ratio by the prior mean; shape [samples, stages]."""
     weights: Floats = field(default_factory=lambda: np.empty((0, 2, NUM_MEMORY_FACTORS)))
-    """What one standard deviation of a factor adds to it; shape [samples, stages, factors]."""
+    """The effect of one standard deviation of a factor; shape [samples, stages, factors]."""
     kinds: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """How each sample ended."""
     noises: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """Prior standard deviation of each ratio around the sum; shape [samples, stages]."""
-    groups: tuple[tuple[Group, ...], ...] = ()
+    groups: tuple[tuple[SampleGroup, ...], ...] = ()
     """The groups of each sample."""
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def with_more(self, more: Self) -> Self:
-        """These and others."""
+        """The rows of both."""
         return type(self)(
             expected=np.concatenate([self.expected, more.expected]),
             weights=np.concatenate([self.weights, more.weights]),
@@ -124,7 +114,7 @@ class Evidence:
 
 
 def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
-    """What a campaign's samples say; those that say nothing of memory are left out."""
+    """The rows of a campaign's samples, without those that have no information about memory."""
     by_trainer: dict[tuple[ModelShape, TrainerStorage], list[PeakSample]] = {}
     for sample in samples:
         storage = storage_of(sample.software, sample.cluster)
@@ -139,7 +129,7 @@ def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
 def _rows(
     samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
 ) -> Evidence:
-    named: dict[tuple[str, str], tuple[Group, ...]] = {}
+    named: dict[tuple[str, str], tuple[SampleGroup, ...]] = {}
     scales = np.array([_scale(sample, storage) for sample in samples])
     columns = LayoutColumns.of_each(sample.layout for sample in samples)
     terms = memory_terms(columns, model, storage)

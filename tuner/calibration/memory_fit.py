@@ -15,7 +15,7 @@ from tuner.calibration.memory_evidence import (
     MEASURED,
     RAN,
     Evidence,
-    Group,
+    SampleGroup,
 )
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Factors:
 class Posterior:
     """Deviations of the factors in every group that was seen."""
 
-    groups: dict[Group, int]
+    groups: dict[SampleGroup, int]
     """Place of each group."""
     mean: Floats
     """Shape [groups * factors]."""
@@ -57,8 +57,8 @@ class Posterior:
     noise: float
     """How far measured ratios are from the sum: the factor on their prior standard deviation."""
 
-    def factors(self, groups: tuple[Group, ...]) -> Factors:
-        """The sum of the groups' deviations; what was never seen is as it was before."""
+    def factors(self, groups: tuple[SampleGroup, ...]) -> Factors:
+        """The sum of the groups' deviations; groups without samples keep their prior."""
         known = [group for group in groups if group in self.groups]
         unknown = sum(LEVEL_SHARES[group.level] for group in groups if group not in self.groups)
         chosen = np.zeros((NUM_MEMORY_FACTORS, self.mean.size))
@@ -73,7 +73,7 @@ class Posterior:
 
 def fit(evidence: Evidence) -> Posterior:
     """The posterior by a few reweighted least-squares fits; in each the fullest stage is chosen."""
-    groups: dict[Group, int] = {}
+    groups: dict[SampleGroup, int] = {}
     alike = _alike(evidence)
     for row in alike:
         for group in evidence.groups[row]:
@@ -105,7 +105,9 @@ def _alike(evidence: Evidence) -> dict[int, list[int]]:
     return alike
 
 
-def _design(evidence: Evidence, groups: dict[Group, int], alike: dict[int, list[int]]) -> Floats:
+def _design(
+    evidence: Evidence, groups: dict[SampleGroup, int], alike: dict[int, list[int]]
+) -> Floats:
     """A sample's weights in the columns of each of its groups; shape [samples, stages, columns]."""
     design = np.zeros((len(evidence), 2, len(groups) * NUM_MEMORY_FACTORS))
     for first, rows in alike.items():
@@ -116,7 +118,7 @@ def _design(evidence: Evidence, groups: dict[Group, int], alike: dict[int, list[
 
 
 def _fullest(evidence: Evidence, design: Floats, mean: Floats) -> tuple[Floats, Floats, Floats]:
-    """The rows, means and noises of each sample's fullest stage, as far as is known by now."""
+    """The rows, means and noises of each sample's fullest stage, by the current factors."""
     stage = np.argmax(evidence.expected + design @ mean, axis=1)
     each = np.arange(len(evidence))
     return design[each, stage], evidence.expected[each, stage], evidence.noises[each, stage]
@@ -149,7 +151,7 @@ def _pseudo_targets(
 
 
 def _out_of_memory_share(ratio: Floats, variance: Floats) -> Floats:
-    """Probability that it was memory which failed: against that it fitted and crashed."""
+    """Probability that a failed layout ran out of memory, and did not crash for another reason."""
     over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / np.sqrt(variance))
     return over / (over + _CRASHES * (1.0 - over))
 

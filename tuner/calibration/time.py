@@ -1,59 +1,59 @@
-"""What is believed of a layout's step time: the closed form, corrected by what was measured."""
+"""Step times by the closed form, corrected by measurements; mean and spread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.time import PRIOR, TimeTerms, time_terms
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from tuner.calibration.known_measurements import Sample
 from tuner.calibration.time_evidence import (
     Origin,
     TimeEvidence,
-    TimeSample,
     evidence_of,
     joined,
     nothing,
 )
 from tuner.calibration.time_fit import TimePosterior, TimePrior, fit
-from tuner.calibration.time_range import warning_outside
 
-__all__ = ["TimeCalibration", "TimePrior", "TimeSample"]
+__all__ = ["TimeCalibration", "TimePrior"]
 
 Floats = NDArray[np.float64]
 
 ELSEWHERE = "elsewhere"
-"""The campaign of samples that nobody says it of."""
+"""The campaign of samples that belong to no campaign."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeCalibration:
     """Step times of layouts as mean and spread of their logarithm.
 
-    It never changes: `told` answers a new one, and fits it from where this one is.
+    It is immutable: `told` returns a new calibration, whose fit starts from this one.
     """
 
     prior: TimePrior = field(default_factory=TimePrior)
-    """What is believed without measurements."""
+    """The prior of the factors."""
     evidence: TimeEvidence = field(default_factory=nothing)
-    """What was measured."""
+    """The measurements."""
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
 
     @classmethod
-    def fit(cls, samples: Iterable[TimeSample] = (), *, prior: TimePrior | None = None) -> Self:
-        """A calibration on samples from elsewhere; without any the priors alone."""
+    def fit(cls, samples: Iterable[Sample] = (), *, prior: TimePrior | None = None) -> Self:
+        """A calibration on samples from elsewhere; without samples it is the prior."""
         return cls(prior=prior or TimePrior()).told(samples, campaign=ELSEWHERE)
 
-    def told(self, samples: Iterable[TimeSample], *, campaign: str) -> Self:
+    def told(self, samples: Iterable[Sample], *, campaign: str) -> Self:
         """The calibration after more samples, of one campaign."""
         evidence = evidence_of(samples, campaign)
         if not len(evidence):
@@ -81,9 +81,9 @@ class TimeCalibration:
 
         Args:
             layouts: the layouts.
-            model: what they train.
-            cluster: where.
-            software: what runs them: a table's source; empty for this project's own trainer.
+            model: the model that they train.
+            cluster: the cluster that runs them.
+            software: the training software: a table's source; empty for this project's own trainer.
             campaign: the campaign that asks, if its own samples were told.
         """
         columns = LayoutColumns.of(layouts).flattened()
@@ -107,7 +107,7 @@ class TimeCalibration:
         software: str = "",
         campaign: str = "",
     ) -> tuple[Floats, Floats]:
-        """Logarithms of the factors there over `PRIOR`, that of the whole step last: mean and covariance."""
+        """Mean and covariance of log(factor / `PRIOR`); the last factor is on the whole step."""
         origin = Origin(
             cluster=cluster.name,
             software=software,
@@ -128,7 +128,7 @@ class TimeCalibration:
         *,
         software: str = "",
     ) -> str | None:
-        """A warning where the layouts are beyond what was measured; None where they are not."""
+        """A warning if the layouts are outside of the measured range; None if they are not."""
         return warning_outside(self.evidence, LayoutColumns.of(layouts), model, cluster, software)
 
     def _of(
@@ -144,3 +144,68 @@ class TimeCalibration:
     def misfit_log_sd(self) -> float:
         """Standard deviation of a measurement about the best factors."""
         return self.posterior.misfit_log_sd if self.posterior else self.prior.misfit_log_sd
+
+
+_COUNTS: Final = (
+    *(name for name in COUNT_KNOBS if name not in ("num_nodes", "zero_replicas")),
+    "num_devices",
+)
+_CHOSEN: Final = tuple(each for each in KNOBS.values() if not each.is_count)
+_SHAPE: Final = ("num_layers", "hidden_size", "seq_length")
+
+
+def warning_outside(
+    evidence: TimeEvidence,
+    layouts: LayoutColumns,
+    model: ModelShape,
+    cluster: Cluster,
+    software: str,
+) -> str | None:
+    """A warning that lists what lies outside of the measurements of this cluster and software."""
+    here = f"{software or 'the embedded trainer'} on {cluster.name}"
+    there = [
+        place
+        for place, origin in enumerate(evidence.origins)
+        if (origin.cluster, origin.software) == (cluster.name, software)
+    ]
+    if not there:
+        return (
+            f"the estimate is not calibrated for {here}: nothing was measured there, so it rests on "
+            "data sheets and on what other clusters and software have in common with it"
+        )
+    rows = np.isin(evidence.origin_of, there)
+    measured = evidence.columns.rows(rows)
+    models = [evidence.origins[place].model for place in there]
+    beyond = [*_knobs_beyond(measured, layouts), *_shape_beyond(models, model)]
+    if not beyond:
+        return None
+    return f"the estimate is asked beyond what it was calibrated for on {here}: {'; '.join(beyond)}"
+
+
+def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str]:
+    for name in _COUNTS:
+        yield from _range_beyond(name, getattr(measured, name), getattr(asked, name))
+    for knob in _CHOSEN:
+        seen = set(np.unique(getattr(measured, knob.name)).tolist())
+        new = sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen)
+        if new:
+            yield f"{knob.name} {_words(knob, new)}, measured {_words(knob, sorted(seen))}"
+
+
+def _words(knob: Knob, codes: Sequence[int]) -> str:
+    return ", ".join(str(knob.choices[code]).lower() for code in codes)
+
+
+def _shape_beyond(measured: list[ModelShape], model: ModelShape) -> Iterator[str]:
+    for name in _SHAPE:
+        yield from _range_beyond(
+            name, np.array([getattr(m, name) for m in measured]), np.array(getattr(model, name))
+        )
+
+
+def _range_beyond(name: str, measured: NDArray[Any], asked: NDArray[Any]) -> Iterator[str]:
+    low, high = int(measured.min()), int(measured.max())
+    if asked.min() < low or asked.max() > high:
+        seen = f"{low}" if low == high else f"{low} to {high}"
+        wanted = int(asked.max()) if asked.max() > high else int(asked.min())
+        yield f"{name} {wanted}, measured {seen}"

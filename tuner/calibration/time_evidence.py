@@ -1,47 +1,36 @@
-"""Measured step times as arrays: what each was predicted from, and what it has in common with others."""
+"""Measured step times as arrays, with the terms of their predictions and their origins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.time import TimeTerms, time_terms
-from search_spaces.estimates.time_factors import TERM_NAMES
-from search_spaces.layout import LAYOUT_FIELDS
-from search_spaces.model_shape import ModelShape
-from tuner.calibration.samples import LayoutSample
+from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from tuner.calibration.known_measurements import Sample
 
 Floats = NDArray[np.float64]
 
 
-class TimeSample(LayoutSample, Protocol):
-    """One layout that ran, or failed to."""
-
-    @property
-    def step_time_s(self) -> float | None:
-        """Seconds a step; None: there is nothing to learn from it here."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What a measurement has in common with others."""
+    """The origin of a measurement, which other measurements may share."""
 
     cluster: str
-    """Where it was taken."""
+    """The cluster on which it was taken."""
     software: str
-    """What ran it."""
+    """The software that ran it."""
     model: ModelShape
-    """What was trained."""
+    """The trained model."""
     num_devices: int
-    """On how many."""
+    """Number of devices."""
     campaign: str
-    """In which campaign."""
+    """The campaign."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,7 +38,7 @@ class TimeEvidence:
     """Measured step times."""
 
     terms: TimeTerms
-    """What they were predicted from, a row a measurement."""
+    """The terms of their predictions, one row per measurement."""
     log_s: Floats
     """Logarithms of the measured seconds."""
     origins: tuple[Origin, ...] = ()
@@ -63,11 +52,11 @@ class TimeEvidence:
         return self.log_s.size
 
 
-def evidence_of(samples: Iterable[TimeSample], campaign: str) -> TimeEvidence:
-    """The completed ones among some samples of one campaign, whatever they were of."""
+def evidence_of(samples: Iterable[Sample], campaign: str) -> TimeEvidence:
+    """The completed samples among some samples of one campaign."""
     # By identity: descriptions that are the same object are the same, and comparing costs more
     # than predicting twice.
-    groups: dict[tuple[int, int, int, str], list[TimeSample]] = {}
+    groups: dict[tuple[int, int, int, str], list[Sample]] = {}
     for sample in samples:
         if sample.step_time_s is not None:
             devices = sample.layout.num_devices
@@ -76,7 +65,7 @@ def evidence_of(samples: Iterable[TimeSample], campaign: str) -> TimeEvidence:
     return joined([_group_evidence(group, campaign) for group in groups.values()])
 
 
-def _group_evidence(samples: Sequence[TimeSample], campaign: str) -> TimeEvidence:
+def _group_evidence(samples: Sequence[Sample], campaign: str) -> TimeEvidence:
     first = samples[0]
     columns = LayoutColumns.of_each(sample.layout for sample in samples)
     origin = Origin(
@@ -96,7 +85,7 @@ def _group_evidence(samples: Sequence[TimeSample], campaign: str) -> TimeEvidenc
 
 
 def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
-    """All measurements of several."""
+    """The measurements of several parts together."""
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
     places = {origin: place for place, origin in enumerate(origins)}
     if not parts:

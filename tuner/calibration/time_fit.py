@@ -1,15 +1,15 @@
 """The factors of the step time from measurements: a hierarchical regression in log space.
 
-The logarithm of a step is a function of the logarithms of the terms' factors. Their prior is normal,
-and a deviation from it is shared out over levels: everywhere, this software on this cluster, this
-model there, this campaign. Gauss-Newton linearises the function about the best factors so far; each
-step then is Gaussian process regression with the kernel (J S J') * G, where J is the derivative, S the
-prior variance of each factor, and G what two measurements share (Rasmussen and Williams 2006,
-section 2.7). Factors stay positive because they are exponentials; heavy tails (Student's t, by
-reweighting, Lange et al. 1989) keep a run on a sick node from bending them.
+The logarithm of a step is a function of the logarithms of the terms' factors. Their prior is
+normal, and a deviation from it is shared out over levels: everywhere, this software on this
+cluster, this model there, this campaign. Gauss-Newton linearises the function about the best
+factors so far; each step then is Gaussian process regression with the kernel (J S J') * G, where J
+is the derivative, S the prior variance of each factor, and G what two measurements share (Rasmussen
+and Williams 2006, section 2.7). Factors stay positive because they are exponentials; heavy tails
+(Student's t, by reweighting, Lange et al. 1989) keep a run on a sick node from bending them.
 """
 
-# ruff: noqa: N803, N806 (arrays carry their shape in the name: N measurements, T factors, O origins)
+# ruff: noqa: N803, N806 (shapes in names: N measurements, T factors, O origins)
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import scipy.linalg as la
 from numpy.typing import NDArray
 
-from search_spaces.estimates.time import PRIOR
-from search_spaces.estimates.time_factors import FACTOR_PRIORS
+from search_spaces.estimates.time import FACTOR_PRIORS, PRIOR
 from tuner.calibration.time_evidence import Origin, TimeEvidence
 
 Floats = NDArray[np.float64]
 
 _STEPS: Final = 8
 _CLOSE: Final = 2e-3
-"""Change of the logarithms of the predictions (their root mean square) at which a fit has settled."""
+"""Change of the logarithms of the predictions (their root mean square) at which a fit has
+settled."""
 _LARGEST_MOVE: Final = 1.0
-"""Most that the logarithm of a factor may move in a step: beyond it the linearisation says little."""
+"""Most that the logarithm of a factor may move in a step: beyond it the linearisation says
+little."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimePrior:
-    """What is believed of the factors before any measurement, and how measurements scatter.
+    """The prior distribution of the factors, and the scatter of measurements.
 
-    The shares say how much of a factor's variance is common to whom; they sum to 1.
+    The shares divide a factor's variance by what measurements have in common; they sum to 1.
     """
 
     everywhere: float = 0.15
@@ -45,7 +45,7 @@ class TimePrior:
     cluster: float = 0.2
     """Common to one cluster."""
     software: float = 0.2
-    """Common there to what ran."""
+    """Common there to the same software."""
     size: float = 0.15
     """Common there to models of about the same size."""
     scale: float = 0.15
@@ -55,13 +55,13 @@ class TimePrior:
     campaign: float = 0.1
     """Common to one campaign."""
     doublings: float = 4.0
-    """Doublings of parameters or devices over which what is common falls to 1/e."""
+    """Doublings of parameters or devices over which the correlation falls to 1/e."""
     scale_log_sd: float = 0.2
     """Standard deviation of a factor on the whole step: all efficiencies up or down together."""
     misfit_log_sd: float = 0.05
-    """Standard deviation of a measurement about the formula: noise, and what it does not know."""
+    """Standard deviation of a measurement about the formula: noise, and effects that it lacks."""
     misfit_weight: float = 10.0
-    """Measurements that this guess of the misfit is worth."""
+    """Weight of this guess of the misfit, in measurements."""
     tail: float = 2.0
     """Degrees of freedom of the misfit's distribution; small: outliers are expected."""
 
@@ -93,11 +93,11 @@ class TimePrior:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TimePosterior:
-    """What the measurements say, in a form that answers for any origin."""
+    """The posterior distribution of the factors, which can be evaluated for any origin."""
 
     prior: TimePrior
     origins: tuple[Origin, ...]
-    """Where measurements come from."""
+    """The origins of the measurements."""
     deviations: Floats
     """Log of the best factors over their prior, of each origin; that of the whole step last."""
     misfit_log_sd: float
@@ -110,6 +110,8 @@ class TimePosterior:
 
     def deviation_of(self, origin: Origin) -> tuple[Floats, Floats]:
         """Mean of the log factors over their prior, and their covariance, for some origin."""
+        from scipy import linalg as la
+
         variances = self.prior.log_variances
         common_O = np.array([self.prior.shared(origin, other) for other in self.origins])
         common_N = common_O[self.origin_of]
@@ -133,9 +135,12 @@ def fit(
 
     Args:
         evidence: at least one measurement.
-        prior: what is believed without.
+        prior: the distribution without measurements.
         start: an earlier posterior, from which fewer steps are needed.
     """
+    # The base install has no scipy: estimates without measurements do not need it.
+    from scipy import linalg as la
+
     variances, origin_of = prior.log_variances, evidence.origin_of
     common_OO = np.array([[prior.shared(a, b) for b in evidence.origins] for a in evidence.origins])
     deviations = _starting_point(evidence, variances.size, start)
@@ -146,7 +151,7 @@ def fit(
         target = gap + np.einsum("nt,nt->n", jacobian, deviations[origin_of])
         kernel = (jacobian * variances) @ jacobian.T * common_OO[np.ix_(origin_of, origin_of)]
         if step == 0:
-            # Cold, the factors may still explain what is missed; warm, they would have.
+            # Without a start, the factors may still explain the gap; with one, they would have.
             spread = 0.0 if start else np.diag(kernel)
             weights = _weights(gap, np.sqrt(spread + misfit**2), prior.tail)
         kernel[np.diag_indices_from(kernel)] += misfit**2 / weights

@@ -1,42 +1,25 @@
-"""Budgets: whether a campaign may go on, and in which words it ends. Pure functions."""
+"""Whether the budget of a campaign is spent, and the message with which a campaign ends."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
+
+from search_spaces.spec.campaign_settings import Budget
 
 SECONDS_PER_HOUR = 3600.0
 
 LARGEST_RESERVE: Final = 0.25
-"""Largest share of a budget that is kept back for measuring the best again."""
+"""Largest share of a budget that is reserved for measuring the best layouts again."""
 LEAST_REPEATS: Final = 2
-"""Repeats that a reserve is worth having for: of two layouts, each once."""
-
-
-class Limits(Protocol):
-    """What a campaign may spend; None is no limit. `search_spaces.campaign.Budget` is one."""
-
-    @property
-    def trials(self) -> int | None:
-        """Trials, repeats included, cancelled ones not."""
-        ...
-
-    @property
-    def node_hours(self) -> float | None:
-        """Hours of nodes that probes held."""
-        ...
-
-    @property
-    def wall_time_s(self) -> float | None:
-        """Seconds that the campaign was RUNNING; pauses do not count."""
-        ...
+"""Smallest number of repeats for which anything is reserved: two layouts, each once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What a campaign has spent so far."""
+    """The costs of a campaign so far."""
 
     trials: int
     """Trials that exist, whatever their state, unless they were cancelled."""
@@ -48,7 +31,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndedTrial:
-    """What the closing words need to know of a trial."""
+    """The end of a trial, as far as the closing message needs it."""
 
     state: str
     """COMPLETED, INFEASIBLE, FAILED or CANCELLED."""
@@ -56,27 +39,27 @@ class EndedTrial:
     """Why it is not COMPLETED."""
 
 
-def trials_left(limits: Limits, spent: Spent) -> int | None:
-    """Trials that may still be created; None: the budget does not count them."""
-    return None if limits.trials is None else max(limits.trials - spent.trials, 0)
+def trials_left(budget: Budget, spent: Spent) -> int | None:
+    """Trials that may still be created; None: the budget does not limit them."""
+    return None if budget.trials is None else max(budget.trials - spent.trials, 0)
 
 
-def is_kept_back(limits: Limits, spent: Spent, num_repeats: int) -> bool:
-    """Whether what is left of some bound is kept back for so many repeats: the search's part is spent.
+def is_reserved(budget: Budget, spent: Spent, num_repeats: int) -> bool:
+    """Whether the rest of some bound is reserved for repeats, so that the search must stop.
 
-    A repeat costs what trials did on average; no more than a quarter of a budget is kept back, and
-    nothing where that is not enough for two.
+    A repeat is taken to cost as much as an average trial. At most a quarter of a bound is reserved,
+    and nothing where that is too little for two repeats.
     """
     if num_repeats < LEAST_REPEATS or not spent.trials:
         return False
-    if limits.trials is not None:
-        num_kept = min(num_repeats, int(limits.trials * LARGEST_RESERVE))
-        if num_kept >= LEAST_REPEATS and spent.trials >= limits.trials - num_kept:
+    if budget.trials is not None:
+        num_reserved = min(num_repeats, int(budget.trials * LARGEST_RESERVE))
+        if num_reserved >= LEAST_REPEATS and spent.trials >= budget.trials - num_reserved:
             return True
-    node_seconds = None if limits.node_hours is None else limits.node_hours * SECONDS_PER_HOUR
+    node_seconds = None if budget.node_hours is None else budget.node_hours * SECONDS_PER_HOUR
     for limit, used in (
         (node_seconds, spent.node_seconds),
-        (limits.wall_time_s, spent.wall_time_s),
+        (budget.wall_time_s, spent.wall_time_s),
     ):
         if limit is None:
             continue
@@ -87,23 +70,23 @@ def is_kept_back(limits: Limits, spent: Spent, num_repeats: int) -> bool:
     return False
 
 
-def time_is_up(limits: Limits, spent: Spent) -> str | None:
-    """Says which of the budgets of time is spent, or None.
+def time_is_up(budget: Budget, spent: Spent) -> str | None:
+    """Which budget of time is spent, as a message; None: neither is.
 
-    Unlike the budget of trials, these end what is merely waiting: it would spend more.
+    Once one is spent, waiting trials are cancelled. A spent budget of trials does not cancel any.
     """
-    if limits.node_hours is not None and spent.node_seconds >= limits.node_hours * SECONDS_PER_HOUR:
+    if budget.node_hours is not None and spent.node_seconds >= budget.node_hours * SECONDS_PER_HOUR:
         used = spent.node_seconds / SECONDS_PER_HOUR
-        return f"{used:.3g} of {limits.node_hours:g} node-hours spent"
-    if limits.wall_time_s is not None and spent.wall_time_s >= limits.wall_time_s:
-        return f"{spent.wall_time_s:.0f} of {limits.wall_time_s:g} s of wall time spent"
+        return f"{used:.3g} of {budget.node_hours:g} node-hours spent"
+    if budget.wall_time_s is not None and spent.wall_time_s >= budget.wall_time_s:
+        return f"{spent.wall_time_s:.0f} of {budget.wall_time_s:g} s of wall time spent"
     return None
 
 
-def closing_words(ending: str, trials: Iterable[EndedTrial]) -> str:
-    """How the campaign ended and what came of its trials, in one sentence.
+def closing_message(ending: str, trials: Iterable[EndedTrial]) -> str:
+    """How the campaign ended and how its trials ended, in one sentence.
 
-    When none completed, the sentence names the most common reason: it is what to look into.
+    Where no trial completed, the sentence names the most common reason.
     """
     ended = list(trials)
     states = Counter(trial.state for trial in ended)

@@ -1,4 +1,4 @@
-"""One campaign's search, rebuilt from the database and kept in step with it."""
+"""The search of one campaign: rebuilt from the database, and told each ended trial."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from results_db.knowledge import KnownTrial
+from results_db.campaigns.start_from import KnownTrial
 from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.campaign import Budget, CampaignSpec
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.campaign_settings import Budget
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from tuner.calibration.known_measurements import Knowledge, Sample
 from tuner.errors import (
     CampaignBrokenError,
     LayoutUnknownError,
     ObservationInvalidError,
     TunerError,
 )
-from tuner.knowledge import Knowledge, Sample
-from tuner.problem import SearchProblem
 from tuner.strategies.base import (
     FAILED,
     INFEASIBLE,
@@ -29,6 +29,7 @@ from tuner.strategies.base import (
     Observation,
     ObservationState,
 )
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
 _SAMPLE_STATES: Final[dict[str, ObservationState]] = {
@@ -37,18 +38,18 @@ _SAMPLE_STATES: Final[dict[str, ObservationState]] = {
     "FAILED": "failed",
 }
 
-_log: Final = logging.getLogger("tuner.driver")
+_log: Final = logging.getLogger("tuner.driver.driver")
 
 
 class CampaignSearch:
-    """A strategy that knows its campaign; whatever goes wrong inside is the campaign's own fault."""
+    """A campaign's description and strategy; errors of either become `CampaignBrokenError`."""
 
     def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, num_layouts: int) -> None:
         self.spec = spec
         self.num_layouts = num_layouts
         """Size of the legal set."""
         self.last_ended_seq = 0
-        """How far the campaign's endings have been told."""
+        """The largest `ended_seq` of the trials that the strategy was told."""
         self._strategy = strategy
         self._expected: tuple[int, float | None] | None = None
 
@@ -59,19 +60,19 @@ class CampaignSearch:
         trials: Iterable[TrialRecord],
         known_trials: Iterable[KnownTrial] = (),
     ) -> CampaignSearch:
-        """Tells a new strategy all that has happened: endings in their order, then what is open.
+        """Builds the strategy and tells it the ended trials in order, then the open ones.
 
         Args:
-            campaign: as it stands.
-            trials: its own.
-            known_trials: those of other campaigns that it starts from.
+            campaign: the campaign's record.
+            trials: all of its trials.
+            known_trials: trials of other campaigns that it starts from.
 
         Raises:
             CampaignBrokenError: the description or the strategy cannot be used.
         """
         known = list(trials)
-        with _at_fault(f"campaign {campaign.name!r} cannot be taken up"):
-            spec = CampaignSpec.from_mapping(campaign.spec)
+        with _blamed(f"campaign {campaign.name!r} cannot be opened"):
+            spec = CampaignSpec.from_stored(campaign.spec)
             legal = spec.legal_set()
             problem = SearchProblem(
                 layouts=legal,
@@ -87,18 +88,18 @@ class CampaignSearch:
             if trial.ended_seq is not None:
                 search.tell(trial)
         for trial in known:
-            # A repeat is no news to a search that goes on: its layout was told before.
+            # The layout of a repeat was told already.
             if trial.ended_seq is None and trial.repeat_of is None:
                 search._resume(trial)
         return search
 
     def take_budget(self, campaign: CampaignRecord) -> None:
-        """Goes by the budget as it is now: users change it while the campaign runs.
+        """Takes over the current budget: users may change it while the campaign runs.
 
         Raises:
             CampaignBrokenError: it cannot be used.
         """
-        with _at_fault(f"the budget of campaign {campaign.name!r} cannot be used"):
+        with _blamed(f"the budget of campaign {campaign.name!r} cannot be used"):
             budget = Budget.from_mapping(campaign.spec["budget"])
         if budget != self.spec.budget:
             _log.info("campaign %r: the budget is now %s", campaign.name, budget)
@@ -110,27 +111,27 @@ class CampaignSearch:
         Raises:
             CampaignBrokenError: the strategy failed.
         """
-        with _at_fault(f"strategy {self.spec.strategy!r} failed to propose a layout"):
+        with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             return self._strategy.ask()
 
     def expected_improvement(self) -> float | None:
-        """See `Strategy.expected_improvement`; worked out once for what has been told.
+        """See `LayoutSearch.expected_improvement`; computed once after each told trial.
 
         Raises:
             CampaignBrokenError: the strategy failed.
         """
         if self._expected is None or self._expected[0] != self.last_ended_seq:
-            with _at_fault(f"strategy {self.spec.strategy!r} failed to say what is left"):
+            with _blamed(f"strategy {self.spec.strategy!r} failed to predict what is left"):
                 self._expected = (self.last_ended_seq, self._strategy.expected_improvement())
         return self._expected[1]
 
     def tell(self, trial: TrialRecord) -> None:
-        """Passes on what became of a trial that has ended.
+        """Tells the strategy the outcome of an ended trial.
 
         Raises:
             CampaignBrokenError: the strategy failed.
         """
-        with _at_fault(f"strategy {self.spec.strategy!r} failed on trial {trial.number}"):
+        with _blamed(f"strategy {self.spec.strategy!r} failed on trial {trial.number}"):
             try:
                 self._learn(trial)
             except LayoutUnknownError as error:
@@ -139,12 +140,12 @@ class CampaignSearch:
 
     def _learn(self, trial: TrialRecord) -> None:
         if trial.repeat_of is not None and trial.state != "COMPLETED":
-            # It shows that a run can crash, not that a layout does that was measured before.
+            # The layout was measured before: this run shows nothing about it.
             return
         try:
             observation = observe(trial, self.spec.objective)
         except ObservationInvalidError as error:
-            # One odd measurement is no reason to give the campaign up.
+            # One invalid measurement must not end the campaign.
             self._warn(trial, error)
             observation = None
         if observation is None:
@@ -168,13 +169,13 @@ class CampaignSearch:
 
 
 def observe(trial: TrialRecord, objective: str) -> Observation | None:
-    """What an ended trial teaches; None where nothing was learnt of the layout.
+    """The observation of an ended trial; None where the trial shows nothing about its layout.
 
-    A cancelled trial says nothing, nor does one whose ranks shared devices: it is never ranked. One that
-    breaks the campaign's constraints ran: its step time and its peak are told.
+    Cancelled trials and trials whose ranks shared devices give None. A trial that breaks the
+    campaign's constraints did run, so its step time and its peak are told.
 
     Raises:
-        ObservationInvalidError: the objective was measured as something that cannot be ranked.
+        ObservationInvalidError: the measured objective cannot be ranked.
     """
     if trial.state == "INFEASIBLE":
         return INFEASIBLE
@@ -196,7 +197,7 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
 def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
     """Trials of other campaigns as samples, in their order."""
     known = list(trials)
-    # Trials of one campaign share its description, which is read once.
+    # Trials of one campaign share its description objects; each is parsed once.
     models = {id(trial.model): trial.model for trial in known}
     clusters = {id(trial.cluster): trial.cluster for trial in known}
     model_of = {key: ModelShape.from_mapping(model) for key, model in models.items()}
@@ -218,8 +219,8 @@ def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
 
 
 @contextmanager
-def _at_fault(what: str) -> Iterator[None]:
-    """Whatever is raised inside, DeepHyper's exceptions included, breaks this campaign alone."""
+def _blamed(what: str) -> Iterator[None]:
+    """Turns any exception, also one of DeepHyper, into an error of this campaign alone."""
     try:
         yield
     except Exception as error:

@@ -1,12 +1,14 @@
-"""The room's subcommand: `layout-tuner driver`."""
+"""The command `layout-tuner driver`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from results_db.database_option import database_option
+from results_db.database.option import database_option
+from search_spaces.connection.data_home import PRIVATE_UMASK
 
 
 @click.command()
@@ -23,11 +25,12 @@ def driver(data_dir: Path | None, database: str | None) -> None:
     Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment. Of
     several on one database one is active; the others stand by and take over within seconds.
     """
-    # Imported here: `layout-tuner --help` answers at once.
+    # Imported here, so that `layout-tuner --help` starts fast.
     from results_db.errors import ResultsDbError
+    from tuner.driver.process import drive
     from tuner.errors import TunerError
-    from tuner.process import drive
 
+    os.umask(PRIVATE_UMASK)
     try:
         drive(data_dir, database)
     except (ResultsDbError, TunerError) as error:

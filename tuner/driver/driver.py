@@ -1,7 +1,7 @@
-"""The driver: ask -> trial row, outcome -> tell, for every campaign that runs.
+"""The driver: for every running campaign it writes proposed layouts as trials, and reads outcomes.
 
-Everything it knows is in the database, so it may be killed at any moment: a layout is known to
-nobody before its trial is written, and an outcome is durable before the driver hears of it.
+All of its state is in the database, so it may be killed at any moment: no worker sees a layout
+before its trial is written, and an outcome is stored before the driver reads it.
 """
 
 from __future__ import annotations
@@ -11,62 +11,87 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from results_db.errors import CampaignStateError, DriverLeaseLostError, TrialDuplicateError
-from results_db.leases import HEARTBEAT_INTERVAL_S
+from results_db.database.outage_log import LoopOutage
+from results_db.errors import (
+    CampaignNotFoundError,
+    CampaignStateError,
+    DriverLeaseLostError,
+    TrialDuplicateError,
+)
 from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
+from results_db.trials.leases import HEARTBEAT_INTERVAL_S
 from search_spaces.errors import SearchSpaceError
-from tuner.analysis import analyse
-from tuner.budget import (
+from tuner.analysis.analysis import analyse
+from tuner.driver.budget_check import (
     EndedTrial,
     Spent,
-    closing_words,
-    is_kept_back,
+    closing_message,
+    is_reserved,
     time_is_up,
     trials_left,
 )
-from tuner.campaign_search import CampaignSearch
+from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
+from tuner.driver.campaign_search import CampaignSearch
+from tuner.driver.open_trial_target import OpenTrialTarget
+from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
 from tuner.errors import TunerError
-from tuner.remeasuring import most_repeats, round_of_repeats
-from tuner.supply import Supply
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
-"""Between two looks when no campaign runs."""
+"""Pause between two rounds while no campaign runs."""
 MAX_RETRY_INTERVAL_S: Final = 10.0
 MAX_A_ROUND: Final = 16
-"""Trials that are asked for before outcomes are looked at again."""
+"""New trials of a campaign in one round; outcomes are read between rounds."""
 ANALYSIS_INTERVAL_S: Final = 60.0
-"""Between two analyses of a campaign that runs; at its end there is another one."""
+"""Pause between two analyses of a running campaign; one more is made at its end."""
 ENDINGS_AN_ANALYSIS: Final = 5
-"""Trials that must have ended since the last."""
+"""Trials that must have ended since the last analysis."""
 LEAST_COMPLETED: Final = 5
-"""Completed trials before a campaign may be called converged: what was learnt from fewer is mostly what
-was believed beforehand."""
+"""Completed trials before a campaign may be called converged: with fewer, the prediction of what is
+left to gain rests mostly on the prior."""
 
-_log: Final = logging.getLogger("tuner.driver")
+_log: Final = logging.getLogger("tuner.driver.driver")
 
 
 class Driver:
-    """Drives every RUNNING campaign of one database; `tenure` sees to it that there is no second one."""
+    """Drives every RUNNING campaign of a database; only one driver holds the driver lease."""
 
-    def __init__(self, store: Store, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        opening: ImmediateOpening | BackgroundOpening | None = None,
+    ) -> None:
+        """Starts without any search.
+
+        Args:
+            store: the database.
+            poll_interval_s: seconds between two rounds.
+            opening: how searches are opened; None: during the round that asks for them.
+        """
         self._store = store
+        self._opening = opening or ImmediateOpening()
         self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
         self._analysed: dict[int, tuple[int, float]] = {}
-        """By campaign, how far it had come when it was last analysed, and when that was."""
+        """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
+        clock."""
+        self._outages: dict[int, LoopOutage] = {}
+        """The failing rounds of each campaign."""
 
     def run(self, wait: Callable[[float], bool]) -> None:
-        """Goes round until told to stop; a round that fails is tried again, ever more slowly.
+        """Repeats `step` until it must stop; after a failed round it pauses, longer each time.
 
-        Ends too when another driver has taken over: what this one knows is out of date then.
+        It also stops when another driver has taken over, because its state is then out of date.
 
         Args:
-            wait: pauses for so many seconds, and says whether to stop.
+            wait: pauses for a number of seconds; returns whether to stop.
         """
         _log.info("driver started")
+        outage = LoopOutage(_log, "the driver's round")
         failures = 0
         while not wait(self._pause_s(failures)):
             try:
@@ -74,22 +99,24 @@ class Driver:
             except DriverLeaseLostError as error:
                 _log.warning("%s", error)
                 break
-            except Exception:
-                # The database may be away for a while; campaigns outlive that.
-                _log.exception("this round failed; trying again")
+            except Exception as error:
+                # The database may be away for a while; the campaigns go on afterwards.
+                outage.failed("this round failed", error)
                 ok = False
+            else:
+                outage.worked()
             failures = 0 if ok else failures + 1
         _log.info("driver stopped")
 
     def step(self) -> bool:
-        """Goes round every campaign once.
+        """Drives every running campaign once.
 
         Returns:
-            Whether all went well; what did not has been logged, and is to be tried again.
+            Whether all succeeded. What failed was logged and is tried again in the next round.
         """
         self._beat()
         campaigns = self._store.campaigns_to_drive()
-        self._set_aside({campaign.id for campaign in campaigns})
+        self._drop_others({campaign.id for campaign in campaigns})
         results = [self._step_campaign(campaign) for campaign in campaigns]
         return all(results)
 
@@ -107,50 +134,93 @@ class Driver:
             self._store.move_clocks()
             self._beat_at = now
 
-    def _set_aside(self, running: set[int]) -> None:
-        """Forgets the searches of campaigns that were paused, cancelled or have ended."""
+    def _drop_others(self, running: set[int]) -> None:
+        """Drops the searches of campaigns that were paused, cancelled or have ended."""
+        self._outages = {key: log for key, log in self._outages.items() if key in running}
+        self._opening.keep_only(running)
         for campaign_id in set(self._searches) - running:
             search = self._searches.pop(campaign_id)
-            _log.info("campaign %r no longer runs: set aside", search.spec.name)
+            _log.info("campaign %r no longer runs: its search is dropped", search.spec.name)
 
     def _step_campaign(self, campaign: CampaignRecord) -> bool:
         try:
-            self._drive(campaign)
+            is_open = self._drive(campaign)
         except DriverLeaseLostError:
             raise
-        except (TunerError, SearchSpaceError) as error:
-            _log.exception("campaign %r is broken", campaign.name)
-            return self._fail(campaign, error)
-        except (CampaignStateError, TrialDuplicateError) as error:
-            # The user was quicker, or somebody else added the trial: start over from the database.
-            _log.info("campaign %r: %s", campaign.name, error)
-            self._searches.pop(campaign.id, None)
-        except Exception:
-            # What a search had asked for may not have been written: it is rebuilt.
-            _log.exception("campaign %r: this round failed; trying again", campaign.name)
-            self._searches.pop(campaign.id, None)
-            return False
+        except Exception as error:
+            return self._is_gone(campaign) or self._handle(error, campaign)
+        if not is_open:
+            # A search that is being opened does not show that an earlier failure is over.
+            return campaign.id not in self._outages
+        if (outage := self._outages.get(campaign.id)) is not None:
+            outage.worked()
         return True
 
-    def _fail(self, campaign: CampaignRecord, error: Exception) -> bool:
+    def _is_gone(self, campaign: CampaignRecord) -> bool:
+        """Whether the campaign was deleted meanwhile; its failure then needs no handling."""
+        try:
+            self._store.campaign(campaign.id)
+        except CampaignNotFoundError:
+            self._forget(campaign)
+            _log.info("campaign %r was deleted", campaign.name)
+            return True
+        except DriverLeaseLostError:
+            raise
+        except Exception:
+            # Unknown: the first failure is handled and logged.
+            return False
+        return False
+
+    def _handle(self, error: Exception, campaign: CampaignRecord) -> bool:
+        """Handles the failure of a campaign's round; returns False if it has to be tried again."""
         self._searches.pop(campaign.id, None)
+        if isinstance(error, (TunerError, SearchSpaceError)):
+            _log.error("campaign %r is broken", campaign.name, exc_info=error)
+            return self._fail(campaign, error)
+        if isinstance(error, (CampaignStateError, TrialDuplicateError)):
+            # The user changed the campaign or added the trial meanwhile: read the database again.
+            _log.info("campaign %r: %s", campaign.name, error)
+            return True
+        # A layout that the search proposed may not have been written, so the search is rebuilt.
+        self._outage(campaign).failed(f"campaign {campaign.name!r}: this round failed", error)
+        return False
+
+    def _forget(self, campaign: CampaignRecord) -> None:
+        self._searches.pop(campaign.id, None)
+        self._analysed.pop(campaign.id, None)
+        self._outages.pop(campaign.id, None)
+
+    def _outage(self, campaign: CampaignRecord) -> LoopOutage:
+        found = self._outages.get(campaign.id)
+        if found is None:
+            found = LoopOutage(_log, f"campaign {campaign.name!r}")
+            self._outages[campaign.id] = found
+        return found
+
+    def _fail(self, campaign: CampaignRecord, error: Exception) -> bool:
         try:
             self._end(campaign, "FAILED", "error", str(error))
         except CampaignStateError as state_error:
             _log.info("campaign %r: %s", campaign.name, state_error)
         except DriverLeaseLostError:
             raise
-        except Exception:
-            _log.exception("campaign %r cannot be ended; trying again", campaign.name)
+        except Exception as reason:
+            if self._is_gone(campaign):
+                return True
+            self._outage(campaign).failed(f"campaign {campaign.name!r} cannot be ended", reason)
             return False
         return True
 
-    def _drive(self, campaign: CampaignRecord) -> None:
-        # Counted before the outcomes are read: what has ended by now is told before the next ask.
-        counts = self._store.count_trials(campaign.id)
-        supply = self._supply(campaign)
+    def _drive(self, campaign: CampaignRecord) -> bool:
+        """Drives one campaign; returns False while its search is still being opened."""
+        # Counted before the outcomes are read: all ended trials are told before the next ask.
         search = self._search(campaign)
-        for trial in self._store.trials_told_since(campaign.id, search.last_ended_seq):
+        if search is None:
+            return False
+        counts = self._store.count_trials(campaign.id)
+        workers = self._store.workers(cluster=campaign.cluster_name)
+        target = OpenTrialTarget(workers, self._store.open_trial_sizes(campaign.id))
+        for trial in self._store.trials_ended_since(campaign.id, search.last_ended_seq):
             search.tell(trial)
             _log_ending(campaign, search, trial)
         spent = Spent(
@@ -165,13 +235,14 @@ class Driver:
             self._wind_up(campaign, ending)
         else:
             num_open = counts["PENDING"] + counts["RUNNING"]
-            self._go_on(campaign, search, spent, supply, num_open=num_open)
+            self._go_on(campaign, search, spent, target, num_open=num_open)
+        return True
 
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
-        """Time is up: what waits is cancelled, what runs may finish, then the campaign ends."""
+        """Cancels waiting trials, lets running ones finish, and then ends the campaign."""
         budget = campaign.spec["budget"]
         num_cancelled = self._store.cancel_pending(campaign.id, ending, budget=budget)
-        # Counted afterwards: a worker may have taken a trial just before.
+        # Counted after the cancellation: a worker may have leased a trial just before.
         num_running = self._store.count_open_trials(campaign.id)
         if num_running == 0:
             self._complete(campaign, "budget", ending)
@@ -183,27 +254,27 @@ class Driver:
         campaign: CampaignRecord,
         search: CampaignSearch,
         spent: Spent,
-        supply: Supply,
+        target: OpenTrialTarget,
         *,
         num_open: int,
     ) -> None:
-        """Keeps the workers supplied; ends the campaign when nothing is left to try."""
+        """Adds the trials that the workers need; ends the campaign when nothing is left to try."""
         left = trials_left(search.spec.budget, spent)
         most = MAX_A_ROUND if left is None else min(MAX_A_ROUND, left)
-        num_repeats = self._repeat_doubtful(campaign, supply, most)
+        num_repeats = self._repeat_doubtful(campaign, target, most)
         most -= num_repeats
         settings = search.spec.stop
         converged = self._converged(campaign, search)
-        kept_back = is_kept_back(search.spec.budget, spent, most_repeats(settings.remeasure))
+        reserved = is_reserved(search.spec.budget, spent, NUM_ROUNDS * settings.remeasure)
         added = False
-        if converged is None and not kept_back:
-            added = self._add_trials(campaign, search, supply, most)
+        if converged is None and not reserved:
+            added = self._add_trials(campaign, search, target, most)
         if num_open or num_repeats or added or self._remeasure(campaign, search, left):
             return
         if converged is not None:
             self._complete(campaign, "converged", converged)
-        elif kept_back and self._add_trials(campaign, search, supply, most):
-            return  # The best stands alone: the search has the rest.
+        elif reserved and self._add_trials(campaign, search, target, most):
+            return  # No layout has to be measured again: the search may use the reserve.
         elif left == 0:
             ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
             self._complete(campaign, "budget", ending)
@@ -212,7 +283,7 @@ class Driver:
             self._complete(campaign, "exhausted", ending)
 
     def _converged(self, campaign: CampaignRecord, search: CampaignSearch) -> str | None:
-        """Why nothing more is asked for though there is something; None: the search goes on."""
+        """Why the campaign has converged, as a message; None: the search goes on."""
         share = search.spec.stop.converged_within
         if share is None:
             return None
@@ -228,14 +299,15 @@ class Driver:
         )
 
     def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
-        """Measures the best once more, those that cannot be told apart; says how many.
+        """Adds a round of repeats of the layouts that may be the best; returns how many.
 
-        What was repeated is read from the database: a driver that died in between repeats nothing twice.
+        The repeats so far are read from the database, so that a restarted driver repeats none
+        twice.
         """
         num_layouts = search.spec.stop.remeasure
         if not num_layouts or left == 0:
             return 0
-        best = self._store.standings(campaign.id, campaign.objective, limit=num_layouts)
+        best = self._store.ranked_layouts(campaign.id, campaign.objective, limit=num_layouts)
         repeats = self._store.count_repeats(campaign.id)
         again = round_of_repeats(best, repeats, left=left)
         for standing in again:
@@ -249,38 +321,42 @@ class Driver:
             )
         return len(again)
 
-    def _supply(self, campaign: CampaignRecord) -> Supply:
-        workers = self._store.workers(cluster=campaign.cluster_name)
-        return Supply(workers, self._store.open_trial_sizes(campaign.id))
-
-    def _search(self, campaign: CampaignRecord) -> CampaignSearch:
+    def _search(self, campaign: CampaignRecord) -> CampaignSearch | None:
+        """The campaign's search; None while it is being opened."""
         search = self._searches.get(campaign.id)
         if search is None:
-            trials = self._store.trials(campaign.id)
-            known = self._store.known_trials(campaign)
-            search = CampaignSearch.rebuild(campaign, trials, known)
+            search = self._opening.take(campaign.id, lambda: self._open(campaign))
+            if search is None:
+                return None
             self._searches[campaign.id] = search
-            _log.info(
-                "campaign %r taken up: strategy %s, %d legal layouts, %d trials so far, starting from "
-                "%d of other campaigns",
-                campaign.name,
-                search.spec.strategy,
-                search.num_layouts,
-                len(trials),
-                len(known),
-            )
         search.take_budget(campaign)
         return search
 
-    def _repeat_doubtful(self, campaign: CampaignRecord, supply: Supply, most: int) -> int:
-        """Measures trials again whose losses contradict each other; says how many."""
-        doubtful = self._store.trials_in_doubt(campaign.id) if supply.is_short else []
+    def _open(self, campaign: CampaignRecord) -> CampaignSearch:
+        """Builds a campaign's search from the database; it only reads, maybe on another thread."""
+        trials = self._store.trials(campaign.id)
+        known = self._store.known_trials(campaign)
+        search = CampaignSearch.rebuild(campaign, trials, known)
+        _log.info(
+            "campaign %r is open: strategy %s, %d legal layouts, %d trials so far, calibrated on "
+            "%d of other campaigns",
+            campaign.name,
+            search.spec.strategy,
+            search.num_layouts,
+            len(trials),
+            len(known),
+        )
+        return search
+
+    def _repeat_doubtful(self, campaign: CampaignRecord, target: OpenTrialTarget, most: int) -> int:
+        """Repeats trials whose losses contradict each other; returns how many."""
+        doubtful = self._store.trials_in_doubt(campaign.id) if target.is_short else []
         repeated = 0
         for trial_id in doubtful[:most]:
-            if not supply.is_short:
+            if not target.is_short:
                 break
             trial = self._store.repeat_trial(trial_id)
-            supply.add(_size(trial))
+            target.add(_size(trial))
             repeated += 1
             _log.info(
                 "campaign %r: trial %d repeats %s", campaign.name, trial.number, trial.layout_key
@@ -288,17 +364,17 @@ class Driver:
         return repeated
 
     def _add_trials(
-        self, campaign: CampaignRecord, search: CampaignSearch, supply: Supply, most: int
+        self, campaign: CampaignRecord, search: CampaignSearch, target: OpenTrialTarget, most: int
     ) -> bool:
-        """Writes the new trials that are missing, and says whether there was any."""
+        """Writes the new trials that the workers need; returns whether there was any."""
         added = 0
-        while added < most and supply.is_short:
+        while added < most and target.is_short:
             layout = search.ask()
             if layout is None:
                 break
             trial = self._store.add_trial(campaign.id, layout)
             _log.info("campaign %r: trial %d is %s", campaign.name, trial.number, layout.key)
-            supply.add(_size(trial))
+            target.add(_size(trial))
             added += 1
         return added > 0
 
@@ -308,27 +384,30 @@ class Driver:
         return not is_early and search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
 
     def _analyse(self, campaign: CampaignRecord) -> None:
-        """Works out which knobs matter and keeps it; where that fails the campaign goes on without."""
+        """Stores an analysis of the knobs; where that fails, the campaign goes on without it."""
         try:
-            standings = self._store.standings(campaign.id, campaign.objective)
+            standings = self._store.ranked_layouts(campaign.id, campaign.objective)
             analysis = analyse(campaign, standings, self._store.trials(campaign.id))
             if analysis is not None:
                 self._store.keep_analysis(campaign.id, analysis)
         except DriverLeaseLostError:
             raise
-        except Exception:
-            # It is a remark on the campaign; what it remarks on is kept, and worth more.
-            _log.exception("campaign %r cannot be analysed", campaign.name)
+        except Exception as error:
+            # The analysis is an addition: its failure must not end the campaign.
+            if self._is_gone(campaign):
+                return
+            if not getattr(error, "is_logged", False):
+                _log.exception("campaign %r cannot be analysed", campaign.name)
         seq = 0 if (search := self._searches.get(campaign.id)) is None else search.last_ended_seq
         self._analysed[campaign.id] = (seq, time.monotonic())
 
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
         self._analyse(campaign)
         trials = self._store.trials(campaign.id)
-        message = closing_words(
+        message = closing_message(
             ending, [EndedTrial(state=trial.state, reason=trial.reason) for trial in trials]
         )
-        # A budget that was raised while this round looked at the old one must not be lost.
+        # The store refuses if the user has raised the budget since this round read it.
         budget = campaign.spec["budget"]
         self._end(campaign, "COMPLETED", reason, message, budget=budget)
 

@@ -1,4 +1,4 @@
-"""How many trials a campaign keeps open, so that no device waits for the search. Pure."""
+"""How many trials a campaign keeps open, so that no device waits for the search."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final
 from results_db.records import TrialSize, WorkerRecord
 
 NUM_AHEAD: Final = 1
-"""Trials that wait beyond those that the live workers can run: the next one is ready at once, and
-few enough that none was chosen without what the running ones are about to teach."""
+"""Trials that wait beyond those that the live workers can run. One is enough to keep the workers
+busy; more would be chosen without the outcomes of the running ones."""
 MAX_TOO_LARGE: Final = 10
-"""Trials too large for every live worker that may wait beyond those: smaller ones go on."""
+"""Waiting trials that are too large for every live worker and do not count; smaller ones run
+meanwhile."""
 MAX_WAITING: Final = 64
-"""Trials that may wait, however many devices there are: workers fetch them one by one, and the
-search goes on meanwhile."""
+"""Most trials that wait, however many devices there are: workers lease them one by one."""
 
 
-class Supply:
-    """The open trials of a campaign against what the live workers can run at once.
+class OpenTrialTarget:
+    """The open trials of a campaign, compared with what the live workers can run at once.
 
-    Counted in nodes. A trial smaller than a node takes part of one where a worker runs several
-    there, else all of it.
+    Both are counted in nodes. A trial smaller than a node takes part of a node where a worker
+    shares nodes between trials, and a whole node elsewhere.
 
     Args:
-        workers: those of the campaign's cluster that are there.
-        open_trials: that wait or run.
+        workers: the live workers of the campaign's cluster.
+        open_trials: trials that wait or run.
     """
 
     def __init__(self, workers: Iterable[WorkerRecord], open_trials: Sequence[TrialSize]) -> None:
@@ -41,10 +41,10 @@ class Supply:
 
     @property
     def is_short(self) -> bool:
-        """Whether another trial should be asked for.
+        """Whether the campaign needs another trial.
 
-        The largest of the open ones may find no place while the others run, and then they have to
-        fill the devices: so it does not count.
+        The largest open trial does not count: while it waits for room, the others must fill the
+        devices.
         """
         if self._num_waiting >= MAX_WAITING:
             return False
@@ -53,12 +53,12 @@ class Supply:
         return sum(sorted(self._nodes)[:-NUM_AHEAD], start=Fraction(0)) < self._capacity
 
     def add(self, trial: TrialSize) -> None:
-        """Another trial is open."""
+        """Adds an open trial."""
         if trial.is_waiting and self._is_too_large(trial):
             self._num_too_large += 1
             if self._num_too_large > MAX_TOO_LARGE:
                 self._nodes.append(Fraction(1))
-            # None of the live workers will ever take these: they supply nobody.
+            # No live worker can run it, so it keeps no worker busy.
             return
         self._num_waiting += trial.is_waiting
         self._nodes.append(self._nodes_of(trial))

@@ -1,39 +1,35 @@
-"""Which layouts are measured again before the winner is named. Pure functions."""
+"""Which layouts are measured again before the winner is named."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from results_db.standing import Standing
+from results_db.leaderboard.ranked_layout import RankedLayout
 
 NUM_ROUNDS: Final = 2
-"""How often each is measured again; those that are told apart after a round are not in the next."""
+"""How often each layout is measured again, at most: after each round, layouts that differ
+significantly from the best one are left out."""
 
 ASSUMED_DISTANCE: Final = 0.03
-"""How far from the first a layout may be and still be measured again, while no layout was run twice.
-Iterations of one run agree better than runs do; where runs have a standard deviation of 1 %, as on a
-quiet machine, two of one layout are up to 2.8 % apart in 19 cases of 20."""
-
-
-def most_repeats(num_layouts: int) -> int:
-    """How many repeats measuring that many layouts again takes at most."""
-    return NUM_ROUNDS * num_layouts
+"""How far below the best a layout may be and still be measured again, while no layout was run
+twice. Runs differ more than the iterations of one run. Where the standard deviation of runs is 1 %,
+as on a quiet machine, two runs of one layout differ by up to 2.8 % in 95 % of all cases."""
 
 
 def round_of_repeats(
-    best: Sequence[Standing], repeats: Mapping[str, int], *, left: int | None
-) -> list[Standing]:
-    """The next round: layouts to measure once more, in the order in which they were first measured.
+    best: Sequence[RankedLayout], repeats: Mapping[str, int], *, left: int | None
+) -> list[RankedLayout]:
+    """The layouts of the next round, in the order in which they were first measured.
 
-    That order is the same in every round, so that the layouts alternate and a machine that becomes
-    slower does so for all of them. Nothing is measured again where the first stands alone, unless it was
-    stopped early.
+    The order is the same in every round: the layouts alternate, so that a machine that becomes
+    slower affects all of them alike. The list is empty where no other layout may be the best,
+    unless the best one was stopped early.
 
     Args:
-        best: the best layouts, as many as may be measured again, the first one first.
-        repeats: by layout key, how often it was measured again.
-        left: trials that the budget has left; None: it does not count them.
+        best: the best layouts, as many as may be measured again, the best first.
+        repeats: how often each layout was measured again, by its key.
+        left: trials that the budget has left; None: the budget does not count trials.
     """
     tied = [standing for standing in best if _may_be_best(standing, best[0])]
     if left is not None:
@@ -47,7 +43,7 @@ def round_of_repeats(
     return sorted(lacking, key=lambda standing: standing.trial.id)
 
 
-def _may_be_best(standing: Standing, first: Standing) -> bool:
+def _may_be_best(standing: RankedLayout, first: RankedLayout) -> bool:
     if standing.is_tied or standing.value >= first.value:
         return True
     return first.num_runs == 1 and standing.value >= first.value * (1.0 - ASSUMED_DISTANCE)

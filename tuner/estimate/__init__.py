@@ -1,1 +1,1 @@
-"""What the estimates say of one layout, or of every layout of a table: `layout-tuner estimate`."""
+"""The command `layout-tuner estimate`: predictions for one layout or for a table."""

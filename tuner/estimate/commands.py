@@ -1,4 +1,4 @@
-"""The room's subcommand: `layout-tuner estimate`."""
+"""The command `layout-tuner estimate`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.counting import counted
-from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.errors import SearchSpaceError
-from workers.command_input import described, fail, refuse
-from workers.layout_options import layout_options
+from search_spaces.terminal.missing_packages import missing_packages
+from search_spaces.terminal.plurals import counted
+from workers.commands.command_input import described, fail, refuse
+from workers.commands.options import layout_of, layout_options
 
 if TYPE_CHECKING:
-    from search_spaces.cluster import Cluster
-    from search_spaces.layout import Layout
+    from search_spaces.spec.cluster import Cluster
+    from search_spaces.spec.layout import Layout
     from tuner.estimate.estimator import Calibration
 
 
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
     envvar=DATA_DIR_VARIABLE,
     help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--all-terms",
+    is_flag=True,
+    help="Print every part of the step time; by default those below 1 % are added up.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, all parts in it.")
 def estimate(
     model: str | None,
     cluster: str,
@@ -57,10 +63,11 @@ def estimate(
     out: Path | None,
     calibrate_from: tuple[str, ...],
     data_dir: Path | None,
+    all_terms: bool,
     as_json: bool,
     **knobs: Any,
 ) -> None:
-    """Predict memory by stage and step time of one layout, without running it.
+    """Predict throughput, step time and memory of one layout, without running it.
 
     With --table: of every row of a measurement table, whose own measurements are not looked at.
     """
@@ -68,6 +75,11 @@ def estimate(
         refuse("say either --model, for one layout, or --table, for a table of them")
     if out is not None and table is None:
         refuse(f"--out {out} goes with --table; for one layout redirect the output")
+    if calibrate_from:
+        subject = "layout-tuner estimate --calibrate-from"
+        missing = missing_packages(subject, ["scipy"], extra="driver")
+        if missing is not None:
+            fail(missing)
     calibration = _calibration(calibrate_from)
     if table is not None:
         _estimate_table(table, out, calibration)
@@ -75,11 +87,11 @@ def estimate(
     from tuner.estimate.estimator import Estimator
     from tuner.estimate.report import document, text
 
-    machine = _machine(cluster, data_dir or default_data_dir())
+    machine = _machine(cluster, data_dir)
     estimator, layout = _asked(str(model), machine, software, knobs, calibration)
     assert isinstance(estimator, Estimator)
     report = document(estimator, layout)
-    click.echo(json.dumps(report) if as_json else text(report))
+    click.echo(json.dumps(report) if as_json else text(report, all_terms=all_terms))
     if not as_json:
         for warning in report["warnings"]:
             click.echo(f"warning: {warning}", err=True)
@@ -89,16 +101,15 @@ def _asked(
     model: str, machine: Cluster, software: str, knobs: dict[str, Any], calibration: Calibration
 ) -> tuple[Any, Layout]:
     """The estimator and the layout; refuses what cannot be."""
-    from search_spaces.layout import Layout
-    from search_spaces.presets.models import resolve_model
-    from search_spaces.rules import PROBE_SCOPES, violations
+    from search_spaces.spec.presets.models import resolve_model
+    from search_spaces.spec.rules import PROBE_SCOPES, violations
     from tuner.estimate.estimator import Estimator
 
     try:
         shape = resolve_model(described(model))
         devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
         nodes = max(-(-devices // machine.devices_per_node), 1)
-        layout = Layout(num_nodes=nodes, **knobs)
+        layout = layout_of(knobs, machine, num_nodes=nodes)
     except SearchSpaceError as error:
         refuse(str(error))
     # Other trainers have other rules.
@@ -112,7 +123,7 @@ def _asked(
 
 def _estimate_table(path: Path, out: Path | None, calibration: Calibration) -> None:
     from search_spaces.tables import read_table, write_table
-    from tuner.estimate.tables import table_warnings, with_predictions
+    from tuner.estimate.estimator import table_warnings, with_predictions
 
     try:
         read = read_table(path)
@@ -134,9 +145,9 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration) -> N
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
+    from tuner.calibration.known_measurements import knowledge_of, read_calibrating_cells
     from tuner.errors import TunerError
     from tuner.estimate.estimator import Calibration
-    from tuner.replay.selection import knowledge_of, read_calibrating_cells
 
     try:
         cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
@@ -145,13 +156,19 @@ def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
         refuse(str(error))
 
 
-def _machine(cluster: str, data_dir: Path) -> Cluster:
+def _machine(cluster: str, data_dir: Path | None) -> Cluster:
     """The described cluster, with the constants that were measured on it, where any were."""
-    from search_spaces.measured_constants import with_measured_constants
-    from search_spaces.presets.clusters import resolve_cluster
+    from search_spaces.documents.calibration_file import with_measured_constants
+    from search_spaces.spec.presets.clusters import resolve_cluster
+    from search_spaces.spec.site import cluster_part
+    from workers.commands.command_input import described_cluster
 
+    directory = data_dir or default_data_dir()
+    # The option's variable names no service: a service that the environment names goes before it.
+    service_dir = None if data_dir == default_data_dir() else data_dir
     try:
-        machine, warning = resolve_cluster(with_measured_constants(described(cluster), data_dir))
+        document = cluster_part(described_cluster(cluster, data_dir=service_dir))
+        machine, warning = resolve_cluster(with_measured_constants(document, directory))
     except SearchSpaceError as error:
         refuse(str(error))
     if warning is not None:

@@ -1,24 +1,26 @@
-"""Memory and time of layouts, calibrated on what was measured elsewhere."""
+"""Memory and time of one layout or of a table's layouts, calibrated on other measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import StageMemory, stage_memory
 from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.tables import MeasurementTable, TableCell
+from tuner.calibration.known_measurements import Knowledge
 from tuner.calibration.memory import ELSEWHERE, MemoryBelief
 from tuner.calibration.memory_evidence import Evidence, evidence_of
 from tuner.calibration.time import TimeCalibration
-from tuner.knowledge import Knowledge
 
 Floats = NDArray[np.float64]
 
@@ -30,16 +32,16 @@ class StageEstimate:
     """One pipeline stage of a layout."""
 
     memory: StageMemory
-    """Its parts, as the closed form has them."""
+    """Its parts by the closed form."""
     peak_bytes: float
-    """What is expected of its fullest rank, calibrated."""
+    """Expected peak of its fullest rank, calibrated."""
     deviation_bytes: float
     """One standard deviation of that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutEstimate:
-    """What is believed of one layout."""
+    """The calibrated estimate of one layout."""
 
     stages: tuple[StageEstimate, ...]
     """Its memory, first stage first."""
@@ -52,27 +54,27 @@ class LayoutEstimate:
     step_time_s: float
     """Expected seconds a step."""
     step_time_low_s: float
-    """With 95 % probability it is no less, ..."""
+    """Lower end of the 95 % interval."""
     step_time_high_s: float
-    """... and no more."""
+    """Upper end of the 95 % interval."""
     time_parts: tuple[TimePart, ...]
-    """What the step is made of; the parts add up to it."""
+    """The parts of the step; they add up to it."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements, and what they teach of time and memory, whatever is asked."""
+    """Measurements, and the calibrations of time and memory that follow from them."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     """Measurements that calibrate the estimates."""
 
     @cached_property
     def time(self) -> TimeCalibration:
-        """What they teach of time."""
+        """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
     def memory(self, cluster: Cluster, software: str) -> MemoryBelief:
-        """What they teach of memory there."""
+        """The calibration of memory for a cluster and a software."""
         return replace(MemoryBelief.prior(cluster, software=software), evidence=self._peaks)
 
     @cached_property
@@ -82,16 +84,16 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """Estimates for one model on one cluster, under one software."""
+    """Estimates for one model on one cluster under one software."""
 
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     cluster: Cluster
-    """Where."""
+    """The cluster to train on."""
     software: str = ""
-    """By what; empty: this project's own trainer."""
+    """The training software; empty: the embedded trainer."""
     calibration: Calibration = field(default_factory=Calibration)
-    """What is known beforehand."""
+    """The measurements to calibrate on."""
 
     @property
     def knowledge(self) -> Knowledge:
@@ -99,7 +101,7 @@ class Estimator:
         return self.calibration.knowledge
 
     def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
-        """Mean and standard deviation of the peak of each layout, and how probably it fits."""
+        """Mean and standard deviation of each layout's peak, and its probability of fitting."""
         mean, deviation = self._memory.peak_bytes(columns, self.model)
         capacity = self.cluster.device_memory_bytes
         return mean, deviation, self._memory.fits(columns, self.model, capacity)
@@ -109,7 +111,7 @@ class Estimator:
         return self._time.predict(columns, self.model, self.cluster, software=self.software)
 
     def layout(self, layout: Layout) -> LayoutEstimate:
-        """Everything about one layout."""
+        """All estimates of one layout."""
         columns = LayoutColumns.of(layout)
         (peak,), (deviation,), (fits,) = self.peaks(columns)
         (log_mean,), (log_sd,) = self.step_times(columns)
@@ -125,21 +127,21 @@ class Estimator:
         )
 
     def warnings(self, layouts: Layout | LayoutColumns) -> Iterator[str]:
-        """Where layouts lie outside of what the estimates were calibrated on."""
+        """In which respects the layouts lie outside of the calibration."""
         if not len(self.knowledge):
             source = self.cluster.source or "of unknown origin"
-            yield f"calibrated on nothing: the constants are those of the cluster ({source})"
+            yield f"not calibrated: the constants are those of the cluster ({source})"
             return
         clusters = sorted({each.cluster.name for each in self.knowledge})
         if self.cluster.name not in clusters:
             yield f"not calibrated on cluster {self.cluster.name}, but on {', '.join(clusters)}"
         if not any(each.software == self.software for each in self.knowledge):
-            yield "not calibrated on what runs here, but on other software"
+            yield "not calibrated on this software, but on other software"
         if not any(each.model == self.model for each in self.knowledge):
             known = sorted({each.model.name for each in self.knowledge})[:5]
             yield f"not calibrated on model {self.model.name}, but on {', '.join(known)}"
         if not any(each.peak_memory_bytes for each in self.knowledge):
-            yield "no peak of memory is among what calibrates: only what ran and what did not"
+            yield "no measured peak of memory is used: only which layouts ran and which did not"
         here = (self.cluster.name, self.software)
         if any((each.cluster.name, each.software) == here for each in self.knowledge):
             outside = self._time.outside(layouts, self.model, self.cluster, software=self.software)
@@ -163,7 +165,7 @@ class Estimator:
             )
 
     def _parts(self, layout: Layout, total_s: float) -> Iterator[TimePart]:
-        """The parts under the calibrated factors; what misfits them all is shared out over them."""
+        """The parts under the calibrated factors, scaled so that they add up to the step time."""
         deviations, _ = self._time.deviations(
             self.model, self.cluster, num_devices=layout.num_devices, software=self.software
         )
@@ -172,3 +174,56 @@ class Estimator:
         scale = total_s / sum(part.seconds for part in parts)
         for part in parts:
             yield TimePart(name=part.name, meaning=part.meaning, seconds=part.seconds * scale)
+
+
+PREDICTED_COLUMNS: Final = (
+    "predicted_step_time_s",
+    "predicted_peak_memory_bytes",
+    "predicted_fits",
+)
+"""Seconds a step, bytes of the fullest device's peak, and the probability that it fits."""
+
+
+def with_predictions(table: MeasurementTable, calibration: Calibration) -> MeasurementTable:
+    """The table with `PREDICTED_COLUMNS` added; its own measurements are not used."""
+    aside = tuple(name for name in table.aside_columns if name not in PREDICTED_COLUMNS)
+    return replace(
+        table,
+        cells=tuple(_predicted(cell, calibration) for cell in table.cells),
+        aside_columns=(*aside, *PREDICTED_COLUMNS),
+    )
+
+
+def estimator_of(cell: TableCell, calibration: Calibration) -> Estimator:
+    """The estimator of a cell's model, cluster and software."""
+    return Estimator(
+        model=cell.model, cluster=cell.cluster, software=cell.key.software, calibration=calibration
+    )
+
+
+def table_warnings(table: MeasurementTable, calibration: Calibration) -> list[str]:
+    """The distinct warnings of all cells of the table."""
+    return list(
+        dict.fromkeys(
+            warning
+            for cell in table.cells
+            for warning in estimator_of(cell, calibration).warnings(_columns(cell))
+        )
+    )
+
+
+def _columns(cell: TableCell) -> LayoutColumns:
+    return LayoutColumns.of_each(row.layout for row in cell.rows)
+
+
+def _predicted(cell: TableCell, calibration: Calibration) -> TableCell:
+    columns = _columns(cell)
+    estimator = estimator_of(cell, calibration)
+    peaks, _, fits = estimator.peaks(columns)
+    times = np.exp(estimator.step_times(columns)[0])
+    rows = []
+    for row, *predicted in zip(cell.rows, times, peaks, fits, strict=True):
+        texts = (f"{predicted[0]:.6g}", f"{predicted[1]:.0f}", f"{predicted[2]:.4f}")
+        aside = {**row.aside, **dict(zip(PREDICTED_COLUMNS, texts, strict=True))}
+        rows.append(replace(row, aside=aside))
+    return replace(cell, rows=tuple(rows))

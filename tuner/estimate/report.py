@@ -1,17 +1,27 @@
-"""One layout's estimate as a document, and as text for people."""
+"""The estimate of one layout as a JSON document and as text."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
-from search_spaces.cluster import GIB
-from search_spaces.layout import Layout
-from tuner.estimate.estimator import Estimator, LayoutEstimate
+from search_spaces.spec.cluster import GIB
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.throughput import Throughput
+from search_spaces.terminal.plurals import counted
+from tuner.estimate.estimator import Estimator
+
+SMALL_SHARE: Final = 0.01
+"""Parts of the step below this share are added up in one line, unless all are requested."""
+
+WIDTH: Final = 80
+"""Longest line of the text, in columns."""
 
 
 def document(estimator: Estimator, layout: Layout) -> dict[str, Any]:
-    """Everything, as plain JSON values."""
+    """The estimate as plain JSON values."""
     estimate = estimator.layout(layout)
     tokens = layout.global_batch_size * estimator.model.seq_length
     return {
@@ -19,44 +29,70 @@ def document(estimator: Estimator, layout: Layout) -> dict[str, Any]:
         "cluster": estimator.cluster.name,
         "constants": estimator.cluster.source,
         "layout": layout.to_mapping(),
+        "precision": layout.precision,
+        "num_nodes": layout.num_nodes,
+        "num_devices": layout.num_devices,
+        "global_batch_size": layout.global_batch_size,
+        "tokens_per_step": tokens,
+        **_throughput(estimator, layout, tokens / estimate.step_time_s),
+        "step_time_s": estimate.step_time_s,
+        "step_time_low_s": estimate.step_time_low_s,
+        "step_time_high_s": estimate.step_time_high_s,
         "device_memory_bytes": estimator.cluster.device_memory_bytes,
         "peak_memory_bytes": estimate.peak_bytes,
         "peak_memory_deviation_bytes": estimate.deviation_bytes,
         "fits": estimate.fits,
-        "stages": [_stage(estimate, place) for place in range(len(estimate.stages))],
-        "step_time_s": estimate.step_time_s,
-        "step_time_low_s": estimate.step_time_low_s,
-        "step_time_high_s": estimate.step_time_high_s,
-        "tokens_per_s": tokens / estimate.step_time_s,
-        "tokens_per_s_per_device": tokens / estimate.step_time_s / layout.num_devices,
-        "time_parts": [
-            {"name": part.name, "meaning": part.meaning, "seconds": part.seconds}
-            for part in estimate.time_parts
+        "stages": [
+            {
+                **asdict(stage.memory),
+                "peak_bytes": stage.peak_bytes,
+                "deviation_bytes": stage.deviation_bytes,
+            }
+            for stage in estimate.stages
         ],
+        "time_parts": [asdict(part) for part in estimate.time_parts],
         "calibrated_on": _calibrated_on(estimator),
         "warnings": list(estimator.warnings(layout)),
     }
 
 
-def text(report: dict[str, Any]) -> str:
-    """The document for people."""
-    return "\n".join([*_memory_lines(report), "", *_time_lines(report)])
+def text(report: dict[str, Any], *, all_terms: bool = False) -> str:
+    """The document as text: the result first, then its parts.
+
+    Args:
+        report: the document.
+        all_terms: whether parts of the step below `SMALL_SHARE` have lines of their own.
+    """
+    lines = [
+        *_headline(report),
+        "",
+        *_answer(report),
+        "",
+        *_stage_lines(report),
+        "",
+        *_time_lines(report, 0.0 if all_terms else SMALL_SHARE),
+        *_calibration_lines(report),
+    ]
+    return "\n".join(lines)
 
 
-def _stage(estimate: LayoutEstimate, place: int) -> dict[str, Any]:
-    stage = estimate.stages[place]
-    memory = stage.memory
+def _throughput(estimator: Estimator, layout: Layout, tokens_per_s: float) -> dict[str, Any]:
+    """Rates defined as in a measurement; mfu and hfu are None where the cluster states no peak."""
+    peak = estimator.cluster.peak_flops_per_s.get(layout.precision)
+    rate = Throughput(
+        model=estimator.model,
+        layout=layout,
+        tokens_per_s=tokens_per_s,
+        peak_tflops_per_device=(peak or 0.0) / 1e12,
+    )
     return {
-        "stage": memory.stage,
-        "weights_bytes": memory.weights_bytes,
-        "gradients_bytes": memory.gradients_bytes,
-        "optimizer_bytes": memory.optimizer_bytes,
-        "activations_bytes": memory.activations_bytes,
-        "backward_bytes": memory.backward_bytes,
-        "head_bytes": memory.head_bytes,
-        "workspace_bytes": memory.workspace_bytes,
-        "peak_bytes": stage.peak_bytes,
-        "deviation_bytes": stage.deviation_bytes,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": rate.tokens_per_s_per_device,
+        "model_tflops_per_device": rate.model_tflops_per_device,
+        "hardware_tflops_per_device": rate.hardware_tflops_per_device,
+        "peak_tflops_per_device": rate.peak_tflops_per_device if peak else None,
+        "mfu": rate.mfu if peak else None,
+        "hfu": rate.hfu if peak else None,
     }
 
 
@@ -72,32 +108,110 @@ def _calibrated_on(estimator: Estimator) -> dict[str, Any]:
     }
 
 
-def _memory_lines(report: dict[str, Any]) -> Iterator[str]:
-    capacity = report["device_memory_bytes"] / GIB
-    peak, deviation = (report[f"peak_memory_{name}"] / GIB for name in ("bytes", "deviation_bytes"))
-    yield (
-        f"{report['model']['name']} on {report['cluster']}: peak {peak:.3g} GiB, give or take "
-        f"{deviation:.2g}; it fits into {capacity:.3g} GiB with probability {report['fits']:.2f}"
+def _headline(report: dict[str, Any]) -> Iterator[str]:
+    nodes = counted(report["num_nodes"], "node")
+    devices = counted(report["num_devices"], "device")
+    yield from _wrapped(
+        f"{report['model']['name']} on {nodes} of {report['cluster']}, {devices}, {report['precision']}"
     )
+    layout = report["layout"]
+    knobs = [
+        knob.words(layout[knob.name])
+        for knob in KNOBS.values()
+        if knob.name not in ("num_nodes", "precision") and knob.is_shown
+        if knob.heading or knob.name == "recompute" or layout[knob.name] != knob.default
+    ]
+    yield from _wrapped(", ".join(knobs))
+
+
+def _answer(report: dict[str, Any]) -> Iterator[str]:
+    peak, deviation, capacity = (
+        report[name] / GIB
+        for name in ("peak_memory_bytes", "peak_memory_deviation_bytes", "device_memory_bytes")
+    )
+    fullest = max(report["stages"], key=lambda stage: float(stage["peak_bytes"]))["stage"]
+    share = f"MFU unknown (no peak stated for {report['precision']})"
+    if report["mfu"] is not None:
+        share = f"MFU {report['mfu']:.1%} of {report['peak_tflops_per_device']:.4g}"
+    for label, value in (
+        (
+            "tokens/s",
+            f"{_figure(report['tokens_per_s'])}, a device "
+            f"{_figure(report['tokens_per_s_per_device'])}",
+        ),
+        (
+            "step time",
+            f"{_figure(report['step_time_s'])} s (95 %: {_figure(report['step_time_low_s'], 3)} to "
+            f"{_figure(report['step_time_high_s'], 3)} s)",
+        ),
+        ("model TFLOP/s", f"{report['model_tflops_per_device']:.4g} a device, {share}"),
+        ("peak memory", f"{peak:.3g} +- {deviation:.2g} GiB a device, on stage {fullest}"),
+        ("fits", f"with probability {report['fits']:.2f} into {capacity:.4g} GiB"),
+        (
+            "global batch",
+            f"{counted(report['global_batch_size'], 'sequence')} a step, "
+            f"{report['tokens_per_step']:,} tokens",
+        ),
+    ):
+        yield from _wrapped(f"{label:<15}{value}", indent=15)
+
+
+def _stage_lines(report: dict[str, Any]) -> Iterator[str]:
     names = ("weights", "gradients", "optimizer", "activations", "backward", "head", "peak")
-    yield "stage " + "".join(f"{name:>13}" for name in names) + "   GiB"
+    yield "memory by stage in GiB"
+    yield "stage" + "".join(f"{name:>{_width(name)}}" for name in names) + "     +-"
     for stage in report["stages"]:
-        values = (stage[f"{name}_bytes"] / GIB for name in names)
-        spread = f"   +- {stage['deviation_bytes'] / GIB:.2g}"
-        yield f"{stage['stage']:>5} " + "".join(f"{value:>13.4g}" for value in values) + spread
+        values = (f"{_figure(stage[f'{name}_bytes'] / GIB, 3):>{_width(name)}}" for name in names)
+        yield f"{stage['stage']:>5}" + "".join(values) + f"{_spread(stage['deviation_bytes']):>7}"
 
 
-def _time_lines(report: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"step {report['step_time_s']:.4g} s (with 95 %: {report['step_time_low_s']:.3g} to "
-        f"{report['step_time_high_s']:.3g}), {report['tokens_per_s_per_device']:.4g} tokens/s a device"
-    )
-    for part in sorted(report["time_parts"], key=lambda part: -part["seconds"]):
-        share = part["seconds"] / report["step_time_s"]
-        yield f"  {part['seconds']:>10.4g} s {share:>6.1%}  {part['meaning']}"
+def _width(name: str) -> int:
+    return max(len(name) + 1, 9)
+
+
+def _time_lines(report: dict[str, Any], smallest: float) -> Iterator[str]:
+    """The parts of the step, largest first; parts below the share `smallest` are added up."""
+    total_s = report["step_time_s"]
+    parts = sorted(report["time_parts"], key=lambda part: -float(part["seconds"]))
+    yield "step time by part"
+    small = [part for part in parts if part["seconds"] < smallest * total_s]
+    shown = [(part["meaning"], part["seconds"]) for part in parts[: len(parts) - len(small)]]
+    if small:
+        seconds = sum(part["seconds"] for part in small)
+        shown.append((f"other terms ({len(small)} below {smallest:.0%}; --all-terms)", seconds))
+    for meaning, seconds in shown:
+        line = f"  {_figure(seconds):>10} s {seconds / total_s:>6.1%}  {meaning}"
+        yield from _wrapped(line, indent=23)
+
+
+def _calibration_lines(report: dict[str, Any]) -> Iterator[str]:
     known = report["calibrated_on"]
     if known["samples"]:
-        yield (
+        yield ""
+        yield from _wrapped(
             f"calibrated on {known['with_step_time']} step times and {known['with_peak_memory']} "
             f"peaks of {', '.join(known['models'][:5])} on {', '.join(known['clusters'][:5])}"
         )
+
+
+def _figure(value: float, digits: int = 4) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+
+
+def _spread(value_bytes: float) -> str:
+    """A standard deviation in GiB, in at most six characters."""
+    value = value_bytes / GIB
+    if value < 0.001:
+        return "<0.001"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _wrapped(line: str, *, indent: int = 2) -> list[str]:
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )

@@ -1,1 +1,1 @@
-"""Searches over recorded measurements instead of probes, and what they tell of a strategy."""
+"""Replay of searches over measurement tables, which compares strategies without probes."""

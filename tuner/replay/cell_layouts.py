@@ -1,29 +1,30 @@
-"""The cell of a table as the legal set: nothing else can be asked for, whatever our rules say."""
+"""The layouts of a table's cell as a legal set."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns, code_of, codes_of
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.space import EVERY_ROW
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns, code_of, codes_of
+from search_spaces.spec.space import EVERY_ROW
 from search_spaces.tables import TableCell, TableRow
 
 
 class CellLayouts:
     """A `LayoutSet` of the layouts of one cell.
 
-    In the order of their knobs: published tables are often sorted by speed, and an order that
-    knows the truth would be found out by every strategy that breaks ties by position.
+    They are sorted by their knobs: published tables are often sorted by speed, and strategies that
+    break ties by position would profit from such an order.
     """
 
     def __init__(self, cell: TableCell) -> None:
-        rows = sorted(cell.merged, key=lambda row: _order(row.layout))
+        rows = sorted(
+            cell.merged,
+            key=lambda row: [code_of(name, getattr(row.layout, name)) for name in LAYOUT_FIELDS],
+        )
         self.truth: tuple[TableRow, ...] = tuple(rows)
-        """What a probe of each layout would find."""
+        """The measurement of each layout."""
         self._index = {row.layout: index for index, row in enumerate(rows)}
         self._columns = {
             name: codes_of(name, (getattr(row.layout, name) for row in rows))
@@ -48,7 +49,3 @@ class CellLayouts:
     def index_of(self, layout: Layout, /) -> int | None:
         """See `LayoutSet`."""
         return self._index.get(layout)
-
-
-def _order(layout: Layout) -> tuple[Any, ...]:
-    return tuple(code_of(name, getattr(layout, name)) for name in LAYOUT_FIELDS)

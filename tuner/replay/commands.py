@@ -1,4 +1,4 @@
-"""The room's subcommand: `layout-tuner replay`."""
+"""The command `layout-tuner replay`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 
 if TYPE_CHECKING:
     from search_spaces.tables import MeasurementTable, TableCell
-    from tuner.knowledge import Knowledge
 
 
 @click.command()
@@ -77,22 +76,25 @@ def replay(
     Every cell of the measurement table TABLE is searched on its own, with its rows as the only
     legal layouts and their measurements as the truth.
     """
-    # Imported here: `layout-tuner --help` answers at once.
+    # Imported here, so that `layout-tuner --help` starts fast.
     from search_spaces.errors import SearchSpaceError
     from search_spaces.machine import usable_cores
     from search_spaces.tables import read_table
+    from search_spaces.tables.selection import CellFilter, select
+    from tuner.calibration.known_measurements import knowledge_of, read_calibrating_cells
     from tuner.errors import StrategyUnknownError, TunerError
-    from tuner.replay.many import ReplayPlan
-    from tuner.replay.selection import CellFilter, knowledge_of, read_calibrating_cells, select
+    from tuner.replay.run import ReplayPlan
 
     try:
         read = read_table(table)
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
         known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         chosen, notes = _searchable(chosen, read)
-        notes += _told_beforehand(chosen, known)
+        notes += _calibrating_notes(chosen, known)
         if estimates:
-            report = _judge(table, chosen, knowledge_of(known))
+            from tuner.replay.estimates import estimates_report
+
+            report = estimates_report(str(table), chosen, knowledge_of(known))
         else:
             plan = ReplayPlan(
                 cells=chosen,
@@ -100,7 +102,7 @@ def replay(
                 num_seeds=seeds,
                 pending=pending,
                 probes=probes,
-                knowledge=knowledge_of(known) if known else None,
+                knowledge=knowledge_of(known),
             )
             report = _search(table, plan, jobs or usable_cores())
     except StrategyUnknownError as error:
@@ -114,8 +116,8 @@ def replay(
 def _searchable(
     chosen: tuple[TableCell, ...], table: MeasurementTable
 ) -> tuple[tuple[TableCell, ...], list[str]]:
-    """The cells in which anything completed, and notes: the table's own, and which cells have nothing."""
-    from tuner.replay.errors import ReplayFailedError
+    """The cells with a completed row; notes of the table and on cells that are left out."""
+    from tuner.errors import ReplayFailedError
 
     usable = tuple(cell for cell in chosen if cell.num_completed)
     if not usable:
@@ -128,8 +130,8 @@ def _searchable(
     return usable, [*table.notes, *left_out]
 
 
-def _told_beforehand(chosen: tuple[TableCell, ...], known: list[TableCell]) -> list[str]:
-    """Notes of the cells whose own truth is among what calibrates: their figures are no test."""
+def _calibrating_notes(chosen: tuple[TableCell, ...], known: list[TableCell]) -> list[str]:
+    """Notes on cells that are judged and also calibrate: their figures are not a test."""
     told = {cell.key for cell in known}
     return [
         f"calibrated from the very cell that is judged: {cell.key}"
@@ -139,42 +141,29 @@ def _told_beforehand(chosen: tuple[TableCell, ...], known: list[TableCell]) -> l
 
 
 def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    from tuner.replay.many import replay_all
+    from search_spaces.terminal.console import LiveLine
     from tuner.replay.report import replay_report
+    from tuner.replay.run import replay_all
 
     plan.check()
     tasks = plan.tasks()
-    console = Console(stderr=True)
-    watched = track(
-        replay_all(tasks, jobs=jobs),
-        description="searching",
-        total=len(tasks),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    return replay_report(str(table), plan, list(watched))
-
-
-def _judge(table: Path, cells: tuple[TableCell, ...], knowledge: Knowledge) -> dict[str, Any]:
-    from tuner.replay.estimates import estimates_report
-
-    return estimates_report(str(table), cells, knowledge)
+    line = LiveLine(sys.stderr)
+    runs = []
+    try:
+        for run in replay_all(tasks, jobs=jobs):
+            runs.append(run)
+            line.show(f"searching: {len(runs)} of {len(tasks)} searches done")
+    finally:
+        line.clear()
+    return replay_report(str(table), plan, runs)
 
 
 def _print(report: dict[str, Any], *, as_json: bool, estimates: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    from rich.console import Console
-
     from tuner.replay.report import print_estimates, print_replay
 
-    # In a file nobody sees where a line ends: do not cut it to 80 columns.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    (print_estimates if estimates else print_replay)(report, console)
+    (print_estimates if estimates else print_replay)(report)
     for note in report["notes"]:
         click.echo(f"note: {note}", err=True)

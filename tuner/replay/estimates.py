@@ -1,7 +1,7 @@
-"""The estimates alone against a table: how far off, in which order, and what the first choice costs.
+"""Compares the estimates with a table: errors, ranking, and the regret of the first choice.
 
-Nothing of the judged cells is told: what is known comes from the calibrating samples. A layout counts as
-accepted where it more likely fits than not.
+The estimates are calibrated on other samples, and not on the judged cells. A layout counts as
+accepted where its probability of fitting is at least 50 %.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from search_spaces.tables import TableCell
+from tuner.calibration.known_measurements import Knowledge
 from tuner.calibration.memory import MemoryBelief
 from tuner.calibration.time import TimeCalibration
-from tuner.knowledge import Knowledge
 from tuner.replay.cell_layouts import CellLayouts
 
 Floats = NDArray[np.float64]
 
 ACCEPTED: Final = 0.5
-"""Probability of fitting from which on a layout counts as accepted."""
+"""Smallest probability of fitting at which a layout counts as accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class JudgedCell:
     """Estimates beside measurements, layout by layout; NaN where nothing was measured."""
 
     cell: TableCell
-    """What was measured."""
+    """The measured cell."""
     step_time_s: Floats
     """Measured seconds a step."""
     peak_bytes: Floats
@@ -46,7 +46,7 @@ class JudgedCell:
     fits: Floats
     """Probability of fitting, by the estimate."""
     outside: str | None = None
-    """In which respects the estimates of time were not calibrated for this cell."""
+    """Why the calibration of step times does not cover this cell; None: it does."""
 
     @property
     def completed(self) -> NDArray[np.bool_]:
@@ -74,24 +74,27 @@ class JudgedCell:
 
     @property
     def first_choice_regret(self) -> float:
-        """Throughput lost with the layout that the estimates like best, P(fits) weighed in; 1 if it failed."""
+        """Share of throughput lost with the layout of the best estimate; 1 if that layout failed.
+
+        The estimate is weighted by the probability of fitting.
+        """
         rate = self.tokens_per_s[int(np.argmax(self.fits / self.expected_step_time_s))]
         return 1.0 if np.isnan(rate) else float(1.0 - rate / np.nanmax(self.tokens_per_s))
 
     @property
     def false_accepts(self) -> tuple[int, int]:
-        """Layouts that did not run and were accepted, and all that did not run."""
+        """How many layouts that did not run were accepted, and how many did not run."""
         failed = ~self.completed
         return int(np.sum(failed & (self.fits >= ACCEPTED))), int(np.sum(failed))
 
     @property
     def false_rejects(self) -> tuple[int, int]:
-        """Layouts that ran and were not accepted, and all that ran."""
+        """How many layouts that ran were not accepted, and how many ran."""
         return int(np.sum(self.completed & (self.fits < ACCEPTED))), int(np.sum(self.completed))
 
 
 def judge_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) -> JudgedCell:
-    """Asks the estimates for every layout of a cell."""
+    """Estimates of every layout of a cell, beside its measurements."""
     layouts = CellLayouts(cell)
     columns, software = layouts.columns(), cell.key.software
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
@@ -115,6 +118,7 @@ def estimates_report(
     """The judgement over all cells and cell by cell, as plain JSON values."""
     times = TimeCalibration.fit(knowledge)
     judged = [judge_cell(cell, times, knowledge) for cell in cells]
+    outside = Counter(one.outside for one in judged if one.outside is not None)
     return {
         "table": table,
         "settings": {"calibrated_from": len(knowledge)},
@@ -130,15 +134,15 @@ def estimates_report(
             }
             for one in judged
         ],
-        "notes": _outside_notes(judged),
+        "notes": [f"{warning} ({number} cells)" for warning, number in outside.items()],
     }
 
 
 def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
-    """Errors over all layouts; tau and the first choice's regret as means over cells.
+    """Errors over all layouts; Kendall's tau and the first choice's regret as means over cells.
 
-    None stands where nothing was measured. False accepts are shares of the layouts that did not run, false
-    rejects of those that did.
+    A figure without measurements is None. False accepts are a share of the layouts that did not
+    run, false rejects a share of those that did.
     """
     times = np.concatenate([one.time_errors for one in judged])
     peaks = np.concatenate([one.peak_errors for one in judged])
@@ -157,12 +161,6 @@ def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
             "false_rejects": _share([one.false_rejects for one in judged]),
         },
     }
-
-
-def _outside_notes(judged: Sequence[JudgedCell]) -> list[str]:
-    """Each warning once, with the number of cells."""
-    counts = Counter(one.outside for one in judged if one.outside is not None)
-    return [f"{warning} ({number} cells)" for warning, number in counts.items()]
 
 
 def _errors(expected: Floats, measured: Floats) -> Floats:

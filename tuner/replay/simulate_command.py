@@ -1,4 +1,4 @@
-"""`layout-tuner simulate`: a simulated campaign as a measurement table."""
+"""The command `layout-tuner simulate`: a simulated campaign as a measurement table."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def simulate(scenario: str | None, seed: int, out: Path | None) -> None:
     The table is read by `layout-tuner replay`; the source of its rows says "simulated". Without a
     SCENARIO the known ones are listed.
     """
-    # Imported here: `layout-tuner --help` answers at once.
+    # Imported here, so that `layout-tuner --help` starts fast.
     from search_spaces.tables import write_table
-    from tuner.errors import TunerError
-    from tuner.simulation.scenarios import SCENARIOS
-    from tuner.simulation.table import simulated_table
+    from workers.errors import WorkerError
+    from workers.simulation.scenarios import SCENARIOS, simulated_table
 
     if scenario is None:
         for name, known in SCENARIOS.items():
@@ -39,7 +38,7 @@ def simulate(scenario: str | None, seed: int, out: Path | None) -> None:
         return
     try:
         table = simulated_table(scenario, seed)
-    except TunerError as error:
+    except WorkerError as error:
         raise click.UsageError(str(error)) from error
     text = write_table(table)
     completed = sum(cell.num_completed for cell in table.cells)

@@ -1,1 +1,1 @@
-"""Strategies behind one ask/tell protocol."""
+"""Search strategies behind one ask/tell protocol."""

@@ -1,9 +1,9 @@
-"""What every strategy shares: the protocol, the observations, and who may be asked for next.
+"""The ask/tell protocol of strategies, observations, and the bookkeeping that all strategies share.
 
-`LayoutSearch` owns what all strategies would otherwise get wrong one by one: which layouts are
-taken, which are pending, when the space is exhausted, and the order in which results came. What is
-left to a strategy is a `Proposer`: a pure function from that history to the next index. Hence
-every strategy is rebuilt by telling it again, and then asks for what it would have asked for.
+`LayoutSearch` keeps the history of a search: which layouts are taken, which are pending, and the
+results in order of arrival. A strategy itself is a `Proposer`: a function from the history (and a
+seed) to the next layout. The same seed and the same results in the same order give the same
+proposals, so after a restart a strategy is rebuilt by telling it all results again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.layout import Layout
-from search_spaces.space import EVERY_ROW
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.space import EVERY_ROW
 from tuner.errors import LayoutUnknownError, ObservationInvalidError
 
 ObservationState = Literal["completed", "infeasible", "failed"]
-"""infeasible: out of memory, the layout cannot work. failed: anything else."""
+"""infeasible: the layout ran out of memory. failed: it failed for another reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What was learnt about one layout.
+    """The outcome of one layout, as strategies learn it.
 
     Raises:
         ObservationInvalidError: at construction, when state and objective contradict each other.
@@ -36,11 +36,11 @@ class Observation:
     state: ObservationState
     """Whether there is an objective, and if not, why."""
     objective: float | None = None
-    """To be maximised, over 0 (a throughput); there if and only if completed."""
+    """A throughput over 0, to be maximised; present if and only if the layout completed."""
     step_time_s: float | None = None
-    """Seconds an optimizer step, where that was measured; of completed ones alone."""
+    """Seconds of an optimizer step; only of completed layouts, and only where measured."""
     peak_memory_bytes: int | None = None
-    """Peak of the fullest rank, where that was measured; of completed ones alone."""
+    """Peak of the fullest rank; only of completed layouts, and only where measured."""
 
     def __post_init__(self) -> None:
         if (self.state == "completed") != (self.objective is not None):
@@ -78,10 +78,10 @@ class Observation:
 
 
 def refuse_unless_positive(**values: float | None) -> None:
-    """Refuses what is given and is not a finite number over 0, by its name.
+    """Refuses given values that are not finite numbers over 0; the message has the name.
 
     Raises:
-        ObservationInvalidError: the first such value.
+        ObservationInvalidError: for the first such value.
     """
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
@@ -89,30 +89,31 @@ def refuse_unless_positive(**values: float | None) -> None:
 
 
 INFEASIBLE = Observation(state="infeasible")
-"""The layout does not fit."""
+"""The layout does not fit into memory."""
 
 FAILED = Observation(state="failed")
-"""The layout did not run, for a reason other than memory."""
+"""The layout failed for a reason other than memory."""
 
 
 class LayoutSet(Protocol):
-    """The layouts that may be asked for, in their canonical order.
+    """The layouts that a search may propose, in their canonical order.
 
-    `search_spaces.space.LegalSet` is one; a cell of a measurement table can be another.
+    Implementations are `search_spaces.spec.space.LegalSet` and
+    `tuner.replay.cell_layouts.CellLayouts`.
     """
 
     def column(self, knob: str, /) -> NDArray[np.int64]:
-        """One layout field as a whole number a layout (see `search_spaces.columns.code_of`)."""
+        """One knob of every layout, coded as whole numbers (`layout_columns.code_of`)."""
         ...
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        """Every layout field at once, of all the layouts or of some."""
+        """All knobs of all layouts, or of some rows."""
         ...
 
     def __len__(self) -> int: ...
 
     def layout(self, index: int, /) -> Layout:
-        """The layout at that position."""
+        """The layout at a position."""
         ...
 
     def index_of(self, layout: Layout, /) -> int | None:
@@ -120,45 +121,18 @@ class LayoutSet(Protocol):
         ...
 
 
-class Strategy(Protocol):
-    """Proposes layouts, learns from what became of them."""
-
-    def ask(self) -> Layout | None:
-        """A layout that was never asked for before, now pending; None: every one was asked for."""
-        ...
-
-    def tell(self, layout: Layout, observation: Observation) -> None:
-        """Learns what became of a layout; it need not have been asked for here."""
-        ...
-
-    def resume(self, layout: Layout) -> None:
-        """Learns that the layout is pending: it was asked for before a restart."""
-        ...
-
-    def withdraw(self, layout: Layout) -> None:
-        """Learns that nothing will be known of the layout, which still is never asked for again."""
-        ...
-
-    def expected_improvement(self) -> float | None:
-        """By which share the best so far is expected to be improved by what was not asked for yet.
-
-        None: the strategy does not know, or nothing has completed. 0: nothing is left.
-        """
-        ...
-
-
 class History:
-    """What has been asked and told, by position in the set."""
+    """The proposals and outcomes of a search, by position in the layout set."""
 
     def __init__(self, layouts: LayoutSet) -> None:
         self.layouts = layouts
         self.is_free: NDArray[np.bool_] = np.ones(len(layouts), dtype=np.bool_)
-        """True where a layout was neither asked for nor told."""
+        """True where a layout was neither proposed nor told."""
         self.num_free = len(layouts)
         self.observations: dict[int, Observation] = {}
-        """By position, in the order of the tells."""
+        """Outcomes by position, in the order of the tells."""
         self.pending: dict[int, None] = {}
-        """Positions asked for and not told, in the order of the asks."""
+        """Positions that were proposed and not told, in the order of the asks."""
 
     @property
     def num_taken(self) -> int:
@@ -166,41 +140,41 @@ class History:
         return len(self.layouts) - self.num_free
 
     def successes(self) -> Iterator[tuple[int, float]]:
-        """Position and objective of what completed, in the order of the tells."""
+        """Position and objective of completed layouts, in the order of the tells."""
         for index, observation in self.observations.items():
             if observation.objective is not None:
                 yield index, observation.objective
 
     def take(self, index: int) -> None:
-        """Makes sure that the layout is never proposed (again)."""
+        """Marks a layout so that it is not proposed again."""
         if self.is_free[index]:
             self.is_free[index] = False
             self.num_free -= 1
 
 
 class Proposer(Protocol):
-    """The part of a strategy that is its own."""
+    """What each strategy implements."""
 
     def propose(self, history: History) -> int:
-        """The position to ask for next: a free one; at least one is free.
+        """The position of the next layout: a free one. At least one is free.
 
-        It must be a function of the history alone (and of the seed it was built with), for a
-        search that is rebuilt to go on as if it had never been interrupted.
+        The result may depend on the history and on the seed only, so that a rebuilt search goes on
+        as if it had not been interrupted.
         """
         ...
 
 
 @runtime_checkable
 class ImprovementExpecting(Protocol):
-    """A proposer that knows what the free layouts promise."""
+    """A proposer that predicts how much the free layouts can improve the best one."""
 
     def expected_improvement(self, history: History) -> float | None:
-        """See `Strategy.expected_improvement`; at least one layout is free."""
+        """See `LayoutSearch.expected_improvement`; at least one layout is free."""
         ...
 
 
 class LayoutSearch:
-    """A `Strategy` made of a proposer: it never proposes twice, nor outside the set."""
+    """A search: a proposer with its history. It proposes each layout of the set at most once."""
 
     def __init__(self, layouts: LayoutSet, proposer: Proposer) -> None:
         self._layouts = layouts
@@ -208,17 +182,12 @@ class LayoutSearch:
         self._history = History(layouts)
 
     @property
-    def num_pending(self) -> int:
-        """Layouts asked for and not told."""
-        return len(self._history.pending)
-
-    @property
     def exhausted(self) -> bool:
-        """Whether the next ask answers None."""
+        """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
     def ask(self) -> Layout | None:
-        """See `Strategy`."""
+        """A layout that was not proposed before, and is now pending; None: none is left."""
         if self.exhausted:
             return None
         index = int(self._proposer.propose(self._history))
@@ -227,7 +196,9 @@ class LayoutSearch:
         return self._layouts.layout(index)
 
     def tell(self, layout: Layout, observation: Observation) -> None:
-        """See `Strategy`; of several observations of one layout the last one counts.
+        """Learns the outcome of a layout, which need not have been proposed by this search.
+
+        Of several observations of one layout the last one counts.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
@@ -239,7 +210,7 @@ class LayoutSearch:
         self._history.observations[index] = observation
 
     def resume(self, layout: Layout) -> None:
-        """See `Strategy`.
+        """Marks a layout as pending that was proposed before a restart.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
@@ -247,7 +218,7 @@ class LayoutSearch:
         self._mark_pending(self._index(layout))
 
     def withdraw(self, layout: Layout) -> None:
-        """See `Strategy`.
+        """Learns that a layout will have no outcome; it is not proposed again.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
@@ -257,7 +228,10 @@ class LayoutSearch:
         self._history.pending.pop(index, None)
 
     def expected_improvement(self) -> float | None:
-        """See `Strategy`."""
+        """The share by which the remaining layouts are expected to improve the best one.
+
+        None: the strategy cannot tell, or nothing has completed. 0: no layout is left.
+        """
         if self.exhausted:
             return 0.0
         if not isinstance(self._proposer, ImprovementExpecting):

@@ -1,46 +1,59 @@
 """DeepHyper's centralised Bayesian optimisation (CBO) over the enumerated legal set.
 
-Everything peculiar to DeepHyper 0.13 stays in this file. What it would get wrong, and what is done:
+This module holds everything that is specific to DeepHyper 0.13: the strategy `deephyper`, and
+`ask_cbo`, by which the strategy `guided` lets CBO choose among candidates. How it deals with
+DeepHyper's behaviour:
 
-- It has no pending set and proposes twice. It draws its candidates from `set_sampling_fn`, which
-  here holds free layouts only, and pending ones are told with a lie (constant liar).
-- Its state cannot be saved, its generator moves with every call, and it keeps every surrogate it
-  ever fitted. A new CBO is built for every proposal and told everything at once: one fit a
-  proposal, however many are pending, and the same proposal after a restart.
-- It refines its trees whenever it stagnates, by a state of its own; here they are fine throughout.
-- Its failures are strings, do not count as initial points, end the search after a hundred, and
-  are worth as much as the worst success. It never sees one: failures are told as numbers.
-- It renames a results.csv that it finds in the working directory, unless it writes none.
+- CBO has no pending set and may propose a layout twice. Its candidates come from `set_sampling_fn`,
+  which here returns free layouts only. Pending layouts are told with a made-up value (constant
+  liar).
+- CBO's state cannot be saved, its generator changes with every call, and it keeps all its
+  surrogates. So a new CBO is built for every proposal and told everything at once: one fit for a
+  proposal, and the same proposal after a restart.
+- CBO refines its trees when it stagnates, depending on its state; here they are always fine.
+- CBO's failures are strings. They do not count as initial points, end the search after a hundred,
+  and are worth as much as the worst success. So failures are told as numbers.
+- CBO renames a results.csv in the working directory; `checkpoint_history_to_csv=False` prevents
+  that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
 
+from search_spaces.spec.layout import LAYOUT_FIELDS
 from tuner.strategies.base import History, LayoutSet
-from tuner.strategies.encoding import KnobRanks
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MAX_CANDIDATES: Final = 8_000
-"""Free layouts that one proposal weighs: a seeded draw, plus the surroundings of the best."""
+"""Free layouts that one proposal compares: a seeded draw, and the neighbours of the best
+layouts."""
 NUM_BEST: Final = 5
-"""Best layouts whose surroundings are always among the candidates."""
+"""Best layouts whose neighbours are always among the candidates."""
 MAX_NEIGHBOURS: Final = 200
-"""Candidates taken from the surroundings of each."""
+"""Neighbours of each of them."""
 KAPPA: Final = 1.96
 KAPPA_FINAL: Final = 0.01
 KAPPA_PERIOD: Final = 10
-"""Proposals over which UCB goes from exploring (KAPPA) to exploiting (KAPPA_FINAL), then again."""
+"""Proposals over which UCB goes from exploring (KAPPA) to exploiting (KAPPA_FINAL),
+periodically."""
 NUM_TREES: Final = 10
+
+_LARGEST_SHORT: Final = np.iinfo(np.int16).max
+_PLACE: Final = "place"
 
 
 class DeepHyperProposer:
-    """Random legal layouts first, then the best upper confidence bound of extremely random trees."""
+    """Random layouts first, then the best upper confidence bound of extremely random trees."""
 
     def __init__(
         self,
@@ -53,12 +66,12 @@ class DeepHyperProposer:
         """Prepares the encoding.
 
         Args:
-            layouts: what may be proposed.
+            layouts: the layouts that may be proposed.
             seed: decides every draw.
             num_initial: layouts to draw at random before the first fit, failures included; by
                 default one more than there are knobs that vary.
-            max_peak_memory_bytes: what leaves the headroom that is asked for; a layout whose peak was
-                larger counts as a failure.
+            max_peak_memory_bytes: the largest peak that keeps the memory headroom; a layout with a
+                larger peak counts as a failure.
         """
         self._max_peak_memory_bytes = max_peak_memory_bytes
         self._ranks = KnobRanks(layouts)
@@ -66,7 +79,7 @@ class DeepHyperProposer:
         self._num_initial = len(self._ranks.names) + 1 if num_initial is None else num_initial
 
     def propose(self, history: History) -> int:
-        """Draws at random until there is something to fit, then asks CBO."""
+        """Draws at random until there is enough to fit, then asks CBO."""
         rng = np.random.default_rng([self._seed, history.num_taken])
         free = np.flatnonzero(history.is_free)
         told, values = _told_values(history, self._successes(history))
@@ -76,7 +89,7 @@ class DeepHyperProposer:
         return self._ask_cbo(told, values, candidates, history.num_taken, rng)
 
     def _successes(self, history: History) -> dict[int, float]:
-        """Objective by position, of what ran and keeps the headroom."""
+        """Objectives of completed layouts that keep the headroom, by position."""
         peaks = {index: told.peak_memory_bytes or 0 for index, told in history.observations.items()}
         return {
             index: value
@@ -84,10 +97,8 @@ class DeepHyperProposer:
             if peaks[index] <= self._max_peak_memory_bytes
         }
 
-    def _candidates(
-        self, history: History, free: NDArray[np.int64], rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Free layouts in a random order: of equally good ones CBO takes the first."""
+    def _candidates(self, history: History, free: Ints, rng: np.random.Generator) -> Ints:
+        """Free layouts in a random order: of equally good ones CBO proposes the first."""
         if len(free) <= MAX_CANDIDATES:
             return rng.permutation(free)
         ran = self._successes(history).items()
@@ -100,39 +111,27 @@ class DeepHyperProposer:
 
     def _ask_cbo(
         self,
-        told: NDArray[np.int64],
-        values: NDArray[np.float64],
-        candidates: NDArray[np.int64],
+        told: Ints,
+        values: Floats,
+        candidates: Ints,
         num_asked: int,
         rng: np.random.Generator,
     ) -> int:
-        """Fits once to all that was told and picks among the candidates."""
+        """Fits one surrogate to all observations and picks among the candidates."""
         names = self._ranks.names
         sample = self._points(candidates)
         problem = HpProblem()
         for name, num_values in zip(names, self._ranks.num_values, strict=True):
             problem.add_hyperparameter(list(range(num_values)), name)
         problem.set_sampling_fn(lambda _: sample)
-        search = CBO(
+        kappa = _kappa(num_asked - self._num_initial)
+        search = _cbo(
             problem,
-            random_state=int(rng.integers(2**31)),
-            checkpoint_history_to_csv=False,
+            seed=int(rng.integers(2**31)),
+            kappa=kappa,
+            num_candidates=len(candidates),
             surrogate_model="ET",
             surrogate_model_kwargs={"n_estimators": NUM_TREES, "min_impurity_decrease": 0.0},
-            acq_func="UCB",
-            acq_func_kwargs={
-                "kappa": _kappa(num_asked - self._num_initial),
-                "scheduler": {"type": "constant", "delay": 0},
-            },
-            acq_optimizer="sampling",
-            acq_optimizer_kwargs={
-                "n_points": len(candidates),
-                "filter_duplicated": False,
-                "filter_failures": "min",
-                "max_total_failures": -1,
-                "outliers_iqr_factor": math.inf,
-            },
-            n_initial_points=1,
         )
         search.tell(list(zip(self._points(told), values.tolist(), strict=True)))
         (point,) = search.ask(1)
@@ -140,20 +139,18 @@ class DeepHyperProposer:
         matches = np.flatnonzero((self._ranks.rows(candidates) == wanted).all(axis=1))
         return int(candidates[matches[0]])
 
-    def _points(self, indices: NDArray[np.int64]) -> list[dict[str, int]]:
-        """Layouts as DeepHyper takes them, by the names of the knobs."""
+    def _points(self, indices: Ints) -> list[dict[str, int]]:
+        """Layouts as DeepHyper's points, by the names of the knobs."""
         names = self._ranks.names
         return [dict(zip(names, row, strict=True)) for row in self._ranks.rows(indices).tolist()]
 
 
-def _told_values(
-    history: History, successes: Mapping[int, float]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Positions and values to fit: log objectives, failures and lies included; empty if no success.
+def _told_values(history: History, successes: Mapping[int, float]) -> tuple[Ints, Floats]:
+    """Positions and values to fit, with failures and pending layouts; empty without a success.
 
-    A failure is told as the worst success, or as half the median one if that is worse; without it,
-    one success among failures would look like any of them. A pending layout is told as the worst
-    success (DeepHyper's "cl_min"), which keeps the next proposal away from it.
+    A failure gets the value of the worst success, or half of the median success if that is lower:
+    otherwise the only success would be worth as much as a failure. A pending layout gets the value
+    of the worst success (DeepHyper's "cl_min"), which keeps the next proposal away from it.
     """
     logs = {index: math.log(value) for index, value in successes.items()}
     if not logs:
@@ -167,6 +164,125 @@ def _told_values(
 
 
 def _kappa(num_asked: int) -> float:
-    """DeepHyper's default schedule, which it would derive from its own count of asks."""
+    """DeepHyper's default schedule, which DeepHyper computes from its own count of asks."""
     rate = math.log(KAPPA / KAPPA_FINAL) / KAPPA_PERIOD
     return KAPPA * math.exp(-rate * (max(num_asked, 0) % KAPPA_PERIOD))
+
+
+class KnobRanks:
+    """The legal set as ranks: for each knob that varies, the rank of every layout's value.
+
+    Values would be worse: degrees are mostly powers of two, and a tree that cuts an axis at a
+    uniformly drawn place hardly ever separates 1 from 2 on an axis that ends at 512.
+    """
+
+    def __init__(self, layouts: LayoutSet) -> None:
+        # One knob at a time: all columns of millions of layouts would take hundreds of megabytes.
+        varying = {}
+        for name in sorted(LAYOUT_FIELDS):
+            ranks = _ranks(layouts.column(name))
+            if ranks.max(initial=0) > 0:
+                varying[name] = ranks
+        self.names = tuple(varying)
+        """Knobs that take more than one value, in alphabetical order."""
+        self._columns = tuple(varying.values())
+        self.num_values = tuple(int(ranks.max()) + 1 for ranks in self._columns)
+        """How many values each knob takes."""
+        self._num_layouts = len(layouts)
+
+    def rows(self, indices: Ints) -> NDArray[np.int32]:
+        """Ranks of some layouts, by layout and knob."""
+        rows = np.empty((len(indices), len(self.names)), dtype=np.int32)
+        for place, ranks in enumerate(self._columns):
+            rows[:, place] = ranks[indices]
+        return rows
+
+    def steps_from(self, index: int) -> NDArray[np.int32]:
+        """Distance of each layout from one layout: the sum of the differences of their ranks."""
+        steps = np.zeros(self._num_layouts, dtype=np.int32)
+        for ranks in self._columns:
+            steps += np.abs(ranks - ranks[index])
+        return steps
+
+
+def _ranks(values: Ints) -> NDArray[np.signedinteger[Any]]:
+    """Ranks through a table of all values up to the largest, at most 2^20, which avoids sorting."""
+    occurs = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
+    occurs[values] = True
+    num_values = int(np.count_nonzero(occurs))
+    short: type[np.signedinteger[Any]] = np.int16 if num_values <= _LARGEST_SHORT else np.int32
+    rank_of = (np.cumsum(occurs) - 1).astype(short)
+    return rank_of[values]
+
+
+class ValueSurrogate(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A surrogate for CBO with given values: it returns the negated value, because CBO minimises.
+
+    CBO's own acquisition functions treat each layout alone, with a normal distribution, and know
+    neither pending layouts nor the risk of running out of memory. The values already include all of
+    that (decision 19), so the deviation is 0. The only dimension is the candidate's position.
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+
+    def __sklearn_clone__(self) -> Self:
+        return self
+
+    def fit(self, _X: Any, _y: Any) -> Self:  # noqa: N803
+        """Does nothing: the values are given."""
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """The negated value of each candidate, and a deviation of 0."""
+        places = np.rint(np.asarray(X, dtype=np.float64)[:, 0]).astype(np.int64)
+        mean = -self.values[places]
+        return (mean, np.zeros_like(mean)) if return_std else mean
+
+
+def ask_cbo(values: Floats, seed: int) -> int:
+    """The position of the candidate that CBO proposes.
+
+    Args:
+        values: the value of each candidate; more is better.
+        seed: of CBO's generator.
+    """
+    problem = HpProblem()
+    problem.add_hyperparameter((0, len(values)), _PLACE)
+    points = [{_PLACE: place} for place in range(len(values))]
+    problem.set_sampling_fn(lambda _: points)
+    search = _cbo(
+        problem,
+        seed=seed,
+        kappa=0.0,
+        num_candidates=len(values),
+        surrogate_model=ValueSurrogate(np.append(values, values.min())),
+        objective_scaler="identity",
+    )
+    # CBO uses its surrogate only after a first observation: tell a point beyond the candidates.
+    search.tell([({_PLACE: len(values)}, float(values.min()))])
+    (point,) = search.ask(1)
+    return int(point[_PLACE])
+
+
+def _cbo(
+    problem: HpProblem, *, seed: int, kappa: float, num_candidates: int, **surrogate: Any
+) -> CBO:
+    """A CBO that proposes the candidate with the best upper confidence bound."""
+    return CBO(
+        problem,
+        random_state=seed,
+        checkpoint_history_to_csv=False,
+        acq_func="UCB",
+        acq_func_kwargs={"kappa": kappa, "scheduler": {"type": "constant", "delay": 0}},
+        acq_optimizer="sampling",
+        acq_optimizer_kwargs={
+            "n_points": num_candidates,
+            "filter_duplicated": False,
+            "filter_failures": "min",
+            "max_total_failures": -1,
+            "outliers_iqr_factor": math.inf,
+        },
+        n_initial_points=1,
+        **surrogate,
+    )

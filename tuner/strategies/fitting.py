@@ -1,4 +1,4 @@
-"""Which layouts will run: the memory belief, and doubt about the neighbours of what failed otherwise."""
+"""Probability that a layout runs: from predicted memory, and from failures of similar layouts."""
 
 # ruff: noqa: N806 (arrays carry their shape in the name: N layouts, M failures)
 
@@ -11,27 +11,28 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import MemoryTerms
+from search_spaces.spec.layout_columns import LayoutColumns
+from tuner.calibration.known_measurements import Sample
 from tuner.calibration.memory import MemoryBelief
 from tuner.calibration.memory_evidence import usable_bytes
 from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, logistic
-from tuner.knowledge import Sample
-from tuner.problem import SearchProblem
-from tuner.residual import similarity
 from tuner.strategies.base import History
+from tuner.strategies.problem import SearchProblem
+from tuner.strategies.residual import similarity
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _EXPLAINED: Final = 0.01
-"""Probability of fitting up to which a failure counts as one of memory alone."""
+"""A failed layout with a smaller probability of fitting is taken to have run out of memory."""
 _BLAMED: Final = 0.7
-"""Share of the failures which memory does not explain that are the layout's own: its twin fails, too."""
+"""Of failures that memory does not explain, the share that the layout causes: similar layouts fail
+too."""
 _REACH: Final = 1.0
-"""Doublings of one knob over which such a failure casts doubt."""
+"""Doublings of one knob over which such a failure lowers the probability."""
 _CHUNK: Final = 512
-"""Layouts at once, beside all failures: what is made on the way stays in the processor's cache."""
+"""Layouts in one pass over all failures: the intermediate arrays fit into the cache."""
 _LEAST: Final = 1e-9
 _SD_PER_MEDIAN: Final = 1.4826
 """Standard deviations to a median absolute deviation, of a normal distribution."""
@@ -39,10 +40,10 @@ _SD_PER_MEDIAN: Final = 1.4826
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitting:
-    """Probabilities of running, and what is believed of peaks."""
+    """Probabilities of running, and predicted peaks, of some layouts."""
 
     probability: Floats
-    """That each layout runs, and keeps the headroom that is asked for."""
+    """Probability that each layout runs and keeps the memory headroom."""
     peak_mean_bytes: Floats
     """Expected peak of each layout's fullest rank."""
     peak_sd_bytes: Floats
@@ -57,7 +58,7 @@ class Fitting:
         )
 
     def joined(self, other: Fitting) -> Fitting:
-        """These layouts, and then the other ones."""
+        """These layouts followed by the other ones."""
         return Fitting(
             probability=np.concatenate([self.probability, other.probability]),
             peak_mean_bytes=np.concatenate([self.peak_mean_bytes, other.peak_mean_bytes]),
@@ -65,7 +66,7 @@ class Fitting:
         )
 
     def draw_peaks(self, num_draws: int, rng: np.random.Generator) -> Floats:
-        """Draws of the peaks, all off by the same number of deviations: they share their causes."""
+        """Draws of the peaks, which share one standard normal variable in each draw."""
         off = rng.standard_normal((num_draws, 1))
         return np.asarray(np.maximum(self.peak_mean_bytes + off * self.peak_sd_bytes, 1.0))
 
@@ -84,7 +85,7 @@ class _Peaks:
 
 
 class FittingBelief:
-    """Judges the layouts of one problem, given the history of its search."""
+    """Predicts which layouts of a problem run, given the history of its search."""
 
     def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
         self._problem = problem
@@ -94,7 +95,7 @@ class FittingBelief:
         self._terms = prior.terms(columns, problem.model)
 
     def judge(self, history: History, rows: Ints) -> Fitting:
-        """What is believed of some layouts after the history."""
+        """Probabilities and peaks of some layouts after the history."""
         problem = self._problem
         belief = self._prior.told(samples_of(history, problem))
         peaks = self._peaks(history, belief, rows)
@@ -108,9 +109,9 @@ class FittingBelief:
         )
 
     def _peaks(self, history: History, belief: MemoryBelief, rows: Ints) -> _Peaks:
-        """Peaks by the belief, put right by what it fails to explain of those that were measured.
+        """Predicted peaks, shifted and widened by the errors of the prediction so far.
 
-        A prior that is too sure of a trainer would take ten measurements for ten outliers.
+        Without this, a prior that is too narrow would treat every measurement as an outlier.
         """
         model = self._problem.model
         measured = {
@@ -129,15 +130,15 @@ class FittingBelief:
         return _Peaks(mean=mean, deviation=np.hypot(deviation, spread * mean))
 
     def peak_bytes(self, row: int) -> float:
-        """What one layout's peak was expected to be before the search."""
+        """The prediction of one layout's peak before the search."""
         terms = _of_rows(self._terms, [row])
         return float(self._prior.peak_bytes(terms, self._problem.model)[0][0])
 
     def _trust(self, history: History, belief: MemoryBelief, rows: Ints, usable: float) -> Floats:
-        """What is left of each probability beside failures that memory does not explain.
+        """A factor on each probability, below 1 near failures that memory does not explain.
 
-        A failure that the memory belief still thinks would fit has another reason, and layouts like it
-        may share it: a stage without layers, a group that some library cannot serve.
+        A layout that failed although it should fit has another defect, which similar layouts may
+        share: a stage without layers, or a group size that a library does not support.
         """
         failed = np.array(
             [i for i, seen in history.observations.items() if seen.state != "completed"],
@@ -146,8 +147,8 @@ class FittingBelief:
         if not len(failed):
             return np.ones(len(rows))
         unexplained_M = self._peaks(history, belief, failed).below(usable)
-        # What memory explains casts no doubt, and most failures are such: of 10^5 layouts by hundreds
-        # of failures the likeness would take seconds.
+        # Failures that memory explains are left out: the similarity of 10^5 layouts to hundreds of
+        # failures takes seconds.
         in_doubt = unexplained_M > _EXPLAINED
         failed, unexplained_M = failed[in_doubt], unexplained_M[in_doubt]
         doubt_N = np.zeros(len(rows))
@@ -162,14 +163,14 @@ _HERE: Final = "this campaign"
 
 
 def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
-    """What was told, as samples of this campaign's model and machine."""
+    """The observations of a search as samples of its model and cluster."""
     return [
         Sample(
             model=problem.model,
             cluster=problem.cluster,
             layout=history.layouts.layout(index),
             state=seen.state,
-            # Of memory samples alone; the step time may not have been told.
+            # Only memory is calibrated on these samples; the step time may be unknown.
             step_time_s=(seen.step_time_s or 1.0) if seen.state == "completed" else None,
             peak_memory_bytes=seen.peak_memory_bytes,
             software=problem.software,
@@ -179,6 +180,6 @@ def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
 
 
 def _of_rows(terms: MemoryTerms, rows: Ints | list[int]) -> MemoryTerms:
-    """The terms of some layouts, which are the last axis of each array."""
+    """The terms of some layouts (the last axis of each array)."""
     arrays = {field.name: getattr(terms, field.name)[..., rows] for field in fields(terms)}
     return replace(terms, **arrays)

@@ -1,8 +1,8 @@
-"""What a layout is worth: its objective's logarithm, or several objectives weighed into one figure.
+"""The value of a layout: the logarithm of its objective, or one figure of several objectives.
 
-Several are weighed anew at each proposal (ParEGO, Knowles 2006): an augmented Chebyshev figure whose
-weights a seed draws, so that proposals spread along the Pareto front. One in three goes to the first
-objective alone, which ranks.
+Several objectives get new random weights at each proposal (ParEGO, Knowles 2006) and are combined
+by an augmented Chebyshev function, so that proposals spread along the Pareto front. One proposal in
+three considers the first objective only, which ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.objectives import MEMORY_HEADROOM, objective_factors
-from tuner.problem import SearchProblem
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
 from tuner.strategies.base import Observation
+from tuner.strategies.problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FIRST_ALONE: Final = 3
-"""One proposal in so many goes to the first objective alone."""
+"""Every third proposal considers the first objective only."""
 _SUM_WEIGHT: Final = 0.05
 """Weight of the sum of the objectives beside the worst one, as in ParEGO."""
 _LEAST_RANGE: Final = 1e-3
@@ -30,7 +30,7 @@ _LEAST_RANGE: Final = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Weighing:
-    """How one proposal makes one figure of several objectives."""
+    """How one proposal combines several objectives."""
 
     weights: Floats
     """Share of each objective; they sum to 1."""
@@ -40,11 +40,11 @@ class Weighing:
     """Length of each range."""
 
     def figure(self, values: Floats) -> Floats:
-        """One figure, more is better, of values whose last axis is the objectives."""
+        """One figure (more is better) of values whose last axis is the objectives."""
         if len(self.weights) == 1:
             return np.asarray(values[..., 0])
         scaled = (values - self.low) / self.span
-        # Where a weight is 0 the objective does not count, however bad.
+        # An objective with weight 0 does not count, however bad it is.
         losses = self.weights * (1.0 - scaled)
         figure = -losses.max(axis=-1) - _SUM_WEIGHT * losses.sum(axis=-1)
         return np.asarray(figure * self.span[0])
@@ -58,13 +58,12 @@ class Goals:
         self._memory_bytes = float(problem.cluster.device_memory_bytes)
         throughputs = [name for name in self._names if name != MEMORY_HEADROOM]
         self._log_factors = {
-            name: np.log(objective_factors(name, columns, problem.model, problem.cluster))
-            for name in throughputs
+            name: np.log(objective_factors(name, columns, problem.model)) for name in throughputs
         }
 
     @property
     def num_objectives(self) -> int:
-        """How many are weighed against each other."""
+        """Number of objectives."""
         return len(self._names)
 
     def log_step_s(self, row: int, observation: Observation) -> float:
@@ -75,7 +74,7 @@ class Goals:
         return float(self._log_factors[self._names[0]][row] - np.log(observation.objective))
 
     def values(self, rows: Ints, log_s: Floats, peak_bytes: Floats) -> Floats:
-        """Every objective of some layouts; a last axis is added for them.
+        """Every objective of some layouts, along an added last axis.
 
         Args:
             rows: the layouts.
@@ -93,7 +92,7 @@ class Goals:
         )
 
     def weighing(self, values: Floats, num_asked: int, rng: np.random.Generator) -> Weighing:
-        """How this proposal weighs the objectives.
+        """The weights of the objectives for this proposal.
 
         Args:
             values: expected values of the candidates, one row each.

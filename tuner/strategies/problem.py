@@ -1,37 +1,38 @@
-"""What a strategy is given to solve: the layouts, what they train and where, and what is wanted."""
+"""The problem that a strategy solves: layouts, model, cluster and objectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from search_spaces.cluster import Cluster
-from search_spaces.model_shape import ModelShape
-from search_spaces.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
+from tuner.calibration.known_measurements import Knowledge
 from tuner.errors import ProblemInvalidError
-from tuner.knowledge import Knowledge
 from tuner.strategies.base import LayoutSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchProblem:
-    """One search, whatever the strategy.
+    """The input of a strategy.
 
     Raises:
-        ProblemInvalidError: at construction, when no objective can rank, or the headroom is no share.
+        ProblemInvalidError: at construction, when the first objective cannot rank, or the headroom
+            is not a share.
     """
 
     layouts: LayoutSet
-    """What may be asked for."""
+    """The layouts that may be proposed."""
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     cluster: Cluster
-    """Where it runs."""
+    """The cluster to train on."""
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
-    """What to maximise; several at once are traded off, and the first one ranks."""
+    """Objectives to maximise; the first one ranks, several are traded off."""
     min_memory_headroom: float = 0.0
     """Share of a device's memory that must stay free at the peak."""
     software: str = ""
-    """What runs the layouts: a table's source; empty for this project's own trainer."""
+    """The training software: a table's source; empty for the embedded trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     """Measurements from elsewhere."""
 
@@ -51,5 +52,5 @@ class SearchProblem:
 
     @property
     def allowed_memory_bytes(self) -> float:
-        """What the peak of a device may come to."""
+        """The largest allowed peak of a device."""
         return self.cluster.device_memory_bytes * (1.0 - self.min_memory_headroom)

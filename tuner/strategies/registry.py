@@ -1,15 +1,17 @@
-"""Strategies by the name that campaigns give."""
+"""Strategies by the name that campaigns give, and the three that follow a fixed order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tuner.errors import StrategyUnknownError
-from tuner.problem import SearchProblem
-from tuner.strategies.base import LayoutSearch, Proposer
-from tuner.strategies.simple import ExhaustiveProposer, RandomProposer
+from tuner.strategies.base import History, LayoutSearch, Proposer
+from tuner.strategies.problem import SearchProblem
 
 
 def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:
@@ -25,12 +27,32 @@ def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSear
     return LayoutSearch(problem.layouts, STRATEGIES[name](problem, seed))
 
 
+class FixedOrderProposer:
+    """Proposes each layout once, in an order that no measurement changes."""
+
+    def __init__(self, order: Sequence[int] | NDArray[np.int64]) -> None:
+        self._order = order
+        self._next = 0
+
+    def propose(self, history: History) -> int:
+        """The first free layout of the order. A taken layout never becomes free again."""
+        while not history.is_free[self._order[self._next]]:
+            self._next += 1
+        return int(self._order[self._next])
+
+
 def _random(problem: SearchProblem, seed: int) -> Proposer:
-    return RandomProposer(num_layouts=len(problem.layouts), seed=seed)
+    return FixedOrderProposer(np.random.default_rng(seed).permutation(len(problem.layouts)))
 
 
-def _exhaustive(_problem: SearchProblem, _seed: int) -> Proposer:
-    return ExhaustiveProposer()
+def _exhaustive(problem: SearchProblem, _seed: int) -> Proposer:
+    return FixedOrderProposer(range(len(problem.layouts)))
+
+
+def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
+    from tuner.strategies.predictions import order_by_estimate
+
+    return FixedOrderProposer(order_by_estimate(problem))
 
 
 def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
@@ -46,12 +68,6 @@ def _guided(problem: SearchProblem, seed: int) -> Proposer:
     return GuidedProposer(problem, seed=seed)
 
 
-def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
-    from tuner.strategies.model_only import ModelOnlyProposer
-
-    return ModelOnlyProposer(problem)
-
-
 STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "deephyper": _deephyper,
     "exhaustive": _exhaustive,
@@ -59,3 +75,4 @@ STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "model-only": _model_only,
     "random": _random,
 }
+"""A function for each strategy, which imports the strategy's packages when it is called."""

@@ -1,7 +1,7 @@
-"""What the closed form cannot say: a Gaussian process over the knobs, on the log of measured over predicted.
+"""The error of the closed form: a Gaussian process over the knobs, of log(measured / predicted).
 
-Rasmussen and Williams 2006, chapter 2. Its prior mean is zero (the closed form is right), its
-amplitude and its length are chosen by the likelihood of what was measured, among a few.
+Rasmussen and Williams 2006, chapter 2. The prior mean is zero. Amplitude, length and noise are the
+most likely ones of a small grid, given the measurements.
 """
 
 from __future__ import annotations
@@ -14,48 +14,41 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
+from search_spaces.spec.layout import COUNT_KNOBS, LAYOUT_FIELDS
+from search_spaces.spec.layout_columns import LayoutColumns
 
 Floats = NDArray[np.float64]
 
-_DOUBLING: Final = (
-    "num_nodes",
-    "tp",
-    "pp",
-    "dp",
-    "vpp",
-    "micro_batch_size",
-    "num_microbatches",
-    "zero_replicas",
-)
-_CODED: Final = ("zero_stage", "recompute", "sequence_parallel", "precision")
+_CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
 
 _AMPLITUDES: Final = (0.05, 0.1, 0.2, 0.4)
 _LENGTHS: Final = (2.0, 4.0)
 _NOISES: Final = (0.02, 0.06)
 _LIKELY_AMPLITUDE: Final = 0.2
-"""Closed forms are off by 15 to 19 % on the mean of 109 published multi-node runs (Calculon, vTrain,
-llm-analysis)."""
+"""Closed forms are off by 15 to 19 % on the mean of 109 published multi-node runs (Calculon,
+vTrain, llm-analysis)."""
 _AMPLITUDE_LOG_SD: Final = 0.7
 
 
 def knob_coordinates(columns: LayoutColumns) -> Floats:
-    """Layouts as points, one row each: log2 of what doubles, and the codes of words."""
-    doubling = [np.log2(np.asarray(getattr(columns, name), dtype=np.float64)) for name in _DOUBLING]
+    """Layouts as points, one row each: log2 of numeric knobs, and the codes of the other knobs."""
+    doubling = [
+        np.log2(np.asarray(getattr(columns, name), dtype=np.float64)) for name in COUNT_KNOBS
+    ]
     coded = [np.asarray(getattr(columns, name), dtype=np.float64) for name in _CODED]
     return np.stack(np.broadcast_arrays(*doubling, *coded), axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualKernel:
-    """How alike the residuals of two layouts are: Matern 5/2 of their distance, plus noise of each."""
+    """Covariance of the residuals of two layouts: Matern 5/2 of their distance, plus noise."""
 
     amplitude: float = _LIKELY_AMPLITUDE
     """Standard deviation of the residual, in logarithms of the step time."""
     length: float = 3.0
-    """Distance, in doublings of one knob, over which it changes."""
+    """Distance, in doublings of one knob, over which the residual changes."""
     noise: float = 0.02
-    """Standard deviation of a measurement about it: the steps of one probe agree to 1 to 3 %."""
+    """Standard deviation of a measurement: the steps of one probe agree within 1 to 3 %."""
 
     def between(self, points: Floats, others: Floats) -> Floats:
         """Covariance of the residuals of points (rows) and of others (columns), without noise."""
@@ -67,13 +60,13 @@ class ResidualKernel:
 
     @property
     def log_prior(self) -> float:
-        """Log of how plausible the amplitude is before anything was measured, up to a constant."""
+        """Log prior of the amplitude, up to a constant."""
         off = np.log(self.amplitude / _LIKELY_AMPLITUDE) / _AMPLITUDE_LOG_SD
         return float(-0.5 * off**2)
 
 
 def similarity(points: Floats, others: Floats, length: float) -> Floats:
-    """Matern 5/2 of the distances: 1 for a point and itself, toward 0 beyond a few lengths."""
+    """Matern 5/2 of the distances: 1 at distance 0, towards 0 beyond a few lengths."""
     squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
     distance = np.sqrt(np.maximum(squares - 2.0 * points @ others.T, 0.0))
     scaled = np.sqrt(5.0) / length * distance
@@ -81,7 +74,7 @@ def similarity(points: Floats, others: Floats, length: float) -> Floats:
 
 
 def candidate_kernels() -> Iterator[ResidualKernel]:
-    """The kernels that the likelihood chooses among."""
+    """The kernels among which the likelihood chooses."""
     for amplitude, length, noise in product(_AMPLITUDES, _LENGTHS, _NOISES):
         yield ResidualKernel(amplitude=amplitude, length=length, noise=noise)
 

@@ -1,13 +1,13 @@
-"""What is believed of every layout's step time: the closed form with uncertain factors, plus a residual.
+"""Posterior of every layout's step time: the closed form with uncertain factors, plus a residual.
 
-The logarithm of a step is g(f) + r: g the closed form (`search_spaces.estimates.time`), f the
-logarithms of its factors with a normal prior, r a Gaussian process over the knobs. Gauss-Newton finds
-the best factors; about them g is linear, so that the factors' posterior is normal, and two layouts are
-alike as far as they spend their time on the same terms: one measurement of a layout that is heavy
-in tensor parallelism informs all of those.
+The logarithm of a step time is g(f) + r. g is the closed form (`search_spaces.estimates.time`), f
+the logarithms of its factors with a normal prior, and r a Gaussian process over the knobs.
+Gauss-Newton finds the best factors. Linearised about them, g gives a normal posterior of the
+factors, in which layouts are correlated as far as they spend their time on the same terms: one
+measurement of a layout with much tensor parallelism improves the prediction of all such layouts.
 """
 
-# ruff: noqa: N803, N806 (arrays carry their shape in the name: N layouts, M measured, F factors, S draws)
+# ruff: noqa: N803, N806 (shapes in names: N layouts, M measured, F factors, S draws)
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.estimates.time import PRIOR, TimeTerms
-from tuner.residual import ResidualKernel, candidate_kernels, log_likelihood
+from tuner.strategies.residual import ResidualKernel, candidate_kernels, log_likelihood
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _STEPS: Final = 6
 _LARGEST_MOVE: Final = 1.0
-"""Most that a factor's logarithm moves in a step of Gauss-Newton."""
+"""Largest change of a factor's logarithm in one step of Gauss-Newton."""
 _CLOSE: Final = 1e-3
 _MAX_FOR_KERNEL: Final = 150
-"""Measurements, the latest, that choose the kernel: more would not change the choice."""
+"""Latest measurements that choose the kernel: more would not change the choice."""
 _JITTER: Final = 1e-6
-"""Share of the largest variance that is added to all, for the root to exist."""
+"""Share of the largest variance that is added to all, so that the Cholesky factor exists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,15 +45,15 @@ class FactorsPrior:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepModel:
-    """The closed form of some layouts, and where they stand among the knobs."""
+    """The closed form of some layouts, and their coordinates in the space of knobs."""
 
     terms: TimeTerms
     """One row a layout."""
     points: Floats
-    """One row a layout (`tuner.residual.knob_coordinates`)."""
+    """One row a layout (`tuner.strategies.residual.knob_coordinates`)."""
 
     def rows(self, rows: Ints) -> Self:
-        """The same of some layouts."""
+        """The model of some of the layouts."""
         terms = TimeTerms(
             names=self.terms.names,
             seconds=self.terms.seconds[rows],
@@ -98,7 +98,7 @@ class StepBelief:
         self._inverse_MM = np.linalg.inv(self.kernel.of_measured(self._measured.points))
 
     def _fit_factors(self) -> None:
-        """Gauss-Newton from where the factors are."""
+        """Gauss-Newton steps from the current factors."""
         measured, prior = self._measured, self._prior
         noise_MM = self.kernel.of_measured(measured.points)
         for _ in range(_STEPS):
@@ -115,7 +115,7 @@ class StepBelief:
         self._covariance_FF = prior.covariance - gains_FM @ solved[:, 1:] @ prior.covariance
 
     def _linear(self) -> Floats:
-        """What the linearised form leaves to explain by the factors' deviations from their prior."""
+        """Residuals of the linearised form at the prior mean of the factors."""
         moved_F = self.deviations_F - self._prior.mean
         return np.asarray(self._residuals() + self._measured.slopes(self.deviations_F) @ moved_F)
 
@@ -145,7 +145,7 @@ class StepBelief:
         )
 
     def physical_mean(self, rows: Ints) -> Floats:
-        """Expected logarithms without the residual, which would cost more: for a first look."""
+        """Expected logarithms without the residual, which costs more to compute."""
         return self._model.rows(rows).log_s(self.deviations_F)
 
     def physical_deviation(self, rows: Ints) -> Floats:
@@ -153,9 +153,9 @@ class StepBelief:
         return np.asarray(np.sqrt(self._physical_variance(self._model.rows(rows))))
 
     def marginals(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the logarithm of some step times, each by itself.
+        """Mean and standard deviation of the logarithms of some step times.
 
-        As if factors and residual were known apart: the spread is a little too large.
+        Factors and residual are treated as independent, so the spread is slightly too large.
         """
         asked = self._model.rows(rows)
         across = self.kernel.between(asked.points, self._measured.points)
@@ -189,7 +189,7 @@ class StepBelief:
 
 
 def _normal(covariance: Floats, num_draws: int, rng: np.random.Generator) -> Floats:
-    """Draws of a normal vector of mean 0; a covariance that is singular is taken as nearly so."""
+    """Draws of a normal vector of mean 0, also for a singular covariance."""
     jitter = _JITTER * max(float(np.diagonal(covariance).max(initial=0.0)), _JITTER)
     try:
         root = np.linalg.cholesky(covariance + jitter * np.eye(len(covariance)))

@@ -1,21 +1,24 @@
-"""`layout-tuner calibrate`: measures this machine's constants and keeps them."""
+"""`layout-tuner calibrate`: measures this machine's constants and saves them."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from search_spaces.data_home import DATA_DIR_VARIABLE, default_data_dir
-from workers.command_input import fail
-from workers.commands import PositiveNumber, described_machine
+from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.terminal.console import LiveLine
+from workers.commands.command_input import fail
+from workers.commands.commands import PositiveNumber, described_machine
+from workers.commands.options import cluster_option
 
 if TYPE_CHECKING:
-    from search_spaces.measured_constants import MeasuredConstants
+    from search_spaces.documents.calibration_file import MeasuredConstants
 
 _LONGEST_S: Final = 3600.0
 _UNITS: Final = {
@@ -28,34 +31,38 @@ _UNITS: Final = {
 
 
 @click.command()
-@click.option("--cluster", default="local-cpu", show_default=True, help="What this machine is.")
+@cluster_option
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     envvar=DATA_DIR_VARIABLE,
-    help="Where to keep the constants.  [default: ~/.local/share/layout-tuner]",
+    help="Where to save the constants.  [default: ~/.local/share/layout-tuner]",
 )
 @click.option(
     "--seconds",
     type=PositiveNumber(_LONGEST_S),
     default=40.0,
     show_default=True,
-    help="How long to measure, about; starting comes before.",
+    help="How long to measure, about, without the start.",
 )
-@click.option("--show", is_flag=True, help="Measure nothing; print what is kept.")
+@click.option("--show", is_flag=True, help="Measure nothing; print the saved constants.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, timings included.")
 def calibrate(
     cluster: str, data_dir: Path | None, seconds: float, show: bool, as_json: bool
 ) -> None:
-    """Measure this machine's constants for the estimates, and keep them in the data directory.
+    """Measure this machine's constants for the estimates, and save them in the data directory.
 
     Matrix products, memory, collectives and transfers, on all devices of this node at once. From
     then on campaigns and estimates on a cluster of this name start from them instead of a preset's
     guesses; what a campaign's own file states about its cluster still counts.
     """
+    from search_spaces.documents.calibration_file import (
+        read_constants,
+        refuse_unwritable,
+        write_constants,
+    )
     from search_spaces.errors import MeasuredConstantsInvalidError
-    from search_spaces.measured_constants import read_constants, refuse_unwritable, write_constants
-    from workers.calibration import calibrate as measure
+    from workers.calibrate.constants import calibrate as measure
     from workers.errors import WorkerError
 
     directory = data_dir or default_data_dir()
@@ -64,12 +71,17 @@ def calibrate(
         if show:
             measured = read_constants(directory, described.name)
             if measured is None:
-                fail(f"nothing is kept of {described.name} in {directory}; run without --show")
+                fail(
+                    f"no calibration of {described.name} is saved in {directory}; run without --show"
+                )
         else:
             refuse_unwritable(directory)
-            measured = measure(described, seconds=seconds, on_event=_progress)
-            kept = write_constants(directory, measured)
-            click.echo(f"kept in {kept}", err=True)
+            live = LiveLine(sys.stderr)
+            try:
+                measured = measure(described, seconds=seconds, on_event=partial(_progress, live))
+            finally:
+                live.clear()
+            click.echo(f"saved in {write_constants(directory, measured)}", err=True)
     except (MeasuredConstantsInvalidError, WorkerError) as error:
         fail(str(error))
     if as_json:
@@ -81,14 +93,13 @@ def calibrate(
         click.echo(f"warning: {warning}", err=True)
 
 
-def _progress(event: dict[str, Any]) -> None:
-    if event.get("event") == "timed" and sys.stderr.isatty():
-        end = "\n" if event["done"] == event["of"] else ""
-        click.echo(f"\r{event['done']} of {event['of']} timings{end}", nl=False, err=True)
+def _progress(line: LiveLine, event: dict[str, Any]) -> None:
+    if event.get("event") == "timed":
+        line.show(f"{event['done']} of {event['of']} timings")
 
 
 def _lines(measured: MeasuredConstants) -> Iterator[str]:
-    """The constants and the fits, for people."""
+    """The constants and the fits, as text."""
     yield f"{measured.cluster}: {measured.source} ({measured.num_devices} devices at once)"
     for name, value in measured.constants.items():
         scale, unit = _UNITS[name]

@@ -10,24 +10,24 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
-from search_spaces.cluster import Cluster
-from search_spaces.link_fit import LinkFit, fit_link
-from search_spaces.measured_constants import MeasuredConstants
+from search_spaces.documents.calibration_file import MeasuredConstants
+from search_spaces.estimates.link_fit import LinkFit, fit_link
+from search_spaces.spec.cluster import Cluster
 from workers.errors import CalibrationFailedError
-from workers.json_lines import Document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import local_launcher
-from workers.packing.shares import Share
-from workers.revision import software_versions
+from workers.packing.request import Share
+from workers.ranks.json_lines import Document
+from workers.trainer.revision import software_versions
 
 NOISY: Final = 0.25
-"""Spread of the repeats from which on the machine is called busy."""
+"""Spread of the repeats above which a warning says that the machine was busy."""
 
 ROUGH_FIT: Final = 0.5
-"""Error of a fitted link from which on it is called no line."""
+"""Error of a fitted link above which a warning says that it does not fit."""
 
 _GRACE_S: Final = 120.0
-"""Beyond the timings: starting, meeting, the first use of every operation."""
+"""Time in addition to the timings: start, rendezvous, the first use of every operation."""
 
 Timings = Sequence[Mapping[str, Any]]
 
@@ -35,12 +35,12 @@ Timings = Sequence[Mapping[str, Any]]
 def calibrate(
     cluster: Cluster, *, seconds: float, on_event: Callable[[Document], None]
 ) -> MeasuredConstants:
-    """Measures this machine as the cluster it is described as, all its devices at once.
+    """Measures this machine, all of its devices at once.
 
     Args:
-        cluster: the description; its devices decide how many ranks measure.
+        cluster: the machine's description; there is one rank for each of its devices.
         seconds: how long to measure, about.
-        on_event: is told of every timing.
+        on_event: called with every timing.
 
     Raises:
         CalibrationFailedError: a rank failed.
@@ -70,13 +70,16 @@ def _timings(
 
 
 def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> MeasuredConstants:
-    """The constants that the timings amount to, and what speaks against them."""
+    """The constants that follow from the timings, and warnings about them."""
     fits = dict(link_fits(timings))
     rates = {name: fit for (name, _), fit in fits.items()}
+    [host] = _of(timings, "host")
     constants: dict[str, Any] = {
         "peak_flops_per_s": _peaks(timings),
-        "memory_bandwidth_bytes_per_s": _memory_bandwidth(timings),
-        "host_operation_s": _host_operation_s(timings),
+        "memory_bandwidth_bytes_per_s": float(
+            max(timing["bytes"] / timing["seconds"] for timing in _of(timings, "stream"))
+        ),
+        "host_operation_s": float(host["seconds"] / host["operations"]),
     }
     if "all_reduce" in rates:
         reduces = {ranks: fit for (name, ranks), fit in fits.items() if name == "all_reduce"}
@@ -106,8 +109,8 @@ def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> Measure
 def link_fits(timings: Timings) -> Iterator[tuple[tuple[str, int], LinkFit]]:
     """Latency of a step and bandwidth of a rank, for each operation and number of ranks.
 
-    A ring moves (n - 1) / n of the bytes in n - 1 steps, an all-reduce twice that (arXiv:1802.05799,
-    section 3); a transfer there and back is two of one step each.
+    A ring moves (n - 1) / n of the bytes in n - 1 steps, an all-reduce twice that
+    (arXiv:1802.05799, section 3); a transfer there and back is two of one step each.
     """
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for timing in timings:
@@ -141,15 +144,6 @@ def _peaks(timings: Timings) -> dict[str, float]:
     return peaks
 
 
-def _memory_bandwidth(timings: Timings) -> float:
-    return float(max(t["bytes"] / t["seconds"] for t in _of(timings, "stream")))
-
-
-def _host_operation_s(timings: Timings) -> float:
-    [timing] = _of(timings, "host")
-    return float(timing["seconds"] / timing["operations"])
-
-
 def _of(timings: Timings, operation: str) -> list[Mapping[str, Any]]:
     return [timing for timing in timings if timing["operation"] == operation]
 
@@ -163,6 +157,6 @@ def _warnings(noise: float, fits: Mapping[tuple[str, int], LinkFit]) -> Iterator
     for (operation, ranks), fit in fits.items():
         if fit.error > ROUGH_FIT:
             yield (
-                f"{operation} over {ranks} ranks is no latency and bandwidth: the fit is off by "
+                f"{operation} over {ranks} ranks does not fit a latency and a bandwidth: the error is "
                 f"{fit.error:.0%}"
             )

@@ -1,7 +1,7 @@
-"""What a rank times of its machine for `layout-tuner calibrate`: products, memory, collectives.
+"""Timings of a rank for `layout-tuner calibrate`: matrix products, memory, collectives.
 
-All ranks take the same steps, so that what is shared (a clock, a memory, links) is shared as in a
-training step. Collectives are the trainer's own, over groups that exist all at once.
+All ranks take the same steps, so that they share clock, memory and links as in a training step.
+Collectives are those of the trainer, over groups that communicate at the same time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from search_spaces.layout import PRECISIONS, Layout, Precision
-from workers.json_lines import JsonLines
-from workers.rank_group import join_process_group
-from workers.rank_task import RankTask
-from workers.trainer.collectives import all_reduce, barrier, gather_rows, scatter_rows
-from workers.trainer.measure import quartiles
-from workers.trainer.mesh import Mesh, build_mesh
-from workers.trainer.pipeline import Message, start_messages
-from workers.trainer.precision import COMPUTE_DTYPES
-from workers.trainer.products import linear
+from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from workers.ranks.json_lines import JsonLines
+from workers.ranks.rank_group import join_process_group
+from workers.ranks.rank_task import RankTask
+from workers.trainer.comm.collectives import all_reduce, barrier, gather_rows, scatter_rows
+from workers.trainer.model.matrix_products import linear
+from workers.trainer.model.precision import COMPUTE_DTYPES
+from workers.trainer.parallel.mesh import Mesh, build_mesh
+from workers.trainer.parallel.pipeline import Message, start_messages
+from workers.trainer.probe.measurement import quartiles
 
 _LEAST_REPEATS: Final = 5
 _MOST_REPEATS: Final = 400
@@ -34,9 +34,9 @@ _MATMULS: Final = {
     "cpu": ((256, 128, 128), (512, 512, 512), (512, 2048, 512), (1024, 1024, 1024)),
     "cuda": ((2048, 1024, 1024), (4096, 4096, 4096), (4096, 16384, 4096), (8192, 8192, 8192)),
 }
-"""Rows, output and input features of the products that are timed."""
+"""Rows, output features and input features of the products that are timed."""
 _CHAIN: Final = 64
-"""Operations that are timed together, since each is over before a clock is read."""
+"""Operations that are timed together, since one is shorter than reading a clock."""
 _STREAM_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 _MESSAGES: Final = {
     "cpu": tuple(1 << power for power in range(10, 25, 2)),
@@ -47,31 +47,32 @@ _MESSAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """One thing that was timed."""
+    """An operation to time."""
 
     what: dict[str, Any]
-    """What it is: an "operation", and its sizes."""
+    """The "operation" and its sizes."""
     run: Callable[[], object]
-    """Does it once."""
+    """Runs it once."""
 
 
 class MachineTimer:
-    """Times one thing after the other, each as long as the others, on all ranks alike."""
+    """Times operations one after the other, for the same time each, on all ranks."""
 
     def __init__(self, device: torch.device, *, seconds_each: float) -> None:
         self._device, self._seconds_each = device, seconds_each
 
     def time(self, timing: Timing) -> dict[str, Any]:
-        """The lower quartile over its repeats, and their relative spread, of the slowest rank.
+        """The lower quartile over the repeats, and their relative spread, of the slowest rank.
 
-        Whatever else runs on the machine makes a repeat longer and never shorter, while the very
-        shortest one may have been lucky.
+        Other processes on the machine make a repeat longer, never shorter; the shortest repeat may
+        be an outlier.
         """
         barrier(self._device)
         self._once(timing.run)
-        repeats = self._repeats(self._slowest(self._once(timing.run)))
-        seconds = [self._once(timing.run) for _ in range(repeats)]
-        low, middle, high = quartiles(seconds)
+        # The same number on every rank, since the ranks of a collective wait for each other.
+        wanted = int(self._seconds_each / self._slowest(self._once(timing.run)))
+        repeats = min(max(wanted, _LEAST_REPEATS), _MOST_REPEATS)
+        low, middle, high = quartiles([self._once(timing.run) for _ in range(repeats)])
         return {
             **timing.what,
             "seconds": self._slowest(low),
@@ -90,18 +91,14 @@ class MachineTimer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _repeats(self, one_s: float) -> int:
-        """As many on every rank, since those of a collective wait for each other."""
-        return min(max(int(self._seconds_each / one_s), _LEAST_REPEATS), _MOST_REPEATS)
-
     def _slowest(self, value: float) -> float:
-        told = torch.tensor(value, dtype=torch.float64, device=self._device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return float(told.item())
+        slowest = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return float(slowest.item())
 
 
 def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any]:
-    """Times everything; rank 0 reports each timing as it is there."""
+    """Times all operations; rank 0 reports each timing at once."""
     device = join_process_group(task, store)
     timings = list(_all_timings(task, device))
     timer = MachineTimer(device, seconds_each=task.job["seconds"] / len(timings))
@@ -110,7 +107,8 @@ def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any
         timed.append(timer.time(timing))
         if task.rank == 0:
             line.send({"event": "timed", "done": done, "of": len(timings), **timed[-1]})
-    return {"timings": timed, "device": _device_name(device)}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core"
+    return {"timings": timed, "device": name}
 
 
 def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
@@ -140,7 +138,7 @@ def _filled(shape: tuple[int, int], precision: Precision, device: torch.device) 
 
 
 def _memory_timings(device: torch.device) -> Iterator[Timing]:
-    """A stream that fits no cache, read and written, and operations that are nothing but overhead."""
+    """Reads and writes of a tensor that fits no cache, and operations that are only overhead."""
     whole = torch.zeros(_STREAM_BYTES[device.type] // 4, device=device)
     tiny = torch.zeros(8, device=device, requires_grad=True)
     moved = 2 * whole.numel() * whole.element_size()
@@ -152,7 +150,7 @@ def _memory_timings(device: torch.device) -> Iterator[Timing]:
 
 
 def _forth_and_back(tiny: Tensor) -> None:
-    """A chain of the smallest operations, forward and backward."""
+    """A chain of minimal operations, forward and backward."""
     end = tiny
     for _ in range(_CHAIN):
         end = end + 1.0
@@ -160,7 +158,7 @@ def _forth_and_back(tiny: Tensor) -> None:
 
 
 def _collective_timings(task: RankTask, device: torch.device, ranks: int) -> Iterator[Timing]:
-    """The trainer's collectives over groups of neighbours, which all communicate at once."""
+    """The trainer's collectives over groups of neighbours that communicate at the same time."""
     layout = Layout(tp=ranks, dp=task.world_size // ranks)
     group = build_mesh(task.rank, layout, tied_embeddings=False).tp_group
     assert group is not None, f"{layout} has tensor-parallel groups"
@@ -176,7 +174,7 @@ def _collective_timings(task: RankTask, device: torch.device, ranks: int) -> Ite
 
 
 def _transfer_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
-    """There and back between the stages of pipelines of two, all pairs at once."""
+    """Transfers in both directions between the stages of two-stage pipelines, all pairs at once."""
     mesh = build_mesh(task.rank, Layout(pp=2, dp=task.world_size // 2), tied_embeddings=False)
     for size in _MESSAGES[device.type]:
         tensor = torch.zeros(size // 4, device=device)
@@ -190,7 +188,3 @@ def _there_and_back(tensor: Tensor, mesh: Mesh) -> None:
         is_sent = mesh.place.pp_rank == sender
         for work in start_messages([Message(tensor, other, sender, is_sent)], mesh):
             work.wait()
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core"

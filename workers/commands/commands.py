@@ -1,4 +1,4 @@
-"""The worker room's subcommands. What they need is imported when they run: `--help` stays fast."""
+"""The commands `worker`, `probe` and `train`. They import late, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import logging
 import math
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from search_spaces.connection.data_home import PRIVATE_UMASK
+from search_spaces.connection.service_address import ServicePlace
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import Layout
-from workers.allocation_options import allocation_options
-from workers.command_input import described, fail, read_token, refuse
-from workers.layout_options import layout_options
+from search_spaces.spec.layout import Layout
+from search_spaces.terminal.console import on_interrupt
+from workers.commands.command_input import described, fail, read_token, refusals, refuse
+from workers.commands.options import (
+    allocation_options,
+    cluster_option,
+    layout_of,
+    layout_options,
+    service_options,
+)
 
 if TYPE_CHECKING:
-    from search_spaces.cluster import Cluster
-    from search_spaces.model_shape import ModelShape
-    from workers.trainer.job import TrainJob
-    from workers.trainer.progress import Progress
+    from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
+    from search_spaces.spec.cluster import Cluster
+    from search_spaces.spec.model_shape import ModelShape
+    from workers.trainer.job.job import TrainJob
+    from workers.trainer.job.progress import ProgressLog
 
 _GIB: Final = 1 << 30
 _MOST_GB: Final = 1 << 20
@@ -30,7 +40,7 @@ _LONGEST_DEADLINE_S: Final = 366 * 86400
 
 
 class PositiveNumber(click.FloatRange):
-    """A number over 0 and up to a limit: click's own range lets nan through."""
+    """A number over 0 and up to a limit; click's own range accepts NaN."""
 
     def __init__(self, most: float) -> None:
         super().__init__(min=0, min_open=True, max=most)
@@ -43,39 +53,24 @@ class PositiveNumber(click.FloatRange):
 
 
 @click.command()
-@click.option("--url", envvar="LAYOUT_TUNER_URL", required=True, help="Address of the service.")
-@click.option(
-    "--token-file",
-    envvar="LAYOUT_TUNER_TOKEN_FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="File that holds a worker's token.",
-)
-@click.option(
-    "--certificate",
-    envvar="LAYOUT_TUNER_CERTIFICATE",
-    type=click.Path(path_type=Path),
-    help="Certificate of a service that no authority vouches for: it is trusted by itself.",
-)
-@click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
-@click.option("--name", help="Name of this worker, one of a kind; by default the host's.")
+@service_options(is_worker=True)
+@cluster_option
+@click.option("--name", help="Unique name of this worker; by default the host's name.")
 @click.option(
     "--spool-dir",
     type=click.Path(path_type=Path),
-    help="Where outcomes wait until the service has taken them.",
+    help="Directory where outcomes wait until they are posted.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Seconds that the service may be away at the start.",
+    help="Seconds to wait for a service that does not answer at the start.",
 )
 @allocation_options
 def worker(
-    url: str,
-    token_file: Path,
-    certificate: Path | None,
+    place: ServicePlace,
     cluster: str,
     name: str | None,
     spool_dir: Path | None,
@@ -84,20 +79,24 @@ def worker(
 ) -> None:
     """Run trials of the service's campaigns, on this machine or over an allocation.
 
-    It ends when it is told to (SIGTERM), or in time before the allocation does: the probes that can't
-    end are given back to the service.
-    """
-    from workers.errors import WorkerError
-    from workers.local_worker import work
+    By default the service is that of this machine's data directory.
 
+    The worker ends after SIGTERM, and in time before its allocation ends. It gives trials whose
+    probes have not ended back to the service.
+    """
+    from workers.commands.command_input import described_cluster
+    from workers.errors import WorkerError
+    from workers.worker.assembly import work
+
+    os.umask(PRIVATE_UMASK)  # a directory that --spool-dir names may be open to others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         work(
-            url=url,
-            token=read_token(token_file),
-            certificate=certificate,
-            described_cluster=described(cluster),
+            url=place.url,
+            token=read_token(place.token_file),
+            certificate=place.certificate,
+            described_cluster=described_cluster(cluster, place=place),
             name=name,
             spool_dir=spool_dir,
             patience_s=patience,
@@ -109,7 +108,7 @@ def worker(
 
 @click.command()
 @click.option("--model", required=True, help="Name of a model preset, or a JSON or YAML file.")
-@click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
+@cluster_option
 @layout_options
 @click.option(
     "--compile/--no-compile",
@@ -123,13 +122,13 @@ def worker(
     "--warmup",
     default=2,
     show_default=True,
-    help="Least iterations before the timed ones: two or more; it goes on until they settle.",
+    help="Fewest iterations before the timed ones, two or more; warm-up ends when times settle.",
 )
-@click.option("--seed", default=0, show_default=True, help="Weights and tokens follow from it.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the weights and tokens.")
 @click.option(
     "--memory-limit-gb",
     type=PositiveNumber(_MOST_GB),
-    help="Memory of a device, of 2^30 bytes each.",
+    help="Memory limit of a device, in units of 2^30 bytes.",
 )
 @click.option(
     "--deadline",
@@ -156,36 +155,33 @@ def probe(
 
     More ranks than devices are allowed; the measurement is then marked as oversubscribed.
     """
-    from search_spaces.outcome import ProbeRequest
-    from search_spaces.presets.models import resolve_model
-    from workers import probe_report
-    from workers.errors import WorkerError
+    from search_spaces.protocol.outcome import ProbeRequest
+    from search_spaces.spec.presets.models import resolve_model
     from workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
-    try:
+    with refusals():
         request = ProbeRequest(
             model=resolve_model(described(model)),
-            layout=Layout(**knobs),
+            layout=layout_of(knobs, machine),
             seed=seed,
             warmup=warmup,
             iterations=steps,
             deadline_s=deadline,
-            memory_limit_bytes=_bytes(memory_limit_gb),
+            memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * _GIB),
             compile=compiled,
         )
-    except SearchSpaceError as error:
-        refuse(str(error))
     _refuse_illegal(request.layout, request.model, machine)
-    try:
-        with local_launcher(machine) as launcher:
-            outcome = launcher.run(request, on_event=_ignore, cancelled=_never)
-    except WorkerError as error:
-        fail(str(error))
+    with (
+        refusals(),
+        on_interrupt("the probe was interrupted: its ranks have ended, nothing was measured"),
+        local_launcher(machine) as launcher,
+    ):
+        outcome = launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
     if as_json:
-        click.echo(json.dumps(probe_report.document(request, outcome)))
+        click.echo(json.dumps(probe_document(request, outcome)))
     else:
-        click.echo(probe_report.text(request, outcome))
+        click.echo(probe_text(request, outcome))
     sys.exit(0 if outcome.state == "completed" else 1)
 
 
@@ -194,11 +190,11 @@ def probe(
     "--config", required=True, type=click.Path(path_type=Path), help="The exported job (job.json)."
 )
 @click.option("--steps", type=int, help="Steps, instead of the job's own.")
-@click.option("--warmup", type=int, help="First steps that do not count, instead of the job's.")
+@click.option("--warmup", type=int, help="First steps that are not timed, instead of the job's.")
 @click.option(
-    "--log", type=click.Path(path_type=Path), help="File that a JSON line a step is appended to."
+    "--log", type=click.Path(path_type=Path), help="File to which each step appends a JSON line."
 )
-@click.option("--cluster", default="local-cpu", show_default=True, help="What this runs on.")
+@cluster_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr."
 )
@@ -214,27 +210,24 @@ def train(
 
     A job that saves checkpoints goes on from the newest one.
     """
-    from workers.trainer.launched import is_rank
+    from workers.trainer.job.launcher_environment import is_rank
 
     if is_rank(os.environ):
         _train_as_rank(config, as_json=as_json, steps=steps, warmup=warmup, log=log)
-    from workers.errors import WorkerError
     from workers.trainer.errors import TrainerError
-    from workers.trainer.job import read_job
-    from workers.trainer.progress import Progress
+    from workers.trainer.job.job import read_job
+    from workers.trainer.job.progress import ProgressLog
 
     try:
         job = read_job(config, steps=steps, warmup=warmup)
         job.refuse_unusable()
-        progress = Progress(stream=sys.stderr if as_json else sys.stdout, log=log)
+        progress = ProgressLog(stream=sys.stderr if as_json else sys.stdout, log=log)
     except TrainerError as error:
         refuse(str(error))
     machine = described_machine(cluster)
     _refuse_illegal(job.layout, job.model, machine)
-    try:
+    with refusals():
         result = _train_here(job, machine, progress)
-    except WorkerError as error:
-        fail(str(error))
     if as_json:
         progress.record(result)
         click.echo(json.dumps(result))
@@ -250,21 +243,27 @@ def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
     status = main([f"--config={config}", *flags, *(["--json"] if as_json else [])])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # tearing a gloo group down can hang once the job is done
+    os._exit(status)  # destroying a gloo group can hang once the job is done
 
 
-def _train_here(job: TrainJob, machine: Cluster, progress: Progress) -> Any:
+def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
     from workers.launchers.local import local_launcher
 
-    with local_launcher(machine) as launcher:
+    with (
+        on_interrupt(
+            "the training job was interrupted: its ranks have ended; one that saves checkpoints goes on "
+            "from the newest when it is started again"
+        ),
+        local_launcher(machine) as launcher,
+    ):
         if job.layout.num_devices > launcher.devices_per_node:
             click.echo(
                 f"warning: {job.layout.num_devices} ranks share {launcher.devices_per_node} "
                 "devices; expect fewer tokens/s than were measured",
                 err=True,
             )
-        end = launcher.train(job.to_mapping(), on_event=progress, cancelled=_never)
+        end = launcher.train(job.to_mapping(), on_event=progress, cancelled=lambda: False)
     if end.result is None:
         if end.log_tail:
             click.echo(end.log_tail, err=True)
@@ -273,33 +272,96 @@ def _train_here(job: TrainJob, machine: Cluster, progress: Progress) -> Any:
 
 
 def described_machine(cluster: str) -> Cluster:
-    """The described cluster; warns where its numbers are guesses."""
-    from search_spaces.presets.clusters import resolve_cluster
-    from workers.slurm.site import cluster_part
+    """The cluster of a description; prints a warning where its numbers are guesses."""
+    from search_spaces.spec.presets.clusters import resolve_cluster
+    from search_spaces.spec.site import cluster_part
+    from workers.commands.command_input import described_cluster
 
-    try:
-        machine, warning = resolve_cluster(cluster_part(described(cluster)))
-    except SearchSpaceError as error:
-        refuse(str(error))
+    with refusals():
+        machine, warning = resolve_cluster(cluster_part(described_cluster(cluster)))
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)
     return machine
 
 
 def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:
-    from search_spaces.rules import PROBE_SCOPES, violations
+    from search_spaces.spec.rules import PROBE_SCOPES, violations
 
     if broken := violations(layout, model, machine, scopes=PROBE_SCOPES):
         refuse(*broken)
 
 
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * _GIB)
+def status_of(outcome: Outcome) -> str:
+    """The outcome in a word; an infeasible layout as the reason, `out_of_memory`."""
+    return "out_of_memory" if outcome.state == "infeasible" else outcome.state
 
 
-def _ignore(_: dict[str, Any]) -> None:
-    pass
+def probe_document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
+    """The outcome as plain JSON values, with losses and step times as lists."""
+    shared = {
+        "status": status_of(outcome),
+        "model": request.model.to_mapping(),
+        "layout": request.layout.to_mapping(),
+        "seed": request.seed,
+        "compile": request.compile,
+        "duration_s": outcome.duration_s,
+        "log_tail": outcome.log_tail,
+        "environment": None if outcome.environment is None else asdict(outcome.environment),
+    }
+    measurement = outcome.measurement
+    if measurement is None:
+        return {
+            **shared,
+            "reason": outcome.reason,
+            "message": outcome.message,
+            "node": outcome.node,
+        }
+    iterations = measurement.iterations
+    return {
+        **shared,
+        "losses": [iteration.loss for iteration in iterations],
+        "grad_norms": [iteration.grad_norm for iteration in iterations],
+        "step_times_s": [i.step_time_s for i in iterations if i.kind == "timed"],
+        **{name: value for name, value in asdict(measurement).items() if name != "iterations"},
+    }
 
 
-def _never() -> bool:
-    return False
+def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
+    """The outcome as text."""
+    layout = request.layout
+    compiled = ", compiled," if request.compile else ""
+    head = f"{request.model.name} as {layout.key}{compiled} on {layout.num_devices} devices"
+    measurement = outcome.measurement
+    if measurement is None:
+        log = f"\n{outcome.log_tail}" if outcome.log_tail else ""
+        return f"{head}: {status_of(outcome)} ({outcome.reason})\n{outcome.message}{log}"
+    return "\n".join([head, *_lines(measurement)])
+
+
+def _lines(measured: Measurement) -> list[str]:
+    quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
+    timed = sum(iteration.kind == "timed" for iteration in measured.iterations)
+    rows = {
+        "step time": f"{1e3 * measured.step_time_s:.2f} ms "
+        f"(quartiles {quartiles}, {timed} iterations)",
+        "tokens/s": f"{measured.tokens_per_s:,.0f} "
+        f"({measured.tokens_per_s_per_device:,.0f} a device)",
+        "model FLOPs": f"{measured.model_tflops_per_device:.4g} TFLOP/s a device, "
+        f"MFU {measured.mfu:.1%} of {measured.peak_tflops_per_device:.4g} ({measured.peak_source})",
+        "peak memory": f"{measured.peak_memory_bytes / 2**20:,.1f} MiB a device "
+        f"({measured.memory_kind})",
+        "loss": f"{measured.iterations[0].loss:.4f} to {measured.iterations[-1].loss:.4f}",
+    }
+    if measured.breakdown is not None:
+        shares = measured.breakdown.shares.items()
+        rows["of a step"] = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
+    lines = [f"  {name:<12} {value}" for name, value in rows.items()]
+    if measured.warmup_settled is False:
+        lines.append("  unsettled: step times still changed when timing began")
+    if measured.skipped_steps == 1:
+        lines.append("  1 step was skipped: its gradients overflowed")
+    elif measured.skipped_steps:
+        lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
+    if measured.oversubscribed:
+        lines.append("  oversubscribed: ranks shared devices, so the times say nothing")
+    return lines

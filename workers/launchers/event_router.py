@@ -1,4 +1,4 @@
-"""Brings what happens on nodes to the groups that it concerns, each in a queue of its own."""
+"""Distributes events of nodes to the groups that run there, with one queue for each group."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from workers.errors import NodeLostError
-from workers.json_lines import Document
 from workers.launchers.base import NodeEvent
+from workers.ranks.json_lines import Document
 
 
 class EventRouter:
-    """Queues by group, filled by whoever hears the nodes and emptied by a thread a group.
+    """One queue a group; the reader of the nodes fills it, and the group's thread empties it.
 
-    An event costs the same however many nodes and groups there are, and wakes one thread.
+    The cost of an event does not depend on the number of nodes and groups. It wakes one thread.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class EventRouter:
         self._lost: dict[int, str] = {}
 
     def open(self, group: str, nodes: Sequence[int]) -> None:
-        """Keeps what happens to a group from here on; to be called before it can start.
+        """Opens the queue of a group; to be called before the group starts.
 
         Raises:
             NodeLostError: one of its nodes is lost.
@@ -38,14 +38,14 @@ class EventRouter:
                 self._groups_by_node[node].add(group)
 
     def close(self, group: str) -> None:
-        """Forgets a group; what is still heard of it is dropped."""
+        """Removes the queue of a group; later events of it are dropped."""
         with self._lock:
             queue = self._queues.pop(group, None)
             for node in () if queue is None else queue.nodes:
                 self._groups_by_node[node].discard(group)
 
     def deliver(self, node: int, documents: Iterable[Document]) -> None:
-        """Takes what a node has told."""
+        """Puts events of a node into the queues of their groups."""
         with self._lock:
             for document in documents:
                 queue = self._queues.get(document["group"])
@@ -53,7 +53,7 @@ class EventRouter:
                     queue.put(NodeEvent(node=node, document=document))
 
     def lose(self, node: int, why: str) -> None:
-        """Tells every group of a node that it is lost; the first reason is kept."""
+        """Puts the loss of a node into the queues of its groups; the first reason is kept."""
         lost = NodeEvent(node=node, document={"event": "lost", "message": why})
         with self._lock:
             if node in self._lost:
@@ -63,7 +63,7 @@ class EventRouter:
                 self._queues[group].put(lost)
 
     def find(self, node: int) -> None:
-        """Takes a node for usable again."""
+        """Notes that a lost node can be used again."""
         with self._lock:
             self._lost.pop(node, None)
 
@@ -77,13 +77,13 @@ class EventRouter:
         return node in self._lost
 
     def poll(self, group: str, timeout_s: float) -> list[NodeEvent]:
-        """What happened to a group since the last call; waits for something up to the timeout."""
+        """The events of a group since the last call; waits for one up to the timeout."""
         with self._lock:
             return self._queues[group].take(timeout_s)
 
 
 class _Queue:
-    """What a group has not been told yet."""
+    """The events that a group has not polled yet."""
 
     def __init__(self, lock: threading.Lock, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)

@@ -1,4 +1,4 @@
-"""A group of ranks on its nodes, from the first fork to the last process."""
+"""A group of ranks on its nodes, from the first fork to the end of the last process."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from search_spaces.outcome import FailureReason
+from search_spaces.protocol.outcome import FailureReason
 from workers.errors import NodeLostError
-from workers.json_lines import Document
 from workers.launchers.base import Cancelled, NodeEvent, NodeSet, OnEvent
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import Document
+from workers.ranks.rank_task import RankTask
 
+FAILED_LOG_LENGTH: Final = 1 << 16
+COMPLETED_LOG_LENGTH: Final = 1 << 14
+"""Most characters of the output of all ranks of a group that are kept."""
+
+_LEAST_OF_A_RANK: Final = 400
 _TICK_S: Final = 0.5
-"""How often a cancellation is looked at while nothing happens: over Ray, each look costs the ranks
-a little of their cores."""
+"""How often `cancelled` is called while there is no event: over Ray, each poll takes a little
+time of the ranks' cores."""
 
 _CAUSE_WITHIN_S: Final = 0.4
-"""How long the first failure may take to show after its consequences: a rank that sees the
-connection of a dead peer closed may be heard before the kernel has told of the peer's death."""
+"""How long to wait for the first cause of a failure: the report of a rank whose connection to a
+dead peer closed may arrive before the exit of that peer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFailure:
-    """Why a group did not get to its end."""
+    """Why a group failed."""
 
     reason: FailureReason
     message: str
     node: int | None = None
-    """Where, as a position among the nodes."""
+    """Position of the node."""
     rank: int | None = None
     transport: bool = False
     """Whether it may be the consequence of another rank's failure."""
@@ -39,19 +44,19 @@ class GroupFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupEnd:
-    """How a group ended. Nothing of it is left."""
+    """How a group ended. No process of it is left."""
 
     failure: GroupFailure | None
     results: Mapping[int, Document]
-    """What each rank returned."""
+    """The result of each rank."""
     log_tail: str
-    """Last lines of the rank that failed, or of all of them when none did so first."""
+    """Last lines of output of the rank that failed, or of all ranks where none failed first."""
     duration_s: float
 
 
 @dataclass(kw_only=True)
 class _Progress:
-    """What is known of a running group."""
+    """The state of a running group."""
 
     results: dict[int, Document] = field(default_factory=dict)
     exited: set[int] = field(default_factory=set)
@@ -62,14 +67,14 @@ class _Progress:
     failed_at: float = 0.0
 
     def note(self, failure: GroupFailure) -> None:
-        """Keeps the first failure; one that is no mere consequence replaces one that may be."""
+        """Keeps the first failure; a cause replaces a failure that may be its consequence."""
         if self.failure is None:
             self.failure, self.failed_at = failure, time.monotonic()
         elif self.failure.transport and not failure.transport:
             self.failure = failure
 
     def is_over(self, num_ranks: int) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether to stop waiting for events."""
         if self.failure is not None and not self.failure.transport:
             return True
         if self.failure is not None and time.monotonic() >= self.failed_at + _CAUSE_WITHIN_S:
@@ -77,28 +82,28 @@ class _Progress:
         return len(self.exited) == num_ranks
 
     def wait_s(self) -> float:
-        """How long to wait for the next event: a failure's cause has little time to show."""
+        """How long to wait for the next event; shortly where a failure's cause may follow."""
         if self.failure is None:
             return _TICK_S
         return max(0.0, self.failed_at + _CAUSE_WITHIN_S - time.monotonic())
 
     def last(self) -> str:
-        """How far it got, for people."""
+        """How far the group got, for messages."""
         if self.last_iteration is not None:
             return f"last: iteration {self.last_iteration}"
         return "no iteration had ended" if self.met else "the ranks had not met"
 
 
-class Group:
-    """Runs one group: starts it, brings its ranks together, and ends it at the first failure.
+class RankGroup:
+    """Runs one group: starts it, sends rank 0's port to the others, ends it at the first failure.
 
     Args:
         nodes: where it runs.
         tasks: the ranks, by position of their node.
         deadline_s: seconds from the start after which it is ended.
-        on_event: is told what the ranks report.
-        cancelled: is asked now and then whether to end.
-        memory_limit_bytes: what each rank was promised; None: nothing.
+        on_event: called with each report of the ranks.
+        cancelled: called now and then; whether to end.
+        memory_limit_bytes: memory that each rank may use; None: no limit was given.
     """
 
     def __init__(
@@ -129,25 +134,26 @@ class Group:
         """Runs the group to its end; when this returns, no process of it is left.
 
         Raises:
-            RanksLeftError: some process can't be ended.
+            RanksLeftError: a process can't be ended.
         """
         started = time.monotonic()
         try:
             self._nodes.wait_until_ready()
-            started = time.monotonic()  # importing torch is none of the ranks' time
+            started = time.monotonic()  # importing torch does not count
             self._ends_at = started + self._deadline_s
             self._nodes.start(self._tasks)
             self._follow()
         except NodeLostError as error:
-            lost = GroupFailure(reason="node_lost", message=str(error), node=error.node)
-            self._progress.note(lost)
+            self._progress.note(
+                GroupFailure(reason="node_lost", message=str(error), node=error.node)
+            )
         finally:
             tails = self._nodes.end(self._used, self._group)
         failure = self._progress.failure
         return GroupEnd(
             failure=failure,
             results=self._progress.results,
-            log_tail=_log_tail(tails, None if failure is None else failure.rank),
+            log_tail=_log_tail(tails, failure),
             duration_s=time.monotonic() - started,
         )
 
@@ -159,21 +165,17 @@ class Group:
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
             elif left_s <= 0:
-                progress.note(self._out_of_time())
+                names = ", ".join(self._nodes.nodes[node].name for node in self._used)
+                message = (
+                    f"the probe did not end within deadline_s={self._deadline_s:g} "
+                    f"({progress.last()}) on {names}"
+                )
+                only_node = self._used[0] if len(self._used) == 1 else None
+                progress.note(GroupFailure(reason="timeout", message=message, node=only_node))
             else:
                 timeout_s = min(left_s, progress.wait_s())
                 for event in self._nodes.poll(self._used, self._group, timeout_s):
                     self._take(event)
-
-    def _out_of_time(self) -> GroupFailure:
-        """It is on all of its nodes; where it was on one alone, that one is named."""
-        names = ", ".join(self._nodes.nodes[node].name for node in self._used)
-        return GroupFailure(
-            reason="timeout",
-            message=f"the probe did not end within deadline_s={self._deadline_s:g} "
-            f"({self._progress.last()}) on {names}",
-            node=self._used[0] if len(self._used) == 1 else None,
-        )
 
     def _take(self, event: NodeEvent) -> None:
         document = event.document
@@ -181,9 +183,7 @@ class Group:
             message = document.get("message", "the node's agent or zygote ended")
             failure = GroupFailure(reason="node_lost", message=message, node=event.node)
             return self._progress.note(failure)
-        if (
-            document["event"] == "starting"
-        ):  # nodes that take their time, which is none of the ranks'
+        if document["event"] == "starting":  # the start of the nodes does not count
             self._ends_at = math.inf
             return None
         if document["event"] == "started":
@@ -246,14 +246,14 @@ class Group:
             why = "the kernel's out-of-memory killer did not strike on the node meanwhile"
             return "crashed", f"{killed}; {why}"
         reason, why = self._blame(document)
-        struck = f"the kernel's out-of-memory killer struck {oom_kills} times on the node meanwhile"
-        return reason, f"{killed}; {struck}, {why}"
+        kills = f"the kernel's out-of-memory killer struck {oom_kills} times on the node meanwhile"
+        return reason, f"{killed}; {kills}, {why}"
 
     def _blame(self, document: Document) -> tuple[FailureReason, str]:
-        """Whether it is the layout's fault that a node ran out of memory.
+        """Decides whether the layout is at fault where a node ran out of memory.
 
-        It is where one of its ranks there took more than it was promised, or nothing was promised.
-        Else others had the memory, be it a group beside this one, and that says nothing about it.
+        It is where one of its ranks on that node took more than its limit, or where there is no
+        limit. Otherwise other processes, perhaps those of another group, used the memory.
         """
         limit_bytes = self._memory_limit_bytes
         free = f"{document['memory_available_bytes']} bytes free at the start"
@@ -270,9 +270,40 @@ class Group:
         return "node_lost", f"which had {free}; {why}"
 
 
-def _log_tail(tails: Mapping[int, str], rank: int | None) -> str:
-    """The tail of one rank, or all of them under a heading each."""
-    if rank is not None:
-        return tails.get(rank, "")
-    told: dict[int, Any] = {rank: tail for rank, tail in sorted(tails.items()) if tail}
-    return "\n".join(f"--- rank {rank}\n{tail}" for rank, tail in told.items())
+def _log_tail(tails: Mapping[int, str], failure: GroupFailure | None) -> str:
+    """The tail of the rank that failed, or the tails of all ranks under a heading each."""
+    if failure is not None and failure.rank is not None:
+        return tails.get(failure.rank, "")
+    most = COMPLETED_LOG_LENGTH if failure is None else FAILED_LOG_LENGTH
+    return joined_tails(tails, most)
+
+
+def joined_tails(tails: Mapping[int, str], most: int) -> str:
+    """The tails of several ranks under a heading each, cut at their beginnings.
+
+    Ranks with little output leave their share to the others. Where there are too many ranks for a
+    few lines of each, the first ones are shown.
+
+    Args:
+        tails: by rank; empty ones are left out.
+        most: characters of the result.
+    """
+    printed = [rank for rank in sorted(tails) if tails[rank]]
+    num_shown = min(len(printed), most // _LEAST_OF_A_RANK)
+    headings = {rank: f"--- rank {rank}\n" for rank in printed[:num_shown]}
+    left_out = len(printed) - num_shown
+    note = f"\n--- {left_out} more ranks printed something" if left_out else ""
+    left = most - len(note) - sum(len(heading) + 1 for heading in headings.values())
+    cut: dict[int, str] = {}
+    for rank in sorted(headings, key=lambda rank: len(tails[rank])):
+        cut[rank] = _last_lines(tails[rank], left // (num_shown - len(cut)))
+        left -= len(cut[rank])
+    return "\n".join(f"{heading}{cut[rank]}" for rank, heading in headings.items()) + note
+
+
+def _last_lines(text: str, most: int) -> str:
+    """The end of a text, from the start of a line where possible."""
+    if len(text) <= most:
+        return text
+    end = text[-most:]
+    return end.partition("\n")[2] or end

@@ -1,16 +1,17 @@
-"""The launcher over any set of nodes: from a request to an outcome."""
+"""The launcher for any set of nodes: from a request to an outcome."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final, Self
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout, Precision
-from search_spaces.outcome import (
+from search_spaces.documents.limits import acceptable_text
+from search_spaces.protocol.outcome import (
+    MAX_LOG_LENGTH,
+    MAX_MESSAGE_LENGTH,
     Environment,
     FailureReason,
     Measurement,
@@ -18,6 +19,8 @@ from search_spaces.outcome import (
     OutcomeState,
     ProbeRequest,
 )
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout, Precision
 from workers.errors import PlacementImpossibleError, WorkerError
 from workers.launchers.base import (
     Cancelled,
@@ -25,35 +28,42 @@ from workers.launchers.base import (
     Node,
     NodeSet,
     OnEvent,
-    TrainingEnd,
 )
-from workers.launchers.group import Group, GroupEnd, GroupFailure
+from workers.launchers.group import GroupEnd, RankGroup
 from workers.launchers.placement import place
-from workers.packing.shares import Placement, Share
-from workers.rank_task import Device
+from workers.packing.request import Placement, Share
+from workers.ranks.rank_task import Device
 
 _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
 
 
-def device_of(cluster: Cluster) -> Device:
-    """What ranks compute on, from what the cluster says a device is."""
-    return "cpu" if "cpu" in cluster.device.lower() else "cuda"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingEnd:
+    """How a training job ended."""
+
+    result: Mapping[str, Any] | None
+    """The result of rank 0; None: the job failed."""
+    message: str = ""
+    """Why it failed."""
+    log_tail: str = ""
+    """Last lines of output of the rank that failed."""
 
 
 class GroupLauncher(Launcher):
     """Runs probes and training jobs on a set of nodes, any number at a time.
 
     Args:
-        nodes: where; the launcher closes them.
-        cluster: what they are nodes of.
+        nodes: the nodes; the launcher closes them.
+        cluster: their cluster.
         allow_sharing: whether more ranks than devices are allowed, and marked as oversubscribed.
     """
 
     def __init__(self, nodes: NodeSet, cluster: Cluster, *, allow_sharing: bool) -> None:
         self._nodes = nodes
         self._cluster = cluster
-        self._device = device_of(cluster)
+        self.device: Device = "cpu" if cluster.has_cpu_devices else "cuda"
+        """Kind of the devices."""
         self._allow_sharing = allow_sharing
         self._peaks: dict[Precision, tuple[float, str]] = {}
         self._measuring = threading.Lock()
@@ -70,14 +80,9 @@ class GroupLauncher(Launcher):
         return self._nodes.nodes
 
     @property
-    def device(self) -> Device:
-        """What ranks compute on."""
-        return self._device
-
-    @property
     def devices_per_node(self) -> int:
-        """Ranks that a node holds without sharing."""
-        return self._nodes.nodes[0].capacity(self._device)
+        """Ranks that a node holds without sharing devices."""
+        return self._nodes.nodes[0].capacity(self.device)
 
     def run(
         self,
@@ -93,15 +98,9 @@ class GroupLauncher(Launcher):
             RanksLeftError: a process of it can't be ended; its nodes must not be used again.
         """
         try:
-            tflops, source = self.peak(request.layout.precision, cancelled, shares=shares)
-            end = self._run_group(
+            end = self._run_layout(
                 request.layout,
-                {
-                    "kind": "probe",
-                    "request": request.to_mapping(),
-                    "peak_tflops_per_device": tflops,
-                    "peak_source": source,
-                },
+                {"kind": "probe", "request": request.to_mapping()},
                 shares=shares,
                 deadline_s=request.deadline_s,
                 memory_limit_bytes=request.memory_limit_bytes,
@@ -110,8 +109,6 @@ class GroupLauncher(Launcher):
             )
         except PlacementImpossibleError as error:
             return Outcome(state="failed", reason="unsupported", message=str(error))
-        except _PeakFailedError as error:
-            end = error.end
         return self._outcome(end)
 
     def train(
@@ -123,23 +120,13 @@ class GroupLauncher(Launcher):
             PlacementImpossibleError: it needs more devices than there are.
             RanksLeftError: a process of it can't be ended.
         """
-        layout = Layout.from_mapping(job["layout"])
-        try:
-            tflops, source = self.peak(layout.precision, cancelled)
-            end = self._run_group(
-                layout,
-                {
-                    "kind": "train",
-                    "job": dict(job),
-                    "peak_tflops_per_device": tflops,
-                    "peak_source": source,
-                },
-                deadline_s=_NO_DEADLINE_S,
-                on_event=lambda event: None if event["event"] == "listening" else on_event(event),
-                cancelled=cancelled,
-            )
-        except _PeakFailedError as error:
-            end = error.end
+        end = self._run_layout(
+            Layout.from_mapping(job["layout"]),
+            {"kind": "train", "job": dict(job)},
+            deadline_s=_NO_DEADLINE_S,
+            on_event=lambda event: None if event["event"] == "listening" else on_event(event),
+            cancelled=cancelled,
+        )
         if end.failure is not None:
             return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
         return TrainingEnd(result=end.results[0]["training"])
@@ -154,10 +141,10 @@ class GroupLauncher(Launcher):
         cancelled: Cancelled,
         rendezvous: bool = True,
     ) -> GroupEnd:
-        """Runs a job which is neither a probe nor a training: a rank on each device of the shares.
+        """Runs a job other than a probe or a training, with a rank on each device of the shares.
 
         Raises:
-            PlacementImpossibleError: a share has devices that are none of its own.
+            PlacementImpossibleError: a share has more devices than its node.
             RanksLeftError: a process of it can't be ended.
         """
         tasks = place(
@@ -165,27 +152,27 @@ class GroupLauncher(Launcher):
             shares,
             num_ranks=sum(len(share.devices) for share in shares),
             num_nodes=len(shares),
-            device=self._device,
+            device=self.device,
             job=job,
             deadline_s=deadline_s,
             rendezvous=rendezvous,
         )
-        return Group(
+        return RankGroup(
             self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
         ).run()
 
     def peak(
         self, precision: Precision, cancelled: Cancelled, *, shares: Placement | None = None
     ) -> tuple[float, str]:
-        """The peak of one device in TFLOP/s and where it comes from.
+        """The peak of one device in TFLOP/s, and its source.
 
-        The cluster's own figure where it has one; else measured, once, on as many devices at once
-        as a node has to itself, since they share its clock and its memory.
+        It is the number in the cluster's description. Where there is none, it is measured once, on
+        all devices of a node at the same time, since they share its clock and its memory.
 
         Args:
             precision: of the matmul.
             cancelled: whether to end.
-            shares: of whose devices it may be measured; None: on those of the first node.
+            shares: devices that may be used for it; None: those of the first node.
         """
         described = self._cluster.peak_flops_per_s.get(precision)
         if described is not None:
@@ -196,7 +183,7 @@ class GroupLauncher(Launcher):
             return self._peaks[precision]
 
     def keep_measured_peak(self, precision: Precision, tflops: float, source: str) -> None:
-        """Takes a peak that was measured on all devices of a node at once, unless there is one."""
+        """Keeps a peak that was measured on all devices of a node at once, unless there is one."""
         with self._measuring:
             self._peaks.setdefault(precision, (tflops, source))
 
@@ -223,21 +210,25 @@ class GroupLauncher(Launcher):
             on_event=lambda _: None,
             cancelled=cancelled,
         )
-        if end.failure is not None:
-            raise _PeakFailedError(_of_the_peak(end, end.failure))
+        if (failure := end.failure) is not None:
+            # A matmul that runs out of memory does not make the layout infeasible.
+            reason = "crashed" if failure.reason == "out_of_memory" else failure.reason
+            message = f"while the matmul peak was measured: {failure.message}"
+            failure = replace(failure, reason=reason, message=message)
+            raise _PeakFailedError(replace(end, failure=failure))
         results = end.results.values()
         return median(result["tflops"] for result in results), end.results[0]["source"]
 
     def _share_for_the_peak(self, shares: Placement | None) -> Share:
-        """A whole node's cores, which no two probes share; else no device but the probe's own."""
+        """The devices for measuring the peak: all cores of a node, or the probe's own GPUs."""
         if shares is None:
             return Share.of_first(0, self.devices_per_node)
-        if self._device == "cpu":
+        if self.device == "cpu":
             node = shares[0].node
             return Share.of_first(node, self._nodes.nodes[node].capacity("cpu"))
         return shares[0]
 
-    def _run_group(
+    def _run_layout(
         self,
         layout: Layout,
         job: Mapping[str, Any],
@@ -248,25 +239,29 @@ class GroupLauncher(Launcher):
         shares: Placement | None = None,
         memory_limit_bytes: int | None = None,
     ) -> GroupEnd:
+        """Runs a job of a layout, after the peak of the devices has been looked up or measured."""
+        try:
+            tflops, source = self.peak(layout.precision, cancelled, shares=shares)
+        except _PeakFailedError as error:
+            return error.end
         tasks = place(
             self._nodes.nodes,
             shares,
             num_ranks=layout.num_devices,
             num_nodes=layout.num_nodes,
-            device=self._device,
-            job=job,
+            device=self.device,
+            job={**job, "peak_tflops_per_device": tflops, "peak_source": source},
             deadline_s=deadline_s,
             allow_sharing=self._allow_sharing,
         )
-        group = Group(
+        return RankGroup(
             self._nodes,
             tasks,
             deadline_s=deadline_s,
             on_event=on_event,
             cancelled=cancelled,
             memory_limit_bytes=memory_limit_bytes,
-        )
-        return group.run()
+        ).run()
 
     def _outcome(self, end: GroupEnd) -> Outcome:
         failure = end.failure
@@ -274,6 +269,7 @@ class GroupLauncher(Launcher):
             result = end.results[0]
             return Outcome(
                 state="completed",
+                log_tail=end.log_tail,
                 duration_s=end.duration_s,
                 measurement=Measurement.from_mapping(result["measurement"]),
                 environment=Environment.from_mapping(result["environment"]),
@@ -282,29 +278,19 @@ class GroupLauncher(Launcher):
         return Outcome(
             state=_STATES.get(failure.reason, "failed"),
             reason=failure.reason,
-            message=failure.message,
+            message=acceptable_text(failure.message, MAX_MESSAGE_LENGTH),
             node=node,
-            log_tail=end.log_tail,
+            log_tail=acceptable_text(end.log_tail, MAX_LOG_LENGTH, keeps_end=True),
             duration_s=end.duration_s,
         )
 
 
 class _PeakFailedError(WorkerError):
-    """The peak could not be measured: what would the probe do here?"""
+    """The peak could not be measured, so the probe is not run."""
 
     def __init__(self, end: GroupEnd) -> None:
         super().__init__(f"the matmul peak could not be measured: {end.failure}")
         self.end = end
-
-
-def _of_the_peak(end: GroupEnd, failure: GroupFailure) -> GroupEnd:
-    """The failed measurement of the peak as the end of a probe that it kept from running.
-
-    A matmul that finds no memory says nothing about the layout, so it is no infeasible one.
-    """
-    reason = "crashed" if failure.reason == "out_of_memory" else failure.reason
-    message = f"while the matmul peak was measured: {failure.message}"
-    return replace(end, failure=replace(failure, reason=reason, message=message))
 
 
 _STATES: Final[Mapping[FailureReason, OutcomeState]] = {

@@ -1,4 +1,4 @@
-"""The local launcher: this machine's zygote, without Ray."""
+"""The local launcher: the zygote of this machine, without Ray."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from search_spaces.cluster import Cluster
 from search_spaces.machine import usable_cores
+from search_spaces.spec.cluster import Cluster
 from workers.errors import NodeLostError
-from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
-from workers.node_ranks import NodeRanks
-from workers.rank_task import RANK_ENTRY, RankTask
+from workers.ranks.json_lines import Document
+from workers.ranks.node_ranks import NodeRanks
+from workers.ranks.rank_task import RANK_ENTRY, RankTask
 
 _LOOPBACK: Final = "127.0.0.1"
 _POLL_S: Final = 60.0
@@ -26,27 +26,23 @@ class LocalNodes:
     """This machine as a set of one node.
 
     Args:
-        num_devices: devices that it is described with.
+        num_devices: devices by its description.
         rank_entry: "module:function" that a rank runs.
     """
 
     def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
-        node = Node(
-            name=socket.gethostname(),
-            address=_LOOPBACK,
-            num_devices=num_devices,
-            num_cores=usable_cores(),
-            core_ids=tuple(sorted(os.sched_getaffinity(0))),
+        self.nodes = (
+            Node(
+                name=socket.gethostname(),
+                address=_LOOPBACK,
+                num_devices=num_devices,
+                num_cores=usable_cores(),
+                core_ids=tuple(sorted(os.sched_getaffinity(0))),
+            ),
         )
-        self._nodes = (node,)
         self._rank_entry = rank_entry
         self._router = EventRouter()
         self._start_zygote()
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """The one node."""
-        return self._nodes
 
     def wait_until_ready(self) -> None:
         """Waits for the zygote where it has just been started."""
@@ -62,11 +58,11 @@ class LocalNodes:
         self.ranks.tell(group, document)
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """What happened to a group since the last call."""
+        """The events of a group since the last call."""
         return self._router.poll(group, timeout_s)
 
     def end(self, _nodes: Sequence[int], group: str) -> dict[int, str]:
-        """Ends what is left of a group."""
+        """Ends the remaining processes of a group."""
         try:
             return self.ranks.end(group)
         except NodeLostError as error:
@@ -77,7 +73,7 @@ class LocalNodes:
             self._router.close(group)
 
     def lost(self) -> Mapping[int, str]:
-        """Whether the zygote is gone, and why."""
+        """The node, where its zygote has ended, and why."""
         return self._router.lost()
 
     def recover(self, _node: int) -> None:
@@ -87,7 +83,7 @@ class LocalNodes:
         self._start_zygote()
 
     def close(self) -> None:
-        """Ends the zygote and everything below it."""
+        """Ends the zygote and all processes below it."""
         self.ranks.close()
         self._reader.join()
 
@@ -101,10 +97,10 @@ class LocalNodes:
     def _read(self, ranks: NodeRanks) -> None:
         while True:
             events = ranks.poll(_POLL_S)
-            lost = [event for event in events if event["event"] == "lost"]
-            self._router.deliver(0, [event for event in events if event["event"] != "lost"])
-            if lost:
-                return self._router.lose(0, lost[0]["message"])
+            lost = events.pop() if events and events[-1]["event"] == "lost" else None
+            self._router.deliver(0, events)
+            if lost is not None:
+                return self._router.lose(0, lost["message"])
 
 
 def local_launcher(cluster: Cluster) -> GroupLauncher:

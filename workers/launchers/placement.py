@@ -1,4 +1,4 @@
-"""Which rank goes to which node, device and cores."""
+"""Placement of ranks on nodes, devices and cores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
-from workers.packing.shares import Placement, Share
-from workers.rank_task import Device, RankTask
+from workers.packing.request import Placement, Share
+from workers.ranks.rank_task import Device, RankTask
 
 _LONGEST_ALARM_S: Final = 10 * 365 * 86400.0
-"""The kernel's timers take no more than some centuries, and nobody waits for this one either."""
+"""The kernel's timers have an upper limit of some centuries."""
 
 _RANK_ALARM_GRACE_S: Final = 5.0
-"""A rank's own alarm goes off this long after the group's deadline, which should have ended it."""
+"""How long after the group's deadline a rank's own alarm ends it, if nothing else has."""
 
 
 def place(
@@ -30,21 +30,21 @@ def place(
     rendezvous: bool = True,
     allow_sharing: bool = False,
 ) -> dict[int, list[RankTask]]:
-    """Places a group of ranks, all or nothing.
+    """Places all ranks of a group.
 
     Ranks are contiguous and fill one node after the other, so that the fastest axis of the mesh,
     tp, stays inside a node.
 
     Args:
-        nodes: the allocation's.
-        shares: devices that the group holds; None: whole nodes, from the front.
+        nodes: of the allocation.
+        shares: devices that the group holds; None: the first nodes, as a whole.
         num_ranks: size of the group.
-        num_nodes: nodes that it shall occupy.
-        device: what ranks compute on.
+        num_nodes: nodes that it occupies.
+        device: kind of the devices.
         job: the document that every rank gets.
         deadline_s: of the group.
-        rendezvous: whether the ranks meet.
-        allow_sharing: whether ranks may share devices when there are too few.
+        rendezvous: whether the ranks connect to each other.
+        allow_sharing: whether ranks may share devices where there are too few.
 
     Raises:
         PlacementImpossibleError: there are too few nodes or devices.
@@ -88,9 +88,10 @@ def place(
 
 
 def core_share(node: Node, device_index: int) -> tuple[int, ...]:
-    """CPU numbers that belong to a device: those that the site names, or an equal contiguous share.
+    """CPU numbers of a device: those that the site lists, or an equal contiguous share.
 
-    Empty, so all cores, where there are fewer cores than devices, or none of those named is ours.
+    Empty, which means all cores, where there are fewer cores than devices, or where this process
+    may use none of the listed cores.
     """
     if node.device_cores:
         ours = set(node.core_ids)

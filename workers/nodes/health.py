@@ -1,30 +1,181 @@
-"""Checks nodes before their first probe: each by itself, then in pairs, the suspicious ones twice."""
+"""Checks whether nodes are fit for probes.
+
+Nodes are measured before their first probe: each alone, then in pairs, suspicious ones twice. The
+measurements of each node are compared with those of the other nodes.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isnan
 from statistics import median
 from typing import Any, Final
 
-from search_spaces.layout import Precision
+from search_spaces.spec.layout import Precision
 from workers.errors import WorkerError
-from workers.health import HealthReport, problems
 from workers.launchers.base import Cancelled
 from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.shares import Share
-from workers.rank_task import Device
+from workers.packing.request import Share
+from workers.ranks.rank_task import Device
 
 _LOG: Final = logging.getLogger(__name__)
 
+LEAST_GEMM: Final = {"cuda": 0.8, "cpu": 0.3}
+"""Share of the other nodes' median rate in a matrix product that each device must reach; the limit
+for cores is lower since other processes use them."""
+LEAST_LINK: Final = {"cuda": 0.5, "cpu": 0.1}
+"""Share of the other nodes' median rate that a node's links must reach; links vary more."""
+LEAST_MEMORY: Final = 0.5
+"""Share of the other nodes' median free memory that each device must have free."""
+LEAST_FREE: Final = {"cuda": 0.9, "cpu": 0.05}
+"""Share of its memory that each device must have free; other processes use the host's memory."""
+FEWEST_OTHERS: Final = 2
+"""Fewest other nodes for a comparison: of two nodes that differ, either may be at fault."""
+
 PRECISIONS: Final[Mapping[Device, Precision]] = {"cpu": "fp32", "cuda": "bf16"}
-"""Of the products that are timed."""
-_WITHIN_S: Final = 120.0
+"""Precision of the matrix products that are timed."""
+
+_CHECK_WITHIN_S: Final = 120.0
 """The first use of a GPU may take a minute."""
+
 _AT_ONCE: Final = 32
 """Groups of ranks that run at a time: a site may limit the steps of a job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthReport:
+    """Measurements of a node, with all of its devices at once."""
+
+    device: str
+    """Kind of the devices: "cpu" or "cuda"."""
+    num_devices: int
+    """Devices that it should have."""
+    num_devices_seen: int = 0
+    """Devices that its ranks found."""
+    memory_bytes: int = 0
+    """Memory of a device: the minimum over the devices."""
+    memory_free_bytes: int = 0
+    """Free memory of a device before any probe: the minimum over the devices."""
+    gemm_tflops: tuple[float, ...] = ()
+    """Median rate of each device in square matrix products; the best may be an outlier."""
+    peak_tflops: float = 0.0
+    """Best rate of a device: the median over the devices."""
+    peak_source: str = ""
+    """How the peak was measured, as in a measurement's `peak_source`."""
+    link_gbytes_per_s: float | None = None
+    """Rate between the devices of the node; None: it has one device, or it was not measured."""
+    between_gbytes_per_s: float | None = None
+    """Rate from this node to another; None: there is no other, or it was not measured."""
+    failure: str = ""
+    """Why the check failed; empty: it did not."""
+
+
+def problems(reports: Mapping[int, HealthReport]) -> dict[int, str]:
+    """The nodes that are not fit for probes, and why. Each is compared with all others."""
+    found: dict[int, str] = {}
+    whole = [report for report in reports.values() if not report.failure]
+    memory = _Rates(whole, lambda report: (report.memory_free_bytes,))
+    gemm = _Rates(whole, lambda report: report.gemm_tflops)
+    inside = _Rates(whole, lambda report: _known(report.link_gbytes_per_s))
+    between = _Rates(whole, lambda report: _known(report.between_gbytes_per_s))
+    for node, report in reports.items():
+        why = _own_problem(report)
+        if why is None and len(whole) > FEWEST_OTHERS:
+            why = (
+                _little_memory(report, memory)
+                or _slow_device(report, gemm)
+                or _slow_link(report, inside, "between its devices")
+                or _slow_link(report, between, "to other nodes")
+            )
+        if why is not None:
+            found[node] = why
+    return found
+
+
+RatesOf = Callable[[HealthReport], Sequence[float]]
+
+
+def _known(rate: float | None) -> Sequence[float]:
+    return () if rate is None else (rate,)
+
+
+class _Rates:
+    """One kind of measurement of all nodes, for the comparison of each node with the others.
+
+    Sorted once for all comparisons, since there may be a thousand nodes. NaN is left out.
+    """
+
+    def __init__(self, reports: Iterable[HealthReport], of: RatesOf) -> None:
+        self._of = of
+        self._ascending = sorted(rate for report in reports for rate in self.of(report))
+
+    def of(self, report: HealthReport) -> list[float]:
+        """The rates of one node."""
+        return [rate for rate in self._of(report) if not isnan(rate)]
+
+    def of_others(self, report: HealthReport) -> list[float]:
+        """The rates of all other nodes, ascending."""
+        others = self._ascending.copy()
+        for rate in self.of(report):
+            del others[bisect_left(others, rate)]
+        return others
+
+
+def _own_problem(report: HealthReport) -> str | None:
+    if report.failure:
+        return f"the health check failed: {report.failure}"
+    if report.num_devices_seen < report.num_devices:
+        return f"{report.num_devices_seen} of {report.num_devices} devices were found"
+    if report.memory_free_bytes < LEAST_FREE[report.device] * report.memory_bytes:
+        return (
+            f"a device has {_gib(report.memory_free_bytes)} GiB of its "
+            f"{_gib(report.memory_bytes)} GiB free, less than {LEAST_FREE[report.device]:.0%}"
+        )
+    return None
+
+
+def _little_memory(report: HealthReport, memory: _Rates) -> str | None:
+    usual = median(memory.of_others(report))
+    if report.memory_free_bytes >= LEAST_MEMORY * usual:
+        return None
+    return (
+        f"a device has {_gib(report.memory_free_bytes)} GiB free, less than "
+        f"{LEAST_MEMORY:.0%} of the other nodes' {_gib(usual)} GiB (median)"
+    )
+
+
+def _slow_device(report: HealthReport, gemm: _Rates) -> str | None:
+    others = gemm.of_others(report)
+    if not others or not report.gemm_tflops:
+        return None
+    rate = median(others)
+    slowest = min(range(len(report.gemm_tflops)), key=report.gemm_tflops.__getitem__)
+    own = report.gemm_tflops[slowest]
+    if not own < LEAST_GEMM[report.device] * rate:  # False for NaN
+        return None
+    return (
+        f"device {slowest} computes {own:.3g} TFLOP/s in a product, less than "
+        f"{LEAST_GEMM[report.device]:.0%} of the other nodes' {rate:.3g} (median)"
+    )
+
+
+def _slow_link(report: HealthReport, links: _Rates, which: str) -> str | None:
+    least, rates = LEAST_LINK[report.device], links.of_others(report)
+    for own in links.of(report):
+        if len(rates) >= FEWEST_OTHERS and own < least * median(rates):
+            return (
+                f"{which} it sends {own:.3g} GB/s, less than {least:.0%} of the other nodes' "
+                f"{median(rates):.3g} (median)"
+            )
+    return None
+
+
+def _gib(memory_bytes: float) -> str:
+    return f"{memory_bytes / 2**30:.3g}"
 
 
 def check_nodes(
@@ -34,9 +185,9 @@ def check_nodes(
     cancelled: Cancelled,
     known: Mapping[int, HealthReport] | None = None,
 ) -> dict[int, HealthReport]:
-    """Checks some nodes, which nobody else may use meanwhile; ask `problems` what is wrong with them.
+    """Measures some idle nodes; `problems` evaluates the reports.
 
-    A suspicious node is measured a second time, alone, and that counts.
+    A suspicious node is measured a second time while the others are idle; that result counts.
 
     Args:
         launcher: of the nodes.
@@ -48,7 +199,7 @@ def check_nodes(
     reports = check.each_alone(nodes)
     check.in_pairs(reports)
     measured_twice: set[int] = set()
-    # One that was like the others may be behind those that have been measured again, alone.
+    # After some were measured again, another node may be slower than the rest.
     while suspicious := problems({**(known or {}), **reports}).keys() & set(nodes) - measured_twice:
         check.again(reports, sorted(suspicious))
         measured_twice |= suspicious
@@ -65,14 +216,15 @@ class _Check:
         self._cancelled = cancelled
 
     def each_alone(self, nodes: Sequence[int]) -> dict[int, HealthReport]:
-        """Every node by itself, all of them at once."""
+        """Measures every node without links to others, all nodes at the same time."""
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="health") as pool:
             return dict(zip(nodes, pool.map(self._alone, nodes), strict=True))
 
     def in_pairs(self, reports: dict[int, HealthReport]) -> None:
-        """The links between nodes: each sends to two others, and the better one counts.
+        """Measures links: each node exchanges data with two others, and the better rate counts.
 
-        So a node is slow only when both are, and a slow one does not make its neighbours so.
+        So a node is slow only where both links are, and a slow node does not make its neighbours
+        slow.
         """
         fit = [node for node, report in reports.items() if not report.failure]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="health") as pool:
@@ -82,7 +234,7 @@ class _Check:
                         reports[node] = _better_link(reports[node], rate)
 
     def again(self, reports: dict[int, HealthReport], suspicious: Sequence[int]) -> None:
-        """Suspicious nodes one after the other, the links to one that is not."""
+        """Measures suspicious nodes one after the other, and their links to a node that is not."""
         partner = next((node for node in reports if node not in suspicious), None)
         for node in suspicious:
             if self._cancelled():
@@ -93,7 +245,7 @@ class _Check:
             reports[node] = report
 
     def keep_peak(self, report: HealthReport) -> None:
-        """A CPU's peak is what its devices reach together: probes need not measure it again."""
+        """Keeps the measured peak of CPU cores, so that probes need not measure it again."""
         if self._launcher.device == "cpu" and report.peak_tflops:
             self._launcher.keep_measured_peak(
                 PRECISIONS["cpu"], report.peak_tflops, report.peak_source
@@ -120,13 +272,13 @@ class _Check:
         )
 
     def _between(self, pair: tuple[int, int]) -> float | None:
-        """Gigabytes a second from all devices of a node to another's; None: it was not measured."""
+        """Gigabytes a second from all devices of a node to those of another; None: not measured."""
         device = self._launcher.device
         num_devices = min(self._launcher.nodes[node].capacity(device) for node in pair)
         shares = tuple(Share.of_first(node, num_devices) for node in pair)
         results, failure = self._run({"between": True}, shares)
         if failure:
-            # Either may be to blame, or neither: each has another neighbour.
+            # Either node may be at fault, or neither; each has another link.
             _LOG.warning("the link between nodes %d and %d was not measured: %s", *pair, failure)
             return None
         return num_devices * min(float(result["between_gbytes_per_s"]) for result in results)
@@ -134,12 +286,12 @@ class _Check:
     def _run(
         self, job: Mapping[str, Any], shares: tuple[Share, ...]
     ) -> tuple[list[Mapping[str, Any]], str]:
-        """What the ranks found, and why they did not get to their end."""
+        """The results of the ranks, and why the job failed (empty: it did not)."""
         try:
             end = self._launcher.run_job(
                 {"kind": "health", **job},
                 shares=shares,
-                deadline_s=_WITHIN_S,
+                deadline_s=_CHECK_WITHIN_S,
                 on_event=lambda _: None,
                 cancelled=self._cancelled,
             )
@@ -151,7 +303,7 @@ class _Check:
 
 
 def rounds_of_pairs(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Each node with its two neighbours in a ring, in rounds in which each has one of them at most."""
+    """Pairs each node with its two neighbours in a ring, in rounds with at most one pair a node."""
     if len(nodes) < 2:
         return []
     ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))

@@ -1,7 +1,7 @@
-"""Which nodes fail probes that others run: pure, told by the worker what happened.
+"""Quarantine of nodes on which probes fail that complete on other nodes.
 
-One failure says nothing: it may be the layout's. A probe that failed is run again elsewhere (the
-second opinion), and where that succeeds, the nodes of the first attempt have a strike.
+One failure may be the fault of the layout or of a node. So the probe is run again on other nodes
+(the second opinion). If it completes there, each node of the first run gets a strike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from search_spaces.outcome import FailureReason, Outcome
+from search_spaces.protocol.outcome import FailureReason, Outcome
+from workers.nodes.roster import NodeRoster
+from workers.worker.held_trial import HeldTrial
 
 STRIKES_OUT: Final = 2
 """Strikes that quarantine a node."""
@@ -21,19 +23,19 @@ DOUBTFUL: Final[frozenset[FailureReason]] = frozenset({"crashed", "timeout", "no
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strike:
-    """A probe that failed on a node, and succeeded elsewhere."""
+    """A probe that failed on a node and completed on others."""
 
     probe: Hashable
     """The trial's id."""
     why: str
-    """How it failed, for people."""
+    """How it failed, as text."""
     is_alone: bool
-    """Whether the node is the only one that can be to blame."""
+    """Whether the node was the only suspect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Doubt:
-    """A failed probe whose second opinion is awaited."""
+    """A failed probe that is run again on other nodes."""
 
     suspects: frozenset[str]
     why: str
@@ -41,10 +43,10 @@ class _Doubt:
 
 @dataclass(kw_only=True)
 class NodeHistory:
-    """What a worker remembers of its nodes, by name.
+    """The strikes of a worker's nodes, by name.
 
-    A node that shares the blame with others loses its strike once it completes a probe; one that
-    was alone to blame keeps it, since what fails now and then completes now and then.
+    A node that was one of several suspects loses its strike once it completes a probe. A node that
+    was the only suspect keeps it: a node that fails sometimes also completes probes sometimes.
     """
 
     _doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class NodeHistory:
 
     @property
     def quarantined(self) -> Mapping[str, str]:
-        """Nodes that have failed too often, and why."""
+        """Nodes with too many strikes, and why."""
         return dict(self._quarantined)
 
     def strikes(self, node: str) -> Sequence[Strike]:
@@ -61,12 +63,12 @@ class NodeHistory:
         return tuple(self._strikes.get(node, ()))
 
     def failed(self, probe: Hashable, nodes: Sequence[str], outcome: Outcome) -> bool:
-        """A probe failed; says whether a second opinion is worth having, elsewhere.
+        """Notes a failure; returns whether to run the probe again on other nodes.
 
         Args:
             probe: the trial's id.
-            nodes: those that it ran on.
-            outcome: its failure; where that names one of the nodes, the others are not suspected.
+            nodes: the nodes of the probe.
+            outcome: the failure; where it names one of the nodes, the others are not suspects.
         """
         if self._doubts.pop(probe, None) is not None:
             return False  # it failed on other nodes too: the layout is to blame
@@ -78,7 +80,7 @@ class NodeHistory:
         return True
 
     def completed(self, probe: Hashable, nodes: Sequence[str]) -> dict[str, str]:
-        """A probe completed on these nodes; returns those that this puts into quarantine, and why."""
+        """Notes a completed probe; returns the nodes to quarantine because of it, and why."""
         for node in nodes:
             self._strikes[node] = [strike for strike in self.strikes(node) if strike.is_alone]
         doubt = self._doubts.pop(probe, None)
@@ -92,11 +94,11 @@ class NodeHistory:
         return {node: why for node in suspects if (why := self._judge(node)) is not None}
 
     def forget(self, probe: Hashable) -> None:
-        """A probe got no second opinion that counts: cancelled, given back, no other nodes."""
+        """Drops a suspicion: the second run was cancelled, or there are no other nodes."""
         self._doubts.pop(probe, None)
 
     def release(self, node: str) -> None:
-        """Takes a node out of quarantine; what it did is forgotten."""
+        """Takes a node out of quarantine and removes its strikes."""
         self._quarantined.pop(node, None)
         self._strikes.pop(node, None)
 
@@ -109,3 +111,53 @@ class NodeHistory:
         why = f"failed trials {trials} that other nodes completed; last {last.why}"
         self._quarantined[node] = why
         return why
+
+
+class SecondOpinions:
+    """Decides which failed probes are run again on other nodes, and quarantines nodes.
+
+    Args:
+        roster: the nodes.
+    """
+
+    def __init__(self, roster: NodeRoster) -> None:
+        self._roster = roster
+        self._history = NodeHistory()
+
+    def judge(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
+        """Notes the end of a probe that still holds its devices.
+
+        Returns:
+            Positions of the nodes to avoid when it is run again; empty: it is not run again.
+        """
+        names = [self._roster.name(share.node) for share in trial.placement]
+        if outcome.state == "completed":
+            for name, why in self._history.completed(trial.key, names).items():
+                if (index := self._roster.position(name)) is not None:
+                    self._roster.quarantine(index, why)
+            return frozenset()
+        if not self._history.failed(trial.key, names, outcome):
+            self.forget(trial)
+            return frozenset()
+        held = frozenset(share.node for share in trial.placement)
+        named = self._roster.position(outcome.node)
+        suspects = frozenset({named}) if named in held and named is not None else held
+        if not self._has_others(trial, suspects):
+            self.forget(trial)
+            return frozenset()
+        return suspects
+
+    def forget(self, trial: HeldTrial) -> None:
+        """Drops a suspicion: there is no second run."""
+        self._history.forget(trial.key)
+
+    def release(self, name: str) -> None:
+        """Removes the strikes of a node that is released from quarantine."""
+        self._history.release(name)
+
+    def _has_others(self, trial: HeldTrial, suspects: frozenset[int]) -> bool:
+        layout = trial.request.layout
+        per_node = -(-layout.num_devices // layout.num_nodes)
+        others = [index for index in self._roster.usable() if index not in suspects]
+        large_enough = sum(size >= per_node for size in self._roster.sizes(others))
+        return large_enough >= layout.num_nodes

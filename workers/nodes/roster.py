@@ -1,65 +1,64 @@
-"""The nodes of the allocation, each from its first check to its quarantine."""
+"""The nodes of the allocation and their states: checks, losses, recoveries, quarantine."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from workers.background import in_background
+from search_spaces.protocol.worker_messages import NodeState, SetAside
+from workers.backoff import Backoff
 from workers.errors import RanksLeftError
-from workers.health import HealthReport, problems
 from workers.launchers.base import Cancelled, Launcher
+from workers.nodes.health import HealthReport, problems
 from workers.packing.packer import Packer
-from workers.protocol import NodeState, NodeWish
-from workers.worker_events import Events, NodeRecovered, NodesChecked, WorkerEvent
+from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
 
 _LOG = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 
-_READS_AS: Final = {"checking": "being checked", "recovering": "being brought back"}
-"""States that read differently in a sentence."""
+_READS_AS: Final = {"checking": "being checked", "recovering": "being recovered"}
+"""States that have other words in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRecord:
-    """What is known of a node."""
+class RosterNode:
+    """The state of a node."""
 
     name: str
     num_devices: int
     state: NodeState = "starting"
-    """idle stands for idle and busy: what it runs, others know."""
+    """`idle` means idle or busy: the trials know which."""
     reason: str = ""
     report: HealthReport | None = None
-    """What its last check measured."""
-    tries: int = 0
-    """Recoveries that have failed, one after the other."""
+    """The result of its last check."""
     next_try_at: float = 0.0
 
 
 Check = Callable[[Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]]
-"""Checks the health of some nodes, which nobody else uses meanwhile, beside reports of others; what
-looks suspicious has been measured twice when it returns."""
+"""Checks the health of some idle nodes, in comparison with reports of other nodes. Nodes that look
+suspicious have been measured twice when it returns."""
 
 
 class NodeRoster:
-    """Which nodes can be used. The thread that owns the worker's state owns it too.
+    """Which nodes can be used. Only the thread that owns the worker's state uses it.
 
     A node is checked before its first probe, after it was lost, and when it is released from
-    quarantine. One that is lost is brought back in the background, as often as it takes. One that
-    is not fit by its check, that can't be cleaned, that has failed what others run, or that a user
-    says so of, is quarantined until a user releases it.
+    quarantine. A lost node is recovered in the background; failed attempts are repeated. A node is
+    quarantined where its check fails, where processes on it can't be ended, where probes fail that
+    complete on other nodes, or where a user asks for it. A user releases it.
 
     Args:
-        launcher: knows the nodes.
-        packer: is told of each node, and whether it can be used.
-        events: where checks and recoveries say how they ended.
-        check: checks nodes; None: they are believed to be fit.
-        cpu: whether devices are cores, of which a node may have fewer than it is described with.
+        launcher: has the nodes.
+        packer: gets each node, and whether it can be used.
+        events: where the ends of checks and recoveries are put.
+        check: checks nodes; None: they are not checked.
+        cpu: whether devices are cores, of which a node may have fewer than its description.
     """
 
     def __init__(
@@ -76,9 +75,14 @@ class NodeRoster:
         self._events = events
         self._health_check = check
         self._cpu = cpu
-        self._nodes: list[NodeRecord] = []
+        self._nodes: list[RosterNode] = []
+        self._backoffs = defaultdict[int, Backoff](
+            lambda: Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        )
+        """By node, the pauses between attempts to recover it."""
         self._measured: set[int] = set()
-        """Nodes in a check that goes on, lost ones included: another would disturb it."""
+        """Nodes whose check is under way, also lost ones: a second check would disturb the
+        first."""
         self._closing = threading.Event()
 
     def __len__(self) -> int:
@@ -86,7 +90,7 @@ class NodeRoster:
 
     @property
     def is_starting(self) -> bool:
-        """Whether no node has been found fit for use yet."""
+        """Whether no node has passed its check yet."""
         return all(node.state in ("starting", "checking") for node in self._nodes)
 
     def usable(self) -> list[int]:
@@ -110,29 +114,29 @@ class NodeRoster:
         return self._nodes[index].name
 
     def look(self, now: float) -> None:
-        """Notices nodes that have joined or were lost, and begins the recoveries that are due."""
+        """Notes nodes that have joined or were lost, and begins the recoveries that are due."""
         joined = list(self._launcher.nodes)[len(self._nodes) :]
         for node in joined:
             num_devices = node.capacity("cpu") if self._cpu else node.num_devices
-            # Two nodes of one host, in tests: the service wants names that differ.
+            # The service needs unique names; in tests two nodes have the same host.
             name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
             self._packer.add_node(num_devices, name=name)
-            self._nodes.append(NodeRecord(name=name, num_devices=num_devices))
+            self._nodes.append(RosterNode(name=name, num_devices=num_devices))
         self._notice_losses()
         if self._closing.is_set():
-            return  # nobody will need them, and what is begun now would outlive the launcher
+            return  # a check that begins now could outlive the launcher
         self._check([i for i, node in enumerate(self._nodes) if node.state == "starting"])
         for index, known in enumerate(self._nodes):
             if known.state == "lost" and now >= known.next_try_at:
                 self._recover(index)
 
     def take_checked(self, event: NodesChecked) -> None:
-        """Takes the end of a health check."""
+        """Notes the end of a health check."""
         self._notice_losses()
         self._measured.difference_update(event.nodes)
         if self._closing.is_set():
-            return  # nobody will need them
-        # The others were lost, or quarantined by a user, meanwhile: their next check counts.
+            return
+        # Nodes that were lost or quarantined meanwhile are checked again later.
         checked = [index for index in event.nodes if self._nodes[index].state == "checking"]
         for index in checked:
             self._change(index, report=event.reports.get(index))
@@ -146,30 +150,29 @@ class NodeRoster:
                 self._set(index, "idle", "")
 
     def take_recovered(self, event: NodeRecovered, now: float) -> None:
-        """Takes the end of a recovery."""
+        """Notes the end of a recovery."""
         node = self._nodes[event.node]
         if node.state != "recovering":
             return None
         if event.hopeless:
             return self.quarantine(event.node, event.error)
         if event.error:
-            pause_s = min(_FIRST_PAUSE_S * 2**node.tries, _LONGEST_PAUSE_S)
-            self._change(event.node, tries=min(node.tries + 1, 10), next_try_at=now + pause_s)
+            self._change(event.node, next_try_at=now + self._backoffs[event.node].take())
             self._set(event.node, "lost", event.error)
-            return _LOG.warning("node %s is not back yet: %s", node.name, event.error)
-        self._change(event.node, tries=0)
-        _LOG.info("node %s is back", node.name)
+            return _LOG.warning("node %s has not recovered yet: %s", node.name, event.error)
+        self._backoffs[event.node].reset()
+        _LOG.info("node %s has recovered", node.name)
         return self._check([event.node])
 
     def quarantine(self, index: int, why: str) -> None:
-        """Takes a node out of use; what runs on it goes on."""
+        """Takes a node out of use; probes that run on it go on."""
         node = self._nodes[index]
         if node.state != "quarantined":
             _LOG.error("node %s is quarantined: %s", node.name, why)
         self._set(index, "quarantined", why)
 
     def release(self, name: str) -> bool:
-        """Takes a node out of quarantine; returns whether it was in it."""
+        """Takes a node out of quarantine; returns whether it was quarantined."""
         index = self.position(name)
         if index is None or self._nodes[index].state != "quarantined":
             return False
@@ -177,19 +180,19 @@ class NodeRoster:
         self._check([index])
         return True
 
-    def take_wishes(self, wishes: Sequence[NodeWish]) -> None:
-        """Quarantines the nodes that the service says so of."""
+    def take_wishes(self, wishes: Sequence[SetAside]) -> None:
+        """Quarantines nodes on request of the service."""
         for wish in wishes:
             index = self.position(wish.node)
             if index is not None and self._nodes[index].state != "quarantined":
                 self.quarantine(index, wish.reason)
 
-    def records(self) -> tuple[NodeRecord, ...]:
-        """All that is known, by position."""
+    def records(self) -> tuple[RosterNode, ...]:
+        """The states of all nodes, by position."""
         return tuple(self._nodes)
 
     def close(self) -> None:
-        """Has checks under way end soon."""
+        """Cancels the checks that are under way."""
         self._closing.set()
 
     def _reports(self) -> dict[int, HealthReport]:
@@ -197,15 +200,11 @@ class NodeRoster:
 
     def _notice_losses(self) -> None:
         for index, why in self._launcher.lost().items():
-            if index < len(self._nodes):
-                self._lose(index, why)
-
-    def _lose(self, index: int, why: str) -> None:
-        node = self._nodes[index]
-        if node.state in ("lost", "recovering", "quarantined"):
-            return
-        _LOG.error("node %s is lost: %s", node.name, why)
-        self._set(index, "lost", why)
+            # A lost node that has just joined is noted the next time.
+            node = self._nodes[index] if index < len(self._nodes) else None
+            if node is not None and node.state not in ("lost", "recovering", "quarantined"):
+                _LOG.error("node %s is lost: %s", node.name, why)
+                self._set(index, "lost", why)
 
     def _set(self, index: int, state: NodeState, reason: str) -> None:
         self._change(index, state=state, reason=reason)
@@ -218,7 +217,7 @@ class NodeRoster:
     def _check(self, indices: list[int]) -> None:
         check, known = self._health_check, self._reports()
         for index in indices:
-            # What still runs on it would be measured, too: another look comes soon.
+            # A probe that still runs would disturb the check: `look` tries again soon.
             used = index in self._measured or bool(self._packer.holders(index))
             state: NodeState = "idle" if check is None else "starting" if used else "checking"
             self._set(index, state, "")

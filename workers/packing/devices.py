@@ -1,17 +1,128 @@
-"""The devices of an allocation, by node: until when each is held."""
+"""The devices of an allocation, by node: until when each is held, and which to choose for a probe.
+
+Arrays are over the nodes, and over the devices of a node where they are two-dimensional.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workers.packing.choice import NEVER, Bools, Floats, Ints
-from workers.packing.shares import Share
+from workers.packing.request import PackRequest, Placement, Share
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+_T = TypeVar("_T", bound=np.generic)
+
+NEVER: Final = np.inf
+"""The time at which unusable devices get free."""
 
 _FREE: Final = -np.inf
 """The time until which a free device is held."""
+
+
+def choose_nodes(free: Bools, count: int) -> tuple[int, ...] | None:
+    """Chooses `count` of the free nodes; None where there are too few.
+
+    Neighbours share a switch, so they come from the smallest run of neighbours that is large
+    enough, which leaves the larger runs to larger probes; without such a run, from as few runs as
+    possible.
+    """
+    positions = np.flatnonzero(free)
+    if len(positions) < count:
+        return None
+    starts = np.flatnonzero(np.diff(positions, prepend=-2) > 1)
+    lengths = np.diff(starts, append=len(positions))
+    large_enough = lengths >= count
+    if large_enough.any():
+        start = starts[np.argmin(np.where(large_enough, lengths, len(positions) + 1))]
+        return tuple(positions[start : start + count].tolist())
+    chosen: list[int] = []
+    for run in np.argsort(-lengths, kind="stable"):
+        chosen += positions[starts[run] : starts[run] + lengths[run]].tolist()
+        if len(chosen) >= count:
+            break
+    return tuple(sorted(chosen[:count]))
+
+
+def choose_devices(free: Bools, width: int) -> Share | None:
+    """Chooses `width` contiguous free devices of one node; None where no node has them.
+
+    They are aligned to their number where possible, since the devices of a package are nearer to
+    each other; then they come from the node with the fewest free devices, and there from the
+    smallest gap, so that large gaps and whole nodes remain for larger probes.
+    """
+    if width > free.shape[1]:
+        return None
+    node, start = np.nonzero(_windows(free, width).all(axis=2))
+    if not len(node):
+        return None
+    num_free = np.count_nonzero(free, axis=1)[node]
+    gap = _gaps(free)[node, start]
+    best = np.lexsort((start, node, gap, num_free, misalignment(start, width)))[0]
+    return _share(node[best], start[best], width)
+
+
+def earliest_nodes(free_at: Floats, count: int) -> tuple[float, tuple[int, ...]] | None:
+    """When `count` nodes are free, and which; None: never.
+
+    Where more are free by then, those that get free last are chosen: the others can be used before.
+    """
+    if count > len(free_at):
+        return None
+    order = np.argsort(free_at, kind="stable")
+    at = float(free_at[order[count - 1]])
+    if at == NEVER:
+        return None
+    num_free = int(np.searchsorted(free_at[order], at, side="right"))
+    return at, tuple(sorted(order[num_free - count : num_free].tolist()))
+
+
+def earliest_devices(free_at: Floats, width: int) -> tuple[float, Share] | None:
+    """When `width` contiguous devices of one node are free, and which; None: never."""
+    if width > free_at.shape[1]:
+        return None
+    run_free_at = _windows(free_at, width).max(axis=2)
+    at = float(run_free_at.min(initial=NEVER))
+    if at == NEVER:
+        return None
+    node, start = np.nonzero(run_free_at == at)
+    best = np.argmin(misalignment(start, width))
+    return at, _share(node[best], start[best], width)
+
+
+def misalignment(start: Ints, width: int) -> Ints:
+    """Distance of a run's first device from a multiple of the smallest power of two >= `width`."""
+    return start % (1 << (width - 1).bit_length())
+
+
+def _windows(of: NDArray[_T], width: int) -> NDArray[_T]:
+    return np.lib.stride_tricks.sliding_window_view(of, width, axis=1)
+
+
+def _gaps(free: Bools) -> Ints:
+    """The length of the gap of each free device; 0 for devices that are not free."""
+    ahead = np.zeros(free.shape, dtype=np.intp)
+    behind = np.zeros(free.shape, dtype=np.intp)
+    num_devices = free.shape[1]
+    for device in range(num_devices):
+        before = ahead[:, device - 1] if device else 0
+        ahead[:, device] = np.where(free[:, device], before + 1, 0)
+    for device in reversed(range(num_devices)):
+        after = behind[:, device + 1] if device + 1 < num_devices else 0
+        behind[:, device] = np.where(free[:, device], after + 1, 0)
+    gaps: Ints = np.maximum(ahead + behind - 1, 0)
+    return gaps
+
+
+def _share(node: np.intp, start: np.intp, width: int) -> Share:
+    first = int(start)
+    return Share(node=int(node), devices=tuple(range(first, first + width)))
 
 
 class DeviceTable:
@@ -39,14 +150,14 @@ class DeviceTable:
         return node
 
     def hold(self, held: Iterable[Share], *, until: float, expected_until: float) -> None:
-        """Devices are held until then at the latest."""
+        """Notes that devices are held until then at the latest."""
         for share in held:
             devices = slice(share.devices[0], share.devices[-1] + 1)
             self._until[share.node, devices] = until
             self._expected[share.node, devices] = expected_until
 
     def release(self, held: Iterable[Share]) -> None:
-        """Devices are free again."""
+        """Notes that devices are free again."""
         self.hold(held, until=_FREE, expected_until=_FREE)
 
     def free(self) -> Bools:
@@ -60,7 +171,7 @@ class DeviceTable:
         return whole
 
     def free_at(self, now_s: float, *, expected: bool = False) -> Floats:
-        """When each device gets free, at the latest or as expected; what is overdue does so now."""
+        """When each device gets free, at the latest or as expected; now where it is overdue."""
         until = self._expected if expected else self._until
         late = np.where(until == _FREE, _FREE, np.maximum(until, now_s))
         return np.where(self._exists & self.usable[:, None], late, NEVER)
@@ -75,3 +186,64 @@ def _grown(old: Floats, shape: tuple[int, int]) -> Floats:
     new = np.full(shape, _FREE)
     new[: old.shape[0], : old.shape[1]] = old
     return new
+
+
+class FreeDevices:
+    """The devices that may be assigned at one moment; refuses too large requests quickly.
+
+    Args:
+        table: all devices.
+        free: the devices that may be assigned.
+    """
+
+    def __init__(self, table: DeviceTable, free: Bools) -> None:
+        self._table = table
+        self._free = free
+        self._longest: int | None = None
+        self._count()
+
+    def without(self, reserved: Bools) -> FreeDevices:
+        """The free devices that are not reserved."""
+        return FreeDevices(self._table, self._free & ~reserved)
+
+    def choose(self, request: PackRequest, *, whole: bool) -> Placement | None:
+        """Chooses devices for a probe; None where it does not fit.
+
+        Args:
+            request: the probe.
+            whole: whether it gets whole nodes.
+        """
+        if whole:
+            if request.num_nodes > self.num_whole:
+                return None
+            fits = self._whole & (self._table.num_devices >= request.per_node)
+            fits[list(request.avoid)] = False
+            nodes = choose_nodes(fits, request.num_nodes)
+            return None if nodes is None else request.shares_of_nodes(nodes)
+        if request.num_devices > self.longest:
+            return None
+        free = self._free
+        if request.avoid:
+            free = free.copy()
+            free[list(request.avoid)] = False
+        share = choose_devices(free, request.num_devices)
+        return None if share is None else (share,)
+
+    def take(self, held: Iterable[Share]) -> None:
+        """Notes that devices are assigned."""
+        for share in held:
+            self._free[share.node, share.devices[0] : share.devices[-1] + 1] = False
+        self._count()
+
+    @property
+    def longest(self) -> int:
+        """The largest number of contiguous devices of a node."""
+        if self._longest is None:
+            self._longest = int(_gaps(self._free).max(initial=0))
+        return self._longest
+
+    def _count(self) -> None:
+        self._whole = self._table.whole(self._free)
+        self.num_whole = int(np.count_nonzero(self._whole))
+        """Whole nodes among them."""
+        self._longest = None

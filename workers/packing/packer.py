@@ -1,45 +1,90 @@
-"""The packer: gives the devices of an allocation to the probes that wait, in order."""
+"""The packer: assigns the devices of an allocation to the waiting probes, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from workers.packing.devices import DeviceTable
-from workers.packing.free import FreeDevices
-from workers.packing.reasons import Prospect, why_it_waits
-from workers.packing.request import PackRequest, Room
-from workers.packing.reservation import Reservation, earliest, is_too_late, reserve
-from workers.packing.shares import Placement, Share
+from search_spaces.terminal.plurals import counted
+from workers.packing.devices import (
+    NEVER,
+    Bools,
+    DeviceTable,
+    FreeDevices,
+    earliest_devices,
+    earliest_nodes,
+)
+from workers.packing.request import PackRequest, Placement, Room, Share
 
 MAX_LOANS: Final = 64
-"""Probes that may use, one after the other or side by side, devices reserved for the oldest that
-waits, before these stay empty until it starts."""
+"""Probes that may use the devices reserved for the oldest waiting probe, before these devices stay
+empty until it starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Running:
-    placement: Placement
-    held: tuple[Share, ...]
-    """All that nobody else may use meanwhile: its whole nodes, where it has them whole."""
+class Reservation:
+    """Devices that are kept for the oldest probe that does not fit yet."""
+
+    key: Hashable
+    """The probe."""
+    devices: Bools
+    """The devices, by node."""
+    lent_until_s: float
+    """Other probes may use them if they end by then."""
+
+
+def earliest(
+    table: DeviceTable,
+    request: PackRequest,
+    *,
+    whole: bool,
+    now_s: float,
+    expected: bool = False,
+) -> tuple[float, Bools] | None:
+    """When a probe can start, and on which devices; None: never, with the devices usable now.
+
+    The time is the latest or the expected one; a time in the past means now.
+    """
+    free_at = table.free_at(now_s, expected=expected)
+    free_at[list(request.avoid)] = NEVER
+    devices = np.zeros(free_at.shape, dtype=np.bool_)
+    if whole:
+        node_free_at = table.node_free_at(free_at)
+        node_free_at[table.num_devices < request.per_node] = NEVER
+        at = earliest_nodes(node_free_at, request.num_nodes)
+        if at is None:
+            return None
+        devices[list(at[1])] = True
+        return at[0], devices
+    found = earliest_devices(free_at, request.num_devices)
+    if found is None:
+        return None
+    share = found[1]
+    devices[share.node, share.devices[0] : share.devices[-1] + 1] = True
+    return found[0], devices
+
+
+def is_too_late(request: PackRequest, start_s: float, ends_at_s: float | None) -> bool:
+    """Whether a probe that starts then may run past the end of the allocation."""
+    return ends_at_s is not None and start_s + request.at_most_s > ends_at_s
 
 
 class Packer:
-    """Packs probes of different sizes into one allocation; all or nothing, in order, none starved.
+    """Packs probes of different sizes into one allocation, in order and without starvation.
 
     A probe that needs more than one node, or all devices of one, gets whole nodes; a smaller one
-    contiguous devices of a node. The oldest that does not fit gets a reservation: the devices that
-    are free first, by what the running probes may take at most. Younger ones start beside it where
-    they do not delay it: on other devices, or so short that they are gone by then. (EASY backfill:
-    Lifka, The ANL/IBM SP scheduling system, 1995.)
+    contiguous devices of a node. The oldest probe that does not fit gets a reservation: the devices
+    that are free first, by the longest time that the running probes may take. Younger probes start
+    before it where they do not delay it: on other devices, or where they end in time. (EASY
+    backfill: Lifka, The ANL/IBM SP scheduling system, 1995.)
 
     Args:
         num_devices_by_node: devices of each node.
         share_nodes: whether probes smaller than a node may run beside others on it.
-        names: of the nodes, for people; by default their positions.
+        names: of the nodes, for messages; by default their positions.
     """
 
     def __init__(
@@ -54,7 +99,8 @@ class Packer:
         self._names: list[str] = []
         self._unusable: dict[int, str] = {}
         self._waiting: dict[Hashable, PackRequest] = {}
-        self._running: dict[Hashable, _Running] = {}
+        self._running: dict[Hashable, tuple[Share, ...]] = {}
+        """Devices that no other probe may use meanwhile: whole nodes where a probe needs them."""
         self._loans: dict[Hashable, int] = {}
         for node, num_devices in enumerate(num_devices_by_node):
             self.add_node(num_devices, name=names[node] if names else "")
@@ -68,12 +114,12 @@ class Packer:
         return node
 
     def set_usable(self, node: int, usable: bool, reason: str = "") -> None:
-        """Says whether probes may start on a node; those that run there keep what they have.
+        """Sets whether probes may start on a node; probes that run there keep their devices.
 
         Args:
             node: its position.
-            usable: whether they may.
-            reason: why not, for people: "quarantined", "lost", "checked".
+            usable: whether they may start.
+            reason: why not, for messages: "quarantined", "lost", "being checked".
         """
         self._table.usable[node] = usable
         self._unusable.pop(node, None)
@@ -81,22 +127,22 @@ class Packer:
             self._unusable[node] = reason or "not usable"
 
     def submit(self, request: PackRequest) -> None:
-        """A probe waits, behind those that do already."""
+        """Adds a probe at the end of the queue."""
         if request.key in self._waiting or request.key in self._running:
             raise ValueError(f"{request.key!r} waits or runs already")
         self._waiting[request.key] = request
 
     def withdraw(self, key: Hashable) -> None:
-        """A probe waits no longer."""
+        """Removes a waiting probe."""
         del self._waiting[key]
         self._loans.pop(key, None)
 
     def place(self, now_s: float, ends_at_s: float | None) -> list[tuple[Hashable, Placement]]:
-        """Starts as many probes as fit, each with its devices; they hold them until released.
+        """Assigns devices to as many probes as fit; they hold them until `release`.
 
         Args:
-            now_s: the time, on any clock that only goes forward.
-            ends_at_s: when the allocation ends, on the same clock; None: it doesn't.
+            now_s: the time, on any monotonic clock.
+            ends_at_s: when the allocation ends, on the same clock; None: it does not end.
         """
         free = FreeDevices(self._table, self._table.free())
         spare, reservation = free, None
@@ -104,8 +150,7 @@ class Packer:
         for request in tuple(self._waiting.values()):
             if is_too_late(request, now_s, ends_at_s):
                 continue
-            whole = self._is_whole(request)
-            placement = spare.choose(request, whole=whole)
+            placement = spare.choose(request, whole=self._is_whole(request))
             if placement is None and reservation is not None:
                 placement = self._borrow(request, reservation, free, now_s)
             if placement is not None:
@@ -121,15 +166,15 @@ class Packer:
         return started
 
     def release(self, key: Hashable) -> None:
-        """A probe has ended: what it held is free."""
-        self._table.release(self._running.pop(key).held)
+        """Frees the devices of a probe that has ended."""
+        self._table.release(self._running.pop(key))
 
     def has_prospect(self, key: Hashable, now_s: float, ends_at_s: float | None) -> bool:
-        """Whether a probe that waits can hope for devices, as things are."""
+        """Whether a waiting probe can get devices in time, with the nodes usable now."""
         return self._reserve(self._waiting[key], now_s, ends_at_s) is not None
 
     def why_waiting(self, now_s: float, ends_at_s: float | None) -> dict[Hashable, str]:
-        """Why each probe that waits does so, in a sentence for people."""
+        """Why each probe waits, as a sentence."""
         free = FreeDevices(self._table, self._table.free())
         first: Hashable | None = None
         whys: dict[Hashable, str] = {}
@@ -141,7 +186,7 @@ class Packer:
         return whys
 
     def room(self, now_s: float, ends_at_s: float | None) -> Room:
-        """What is left beside those that wait, for one more that would start at once."""
+        """The largest further probe that would start at once without delaying the waiting ones."""
         left_s = None if ends_at_s is None else max(0.0, ends_at_s - now_s)
         free = FreeDevices(self._table, self._table.free())
         reservations = (self._reserve(one, now_s, ends_at_s) for one in self._waiting.values())
@@ -154,11 +199,9 @@ class Packer:
         return self._room(free, reservation.lent_until_s - now_s)
 
     def holders(self, node: int) -> list[Hashable]:
-        """The probes that hold something of a node."""
+        """The probes that hold devices of a node."""
         return [
-            key
-            for key, running in self._running.items()
-            if any(share.node == node for share in running.held)
+            key for key, held in self._running.items() if any(share.node == node for share in held)
         ]
 
     def _room(self, free: FreeDevices, longest_s: float | None) -> Room:
@@ -179,14 +222,14 @@ class Packer:
             held = tuple(Share.of_first(one.node, int(sizes[one.node])) for one in placement)
         expected_s = request.at_most_s if request.expected_s is None else request.expected_s
         self._table.hold(held, until=now_s + request.at_most_s, expected_until=now_s + expected_s)
-        self._running[request.key] = _Running(placement=placement, held=held)
+        self._running[request.key] = held
         self.withdraw(request.key)
         return held
 
     def _borrow(
         self, request: PackRequest, reservation: Reservation, free: FreeDevices, now_s: float
     ) -> Placement | None:
-        """Devices for a probe that is gone before they are needed by the one they are kept for."""
+        """Chooses reserved devices for a probe that ends before they are needed."""
         if not self._lends(reservation, now_s + request.at_most_s):
             return None
         placement = free.choose(request, whole=self._is_whole(request))
@@ -201,8 +244,19 @@ class Packer:
     def _reserve(
         self, request: PackRequest, now_s: float, ends_at_s: float | None
     ) -> Reservation | None:
-        whole = self._is_whole(request)
-        return reserve(self._table, request, whole=whole, now_s=now_s, ends_at_s=ends_at_s)
+        """Reserves the devices that get free first for a probe; None: none get free in time."""
+        table, whole = self._table, self._is_whole(request)
+        found = earliest(table, request, whole=whole, now_s=now_s)
+        if found is None:
+            return None
+        at_s, devices = found
+        if ends_at_s is not None:
+            expected = earliest(table, request, whole=whole, now_s=now_s, expected=True)
+            assert expected is not None  # of the same devices
+            if is_too_late(request, max(expected[0], now_s), ends_at_s):
+                return None
+            at_s = min(at_s, ends_at_s - request.at_most_s)
+        return Reservation(key=request.key, devices=devices, lent_until_s=at_s)
 
     def _prospect(
         self,
@@ -211,12 +265,12 @@ class Packer:
         ends_at_s: float | None,
         free: FreeDevices,
         first: Hashable | None,
-    ) -> Prospect:
+    ) -> WaitingProbe:
         whole = self._is_whole(request)
         at = earliest(self._table, request, whole=whole, now_s=now_s)
         large_enough = self._table.num_devices >= request.per_node
         usable = large_enough & self._table.usable
-        return Prospect(
+        return WaitingProbe(
             request=request,
             whole=whole,
             num_nodes=int(np.count_nonzero(large_enough)),
@@ -227,3 +281,69 @@ class Packer:
             ends_in_s=None if ends_at_s is None else ends_at_s - now_s,
             behind=first,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingProbe:
+    """A waiting probe and the devices that it may get."""
+
+    request: PackRequest
+    whole: bool
+    """Whether it needs whole nodes."""
+    num_nodes: int
+    """Nodes of the allocation that are large enough for it."""
+    num_usable: int
+    """Those of them that are usable."""
+    unusable: Mapping[str, str]
+    """Why each of the others is not usable, by name."""
+    num_free: int
+    """Free whole nodes; or the largest number of contiguous free devices of a node."""
+    starts_in_s: float | None
+    """Seconds until enough are free, at the latest; None: never, with the nodes usable now."""
+    ends_in_s: float | None
+    """Seconds until the allocation ends; None: it does not end."""
+    behind: Hashable | None
+    """An older probe for which free devices are kept; None: there is none."""
+
+
+def why_it_waits(prospect: WaitingProbe) -> str:
+    """The sentence, without a full stop."""
+    request = prospect.request
+    if prospect.num_nodes < request.num_nodes:
+        has = f"{counted(prospect.num_nodes, 'node')} of {request.per_node} devices or more"
+        return f"needs {_needs(prospect)}, and the allocation has {has}"
+    if prospect.num_usable < request.num_nodes:
+        unusable = ", ".join(f"{name} is {why}" for name, why in prospect.unusable.items())
+        return (
+            f"needs more nodes than are usable: {prospect.num_usable} of {request.num_nodes}; "
+            f"{unusable}"
+        )
+    if prospect.ends_in_s is not None and request.at_most_s > prospect.ends_in_s:
+        return (
+            f"does not fit before the allocation ends in {max(0.0, prospect.ends_in_s):.0f} s: "
+            f"it may take {request.at_most_s:.0f} s"
+        )
+    return _waits(prospect)
+
+
+def _waits(prospect: WaitingProbe) -> str:
+    request = prospect.request
+    waits = f"waits for {_needs(prospect)}"
+    if prospect.starts_in_s is None:
+        return f"{waits}: not on the nodes where it failed before, and no others are usable"
+    free = f"{prospect.num_free or 'none'} {'are' if prospect.num_free > 1 else 'is'} free"
+    needed = request.num_nodes if prospect.whole else request.num_devices
+    if prospect.num_free >= needed:
+        kept = f"kept for {prospect.behind}, which has waited longer"
+        return f"{waits}: {free}, {kept if prospect.behind is not None else 'so it starts next'}"
+    if prospect.behind is not None:
+        return f"{waits}: {free}; {prospect.behind} has waited longer"
+    return f"{waits}: {free}, enough are in {prospect.starts_in_s:.0f} s at the latest"
+
+
+def _needs(prospect: WaitingProbe) -> str:
+    request = prospect.request
+    if prospect.whole:
+        return counted(request.num_nodes, "whole node")
+    many = "device" if request.num_devices == 1 else "contiguous devices"
+    return f"{request.num_devices} {many} of a node"

@@ -1,11 +1,39 @@
-"""What is asked of a packer, and what it answers."""
+"""The devices of an allocation that a probe holds, requests to the packer, and its free room."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from workers.packing.shares import Share
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Devices of one node that a probe holds."""
+
+    node: int
+    """Position of the node in the allocation; positions are stable, nodes are only ever
+    appended."""
+    devices: tuple[int, ...]
+    """Their indices on the node: contiguous, ascending."""
+
+    def __post_init__(self) -> None:
+        if self.node < 0:
+            raise ValueError(f"node={self.node} is no position of a node")
+        first = self.devices[0] if self.devices else -1
+        if first < 0 or self.devices != tuple(range(first, first + len(self.devices))):
+            raise ValueError(
+                f"devices={self.devices} of a share are not contiguous, ascending indices"
+            )
+
+    @classmethod
+    def of_first(cls, node: int, num_devices: int) -> Share:
+        """The first devices of a node."""
+        return cls(node=node, devices=tuple(range(num_devices)))
+
+
+Placement = tuple[Share, ...]
+"""All shares of a probe. Its ranks fill one share after the other with n ranks each (fewer in the
+last, where they do not divide): rank r has device r % n of share r // n."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,12 +47,12 @@ class PackRequest:
     num_devices: int
     """Devices over all of them."""
     at_most_s: float
-    """Seconds after its start by which its devices are free again, whatever happens: the probe's
-    deadline and what its end may take."""
+    """Seconds after its start by which its devices are free again in every case: the probe's
+    deadline and the time to end it."""
     expected_s: float | None = None
-    """Seconds that it will probably take; None: as long as it may."""
+    """Expected duration in seconds; None: `at_most_s`."""
     avoid: frozenset[int] = frozenset()
-    """Positions of nodes that it must not get: where it failed before."""
+    """Positions of nodes that it must not get, since it failed there before."""
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
@@ -42,22 +70,21 @@ class PackRequest:
         return -(-self.num_devices // self.num_nodes)
 
     def shares_of_nodes(self, nodes: tuple[int, ...]) -> tuple[Share, ...]:
-        """The devices at the front of these nodes, as many as it needs."""
-        left = self.num_devices
-        shares = []
-        for node in nodes:
-            shares.append(Share.of_first(node, min(left, self.per_node)))
-            left -= self.per_node
-        return tuple(shares)
+        """The first devices of these nodes, as many as it needs."""
+        left = range(self.num_devices, 0, -self.per_node)
+        return tuple(
+            Share.of_first(node, min(on_node, self.per_node))
+            for node, on_node in zip(nodes, left, strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What is left for a probe that would start at once and delay none that waits."""
+    """The largest probe that could start at once without delaying a waiting one."""
 
     nodes: int
     """Whole nodes."""
     devices: int
     """Contiguous devices of one node, which may be a whole one."""
     longest_s: float | None
-    """Seconds that it may take; None: any time."""
+    """Seconds that it may take; None: no limit."""

@@ -1,4 +1,4 @@
-"""Which handler is called when a descriptor has something to say: the heart of zygote and keeper."""
+"""The event loop of zygote and keeper: a handler for each file descriptor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Readers:
-    """Descriptors that are waited on, with what each one's news is handled by."""
+    """File descriptors to wait for, with their handlers."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], Any]] = {}
 
     def __iter__(self) -> Iterator[int]:
-        """The descriptors: what a forked process has to close."""
+        """The descriptors, which a forked process must close."""
         return iter(tuple(self._handlers))
 
     def __contains__(self, fd: int) -> bool:
@@ -26,16 +26,16 @@ class Readers:
         self._poll.register(fd, select.POLLIN)
 
     def remove(self, fd: int) -> None:
-        """Waits no more on a descriptor, which may have been removed before."""
+        """Removes a descriptor; it may have been removed before."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def handle(self, within_ms: int | None) -> None:
-        """Waits for news, and has it handled.
+        """Waits until a descriptor is readable, and calls the handlers.
 
         Args:
-            within_ms: how long to wait; None: for ever.
+            within_ms: how long to wait; None: no limit.
         """
         for fd, _ in self._poll.poll(within_ms):
-            if fd in self._handlers:  # an earlier handler of this turn may have closed it
+            if fd in self._handlers:  # an earlier handler may have closed it
                 self._handlers[fd]()

@@ -1,4 +1,4 @@
-"""One rank as its keeper holds it: forked, placed on its device and cores, heard and logged."""
+"""One rank of a keeper: its fork, its device and cores, its connection and its output."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from workers.errors import CoresForbiddenError, WorkerError
-from workers.json_lines import Document, JsonLines
-from workers.processes import die_with_parent, fork
-from workers.rank_task import RankTask
-from workers.visible_devices import rank_variables
+from workers.ranks.json_lines import JsonLines
+from workers.ranks.processes import die_with_parent, fork
+from workers.ranks.rank_task import RankTask
+from workers.ranks.visible_devices import rank_variables
 
 RankEntry = Callable[[RankTask, JsonLines], None]
-"""What runs in a rank: its task, and the line to its agent."""
+"""The function that a rank runs, with its task and its line to the keeper."""
 
 LOG_TAIL_LINES: Final = 50
 _LOG_TAIL_BYTES: Final = 32 << 10
@@ -28,7 +28,7 @@ _OOM_SCORE: Final = 500
 
 
 class LogTail:
-    """The reading end of a rank's output; keeps the end of it."""
+    """The reading end of a rank's output; keeps the last lines."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -39,7 +39,7 @@ class LogTail:
         return self._fd
 
     def keep_more(self) -> bool:
-        """Takes what is there; returns whether there was anything."""
+        """Reads the available output; returns whether there was any."""
         try:
             data = os.read(self._fd, _LOG_CHUNK)
         except BlockingIOError:
@@ -49,14 +49,14 @@ class LogTail:
         return bool(data)
 
     def tail(self) -> str:
-        """The last lines."""
-        lines = self._kept.decode(errors="replace").splitlines()
+        """The last lines, without NUL characters, which databases do not store in texts."""
+        lines = self._kept.decode(errors="replace").replace("\0", "\ufffd").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkedRank:
-    """A rank that is alive, or has just been reaped."""
+    """A rank that runs, or has just been reaped."""
 
     task: RankTask
     pid: int
@@ -65,7 +65,7 @@ class ForkedRank:
     log: LogTail
 
     def name(self) -> dict[str, Any]:
-        """Which rank an event is about."""
+        """The fields of an event that identify the rank."""
         return {"group": self.task.group, "rank": self.task.rank}
 
     def fds(self) -> tuple[int, int, int]:
@@ -81,13 +81,13 @@ def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int])
     """Forks a rank, which runs the entry and ends.
 
     Args:
-        task: what it is.
-        entry: what it runs.
-        close_in_rank: the keeper's own descriptors. A daemon that inherited the line to the zygote
-            would keep it open, and a rank of another group could be read.
+        task: the rank's task.
+        entry: the function that it runs.
+        close_in_rank: the keeper's own descriptors. Otherwise a daemon of the rank would keep the
+            line to the zygote open, and could read the output of other ranks.
 
     Raises:
-        OSError: the machine takes no further process.
+        OSError: no process can be forked.
     """
     ours, theirs = socket.socketpair()
     log_r, log_w = os.pipe()
@@ -100,7 +100,10 @@ def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int])
         try:
             _become(task, keeper_pid, log_w)
         except (OSError, WorkerError) as error:
-            line.send(_complaint(f"it could not be given what is its own: {error}"))
+            message = f"its device, cores or limits could not be set: {error}"
+            line.send(
+                {"event": "error", "reason": "crashed", "transport": False, "message": message}
+            )
             raise
         entry(task, line)
 
@@ -118,12 +121,8 @@ def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int])
     )
 
 
-def _complaint(message: str) -> Document:
-    return {"event": "error", "reason": "crashed", "transport": False, "message": message}
-
-
 def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:
-    """Makes the forked process a rank: its output, life, cores and device."""
+    """Makes the forked process a rank: sets its output, end, cores and device."""
     os.dup2(log_w, 1)
     os.dup2(log_w, 2)
     os.close(log_w)
@@ -131,36 +130,32 @@ def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:
     os.setsid()
     die_with_parent(keeper_pid)
     faulthandler.enable()
-    # Ends it even where Python doesn't run any more, and if nobody is left to end it.
+    # Ends it even where Python hangs and the keeper has ended.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, task.deadline_s)
-    # If memory gets short, a rank shall go before the worker, the service or the user's session.
+    # The kernel's out-of-memory killer must prefer ranks to the worker and the service.
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     if task.cores:
         os.sched_setaffinity(0, allowed_cores(task.cores, os.sched_getaffinity(0)))
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
-        _apply(rank_variables(task.device_index, os.environ))
-
-
-def _apply(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        for name, value in rank_variables(task.device_index, os.environ).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def allowed_cores(cores: Collection[int], allowed: Collection[int]) -> set[int]:
-    """Those of a rank's cores that this process may give it.
+    """The cores of a rank that this process may use.
 
     Raises:
-        CoresForbiddenError: there is none.
+        CoresForbiddenError: there are none.
     """
     given = set(cores) & set(allowed)
     if not given:
         raise CoresForbiddenError(
-            f"cores {sorted(cores)} are none of those that the node gives us, {sorted(allowed)}; "
-            "correct device_cores of the site, or the step's CPU binding"
+            f"this process may use none of the cores {sorted(cores)}, only {sorted(allowed)}; correct "
+            "device_cores of the site, or the step's CPU binding"
         )
     return given

@@ -1,4 +1,4 @@
-"""What a rank finds out about the health of its device and of the links to the others."""
+"""Measurements of a rank for the health check: its device, and the links to other ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from search_spaces.machine import available_memory_bytes, usable_memory_bytes
-from workers.rank_group import join_process_group
-from workers.rank_task import RankTask
-from workers.trainer.peak import MEASURED, measured_tflops
+from workers.ranks.rank_group import join_process_group
+from workers.ranks.rank_task import RankTask
+from workers.trainer.probe.device_peak import MEASURED, measured_tflops
 
 _MESSAGE_BYTES: Final = {"cpu": 4 << 20, "cuda": 256 << 20}
 _REPEATS: Final = 4
 
 
 def measure_node(task: RankTask, store: Store) -> dict[str, Any]:
-    """All devices of a node at once: whether each is there, its memory, its products, their link."""
+    """Measures all devices of a node at once: presence, memory, matrix products, and their link."""
     seen = task.device == "cpu" or torch.cuda.device_count() > 0
     measured: dict[str, Any] = {"device": task.device_index, "seen": seen}
     if seen:
@@ -36,7 +36,7 @@ def measure_node(task: RankTask, store: Store) -> dict[str, Any]:
 
 
 def measure_between(task: RankTask, store: Store) -> dict[str, Any]:
-    """From each device of a node to its counterpart on another and back, all pairs at once."""
+    """Measures transfers between the devices of two nodes, both ways, all pairs at once."""
     half = task.world_size // 2
     is_first = task.rank < half
     other = task.rank + half if is_first else task.rank - half
@@ -53,7 +53,7 @@ def measure_between(task: RankTask, store: Store) -> dict[str, Any]:
 
 
 def _memory_bytes(task: RankTask) -> tuple[int, int]:
-    """Free, and in all; a rank of the CPU has its share of the node's."""
+    """Free and total memory of the device; a CPU rank has its share of the node's."""
     if task.device == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(0)
         return free_bytes, total_bytes
@@ -61,7 +61,7 @@ def _memory_bytes(task: RankTask) -> tuple[int, int]:
 
 
 def _all_say(task: RankTask, store: Store, yes: bool) -> bool:
-    """Whether all ranks do; without the device, so that one that has none does not hang the others."""
+    """Whether all ranks say yes; by the store, so that a rank without a device blocks none."""
     store.set(f"health/{task.rank}", "yes" if yes else "no")
     keys = [f"health/{rank}" for rank in range(task.world_size)]
     store.wait(keys)
@@ -81,7 +81,7 @@ def _all_reduce_rate(task: RankTask, store: Store) -> float:
 def _best_seconds(
     task: RankTask, store: Store, exchange: Callable[[torch.Tensor], None]
 ) -> tuple[float, int]:
-    """The shortest of some exchanges, after one that sets up connections, and the bytes of each."""
+    """The shortest time of some exchanges, after one for the connections, and the bytes of each."""
     device = join_process_group(task, store)
     size = _MESSAGE_BYTES[device.type]
     message = torch.zeros(size // 4, device=device)

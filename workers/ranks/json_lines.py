@@ -1,4 +1,4 @@
-"""JSON documents, one a line, over a stream socket: how agent, zygote and ranks talk."""
+"""JSON documents over a stream socket, one a line: the protocol between agent, zygote and ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _CHUNK: Final = 1 << 16
 class JsonLines:
     """One end of a connection that carries a JSON document a line.
 
-    Writing blocks; reading is up to the caller: `read` takes what is there, `receive` waits.
+    Writing blocks. For reading, `read` returns the documents that have arrived, and `receive`
+    waits.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -25,14 +26,14 @@ class JsonLines:
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes of a document that has not arrived whole."""
+        """Bytes of a document that has arrived in part."""
         return len(self._pending)
 
     def send(self, *documents: Document) -> None:
         """Writes documents, all at once.
 
         Raises:
-            OSError: the other end is gone.
+            OSError: the other end has closed.
         """
         self.socket.sendall(b"".join(json.dumps(d).encode() + b"\n" for d in documents))
 
@@ -41,6 +42,9 @@ class JsonLines:
 
         Args:
             block: whether to wait until at least some bytes have come.
+
+        Raises:
+            ValueError: the bytes are not JSON, or it is nested too deeply.
         """
         data = self._receive(block=block)
         if data is None:
@@ -48,7 +52,7 @@ class JsonLines:
         return self._complete(data) if data else None
 
     def read_rest(self) -> list[Document]:
-        """All documents that have arrived; to be asked when the other end has written its last."""
+        """All documents that have arrived; to be called when the other end has stopped writing."""
         documents: list[Document] = []
         while data := self._receive(block=False):
             documents += self._complete(data)
@@ -64,7 +68,7 @@ class JsonLines:
         return self._ready.pop(0)
 
     def _receive(self, *, block: bool) -> bytes | None:
-        """Some bytes, which may end within a document; none at the end; None: nothing is there."""
+        """Some bytes, perhaps a part of a document; empty at the end; None: none have arrived."""
         try:
             return self.socket.recv(_CHUNK, 0 if block else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -74,15 +78,18 @@ class JsonLines:
 
     def _complete(self, data: bytes) -> list[Document]:
         *lines, self._pending = (self._pending + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("a document is nested too deep to be read") from error
 
     def end_writing(self) -> None:
-        """Tells the other end that nothing more will come; what it says can still be read."""
-        with contextlib.suppress(OSError):  # it may have gone first
+        """Closes the connection for writing; the other end's documents can still be read."""
+        with contextlib.suppress(OSError):  # the other end may have closed first
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Closes this end; a reader blocked on it in another thread wakes up."""
-        with contextlib.suppress(OSError):  # the other end may have gone first
+        with contextlib.suppress(OSError):  # the other end may have closed first
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

@@ -1,43 +1,100 @@
 """The keeper of one group on one node: forked from the zygote, it forks the group's ranks.
 
-It is a child subreaper of its own, so that what daemonises below its ranks is its own too, and the
-end of its group is the end of all its descendants and of nobody else's. Like the zygote it runs one
-thread and touches no device. Its line carries what the zygote passes on, see `workers.zygote`:
-it takes "tell" and "end", and it gives "report", "exit" and "ended", which is its last word.
+It is a child subreaper, so that daemons below its ranks become its children. To end the group it
+ends all of its descendants, and no other process. Like the zygote it has one thread and uses no
+device. On its line to the zygote (see `workers.ranks.zygote`) it receives "tell" and "end", and
+sends "report", "exit" and, last, "ended".
 
-It has no PR_SET_PDEATHSIG: when the zygote is gone, it ends what is below it and then itself, even
-if the warden is gone too.
+It has no PR_SET_PDEATHSIG: when the zygote ends, it ends the processes below it and then itself,
+even if the warden has ended too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from search_spaces.machine import available_memory_bytes
 from workers.errors import RanksLeftError
-from workers.forked_rank import ForkedRank, RankEntry, fork_rank
-from workers.json_lines import Document, JsonLines
-from workers.paced_line import PacedLine
-from workers.processes import become_subreaper, end_descendants, reap
-from workers.rank_task import RankTask
-from workers.readers import Readers
+from workers.ranks.fd_loop import Readers
+from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.processes import become_subreaper, end_descendants, reap
+from workers.ranks.rank_task import RankTask
+
+HOLD_S: Final = 0.5
+"""Seconds between two batches of iterations, which are only for users and heartbeats."""
 
 END_WITHIN_S: Final = 10.0
 """Seconds that killed processes may take to end, before the group's end says that some are left."""
 
 
+class PacedLine:
+    """Sends events in their order: iterations in batches twice a second, all others at once.
+
+    Each message wakes the agent, the raylet and the worker, on cores that the ranks are measured
+    on. With iterations of milliseconds, one message for each would take more time than the probes.
+
+    Args:
+        line: to the zygote.
+        hold_s: seconds between two batches of iterations.
+    """
+
+    def __init__(self, line: JsonLines, hold_s: float = HOLD_S) -> None:
+        self._line = line
+        self._hold_s = hold_s
+        self._held: list[Document] = []
+        self._next_lot_at = 0.0
+
+    def send(self, event: Document) -> None:
+        """Sends an event, or keeps it for the next batch.
+
+        Raises:
+            OSError: the other end has closed.
+        """
+        self._held.append(event)
+        if not _can_wait(event) or time.monotonic() >= self._next_lot_at:
+            self._flush()
+
+    def flush_if_due(self) -> None:
+        """Sends the kept events if they are due.
+
+        Raises:
+            OSError: the other end has closed.
+        """
+        if self._held and time.monotonic() >= self._next_lot_at:
+            self._flush()
+
+    def due_in_ms(self) -> int | None:
+        """Milliseconds until the kept events are due; None: there are none."""
+        if not self._held:
+            return None
+        return max(0, int(1e3 * (self._next_lot_at - time.monotonic())) + 1)
+
+    def _flush(self) -> None:
+        events, self._held = self._held, []
+        if any(map(_can_wait, events)):
+            self._next_lot_at = time.monotonic() + self._hold_s
+        self._line.send(*events)
+
+
+def _can_wait(event: Document) -> bool:
+    return bool(event["event"] == "report" and event["document"]["event"] == "iteration")
+
+
 class GroupKeeper:
-    """The loop that forks the ranks of one group, hears and logs them, and reaps them.
+    """The loop that forks the ranks of one group, passes on their reports, and reaps them.
 
     Args:
         zygote: connection to the zygote.
-        zygote_pid: whose end is the group's.
+        zygote_pid: pid of the zygote; its end is the end of the group.
         tasks: the group's ranks on this node.
         entry: what a rank runs.
     """
@@ -57,7 +114,7 @@ class GroupKeeper:
         self._alive = True
 
     def run(self) -> None:
-        """Starts the ranks, and serves until the group is ended or the zygote is gone."""
+        """Starts the ranks, and serves until the group or the zygote has ended."""
         become_subreaper()
         self._readers.add(os.pidfd_open(self._zygote_pid), self._stop)
         if os.getppid() != self._zygote_pid:  # it ended while this process was forked
@@ -66,10 +123,11 @@ class GroupKeeper:
         self._start()
         while self._alive:
             self._readers.handle(self._events.due_in_ms())
-            self._send_held()
+            with suppress(OSError):
+                self._events.flush_if_due()
 
     def _stop(self) -> None:
-        """The zygote is gone: there is nobody to report to."""
+        """Ends the group without a report, since the zygote has ended."""
         end_descendants(known=self._pids())
         self._alive = False
 
@@ -103,10 +161,8 @@ class GroupKeeper:
 
     def _tell(self, document: Document) -> None:
         for rank in self._ranks:
-            try:
+            with suppress(OSError):  # it has ended; its exit is a separate event
                 rank.line.send(document)
-            except OSError:  # it has died; its exit is reported on its own
-                continue
 
     def _end(self) -> None:
         left = None
@@ -127,7 +183,7 @@ class GroupKeeper:
         return [rank.pid for rank in self._ranks if rank.pidfd in self._readers]
 
     def _relay(self, rank: ForkedRank) -> None:
-        """Passes on what a rank has reported."""
+        """Passes on the reports of a rank."""
         documents = rank.line.read(block=False)
         if documents is None:
             self._readers.remove(rank.line.socket.fileno())
@@ -142,7 +198,7 @@ class GroupKeeper:
             self._readers.remove(rank.log.fileno())
 
     def _reap(self) -> None:
-        """Reaps all that have ended before it reports any: whose fault it was may show in another."""
+        """Reaps all ended ranks before it reports any, so that the memory of each is known."""
         reaped: list[tuple[int, int, int]] = []
         reap(lambda *exited: reaped.append(exited))
         exits = [(rank, status) for pid, status, peak in reaped for rank in self._took(pid, peak)]
@@ -154,7 +210,7 @@ class GroupKeeper:
             self._report_exit(rank, status)
 
     def _took(self, pid: int, peak_rss_bytes: int) -> list[ForkedRank]:
-        """The rank that a reaped process was, if it was one; notes what it took of the memory."""
+        """The rank of a reaped process, or an empty list; notes the peak of its memory."""
         for rank in self._ranks:
             if rank.pid == pid and rank.pidfd in self._readers:
                 self._readers.remove(rank.pidfd)
@@ -163,7 +219,7 @@ class GroupKeeper:
         return []
 
     def _report_exit(self, rank: ForkedRank, status: int) -> None:
-        """Reports a rank's end, after everything that it said before."""
+        """Reports a rank's end, after all of its reports."""
         self._report(rank, rank.line.read_rest())
         code = os.waitstatus_to_exitcode(status)
         exited = {"event": "exit", "code": code, "oom_kills": self._oom_kills()}
@@ -173,7 +229,7 @@ class GroupKeeper:
         self._send({**rank.name(), **exited})
 
     def _memory_taken_bytes(self) -> dict[str, int]:
-        """The most that each rank had at once, beyond what it shares with the zygote."""
+        """Peak memory of each rank, without the memory that it shares with the zygote."""
         peaks = dict(self._peak_rss_bytes)
         for rank in self._ranks:
             if rank.pidfd in self._readers:
@@ -186,20 +242,12 @@ class GroupKeeper:
         return None if before is None or now is None else now - before
 
     def _send(self, event: Document) -> None:
-        try:
+        with suppress(OSError):  # the zygote has ended; its pidfd reports that too
             self._events.send(event)
-        except OSError:  # the zygote is gone, which its pidfd tells too
-            return
-
-    def _send_held(self) -> None:
-        try:
-            self._events.flush_if_due()
-        except OSError:
-            return
 
 
 def memory_of(pid: int) -> Counter[str]:
-    """What the kernel says of a process's memory, in bytes; nothing of one that has ended."""
+    """The kernel's counts of a process's memory, in bytes; empty where it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -209,9 +257,9 @@ def memory_of(pid: int) -> Counter[str]:
 
 
 def _oom_kills() -> int | None:
-    """How often the kernel's out-of-memory killer has struck on this machine, in any cgroup.
+    """Kills by the kernel's out-of-memory killer on this machine, in any cgroup.
 
-    None: kernels before 4.13 don't count.
+    None: kernels before 4.13 do not count them.
     """
     for line in Path("/proc/vmstat").read_text().splitlines():
         if line.startswith("oom_kill "):

@@ -1,47 +1,53 @@
-"""The ranks of one node: starts the warden and the zygote, and speaks with the zygote."""
+"""The ranks of one node: starts the warden and the zygote, and sends orders to the zygote."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
-import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, Final
 
+from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.json_lines import Document, JsonLines
-from workers.memory_watch import MemoryWatch
-from workers.rank_task import RANK_ENTRY, RankTask
-from workers.warden import python_module, start_under_warden
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.memory_watch import MemoryWatch
+from workers.ranks.processes import end_marked, ended_within, last_words
+from workers.ranks.rank_task import RANK_ENTRY, RankTask
+from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
 _END_WITHIN_S: Final = 25.0
-"""Longer than the zygote gives a keeper that hangs, and then those that the keeper leaves."""
+"""Longer than the zygote's time limits for a keeper that hangs and for its remaining processes."""
 _CLOSE_WITHIN_S: Final = 10.0
 _LOSS_WITHIN_S: Final = 3.0
 _LAST_WORDS: Final = 5
-_LOG_TAIL_BYTES: Final = 8 << 10
 _MEMORY_IS_KEPT: Final = {
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
 }
-"""Freed tensors stay with the process (decision 0009)."""
+"""Makes malloc keep the memory of freed tensors (decision 0009)."""
+
+_MARK_VARIABLE: Final = "LAYOUT_TUNER_NODE_RANKS"
+"""A variable of every process below the warden; its value is unique to the warden."""
 
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class NodeRanks:
-    """Forks groups of ranks on this node, tells what they report, and ends them.
+    """Forks groups of ranks on this node, passes on their events, and ends them.
 
-    Any thread may call it. The zygote's life ends with this process, however that ends, and with
-    the other guardians.
+    Any thread may call it. The zygote ends when this process ends for any reason, and when one of
+    the other guardians ends.
 
     Args:
-        other_guardians: pids besides this process's whose end ends everything on the node.
+        other_guardians: pids of further processes whose end ends all ranks on the node.
         rank_entry: "module:function" that a forked rank runs.
-        memory: what waits for the memory of ended groups; None: this machine's.
+        memory: waits for the memory of ended groups; None: that of this machine.
     """
 
     def __init__(
@@ -52,25 +58,29 @@ class NodeRanks:
         memory: MemoryWatch | None = None,
     ) -> None:
         self._memory = MemoryWatch() if memory is None else memory
-        ours, theirs = socket.socketpair()
-        flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
-        self._warden = start_under_warden(
-            [*python_module("workers.zygote"), *flags],
-            env=_zygote_environment(),
-            pass_fds=[theirs.fileno()],
-            other_guardians=other_guardians,
-            stdout=self._log.fileno(),
-            stderr=self._log.fileno(),
-        )
-        theirs.close()
+        self._mark = secrets.token_hex(16)
+        with ExitStack() as on_failure:
+            self._log = on_failure.enter_context(tempfile.TemporaryFile())
+            ours, theirs = socket.socketpair()
+            on_failure.enter_context(ours)
+            with theirs:
+                flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
+                self._warden = start_under_warden(
+                    [*python_module("workers.ranks.zygote"), *flags],
+                    env={**_zygote_environment(), _MARK_VARIABLE: self._mark},
+                    pass_fds=[theirs.fileno()],
+                    other_guardians=other_guardians,
+                    stdout=self._log.fileno(),
+                    stderr=self._log.fileno(),
+                )
+            on_failure.pop_all()  # closed in `close`
         self._line = JsonLines(ours)
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._events: list[Document] = []
         self._ended: dict[str, Document] = {}
         self._zygote_pid: int | None = None
-        self._loss = ""  # how the zygote ended, once it has
+        self._loss = ""  # how the zygote ended; empty: it runs
         self._reader = threading.Thread(target=self._read, name="zygote-reader", daemon=True)
         self._reader.start()
 
@@ -80,10 +90,10 @@ class NodeRanks:
         return {"warden": self._warden.pid, "zygote": self._zygote_pid or 0}
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
-        """Waits until the zygote has loaded what ranks need.
+        """Waits until the zygote has imported the modules of the ranks.
 
         Raises:
-            NodeLostError: it ended, or did not get there in time.
+            NodeLostError: it ended, or was not ready in time.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._zygote_pid or self._loss, within_s)
@@ -96,39 +106,37 @@ class NodeRanks:
         """Forks the ranks of one group.
 
         Raises:
-            NodeLostError: the zygote is gone.
+            NodeLostError: the zygote has ended.
         """
         self._memory.group_starts(tasks)
-        self._order({"order": "start", "tasks": [task.to_mapping() for task in tasks]})
+        self._order({"order": "start", "tasks": [asdict(task) for task in tasks]})
 
     def tell(self, group: str, document: Document) -> None:
         """Sends a document to every rank of the group on this node.
 
         Raises:
-            NodeLostError: the zygote is gone.
+            NodeLostError: the zygote has ended.
         """
         self._order({"order": "tell", "group": group, "document": document})
 
     def poll(self, timeout_s: float) -> list[Document]:
         """The events since the last call; waits for one up to the timeout.
 
-        Once the zygote is gone, the last event of every answer is {"event": "lost", "message": ...}.
+        After the end of the zygote, the last event of every call is {"event": "lost", "message":
+        ...}.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._loss, timeout_s)
             events, self._events = self._events, []
-            lost = {"event": "lost", "message": self._gone()}
-            return [*events, lost] if self._loss else events
+            return [*events, {"event": "lost", "message": self._gone()}] if self._loss else events
 
     def end(self, group: str) -> dict[int, str]:
-        """Ends what is left of a group; returns when nothing is, with the ranks' log tails.
-
-        Nothing: neither a process nor memory that it had.
+        """Ends the remaining processes of a group and waits for its memory; returns the log tails.
 
         Raises:
-            NodeLostError: the zygote is gone (its warden ends the ranks).
+            NodeLostError: the zygote has ended (its warden ends the ranks).
             RanksLeftError: a process of the group can't be ended.
-            MemoryNotBackError: memory that it had is not free again.
+            MemoryNotBackError: the memory of the group is not free again.
         """
         try:
             tails = self._end_processes(group)
@@ -153,29 +161,27 @@ class NodeRanks:
         return {int(rank): tail for rank, tail in ended["log_tails"].items()}
 
     def close(self) -> None:
-        """Ends the zygote and everything below it; returns when it is gone.
+        """Ends the zygote and all processes below it; returns when they have ended.
 
         Raises:
-            RanksLeftError: something below it can't be ended; its warden goes on trying.
+            RanksLeftError: a process can't be ended; the warden goes on trying.
         """
         self._line.close()
         try:
-            self._warden.wait(_CLOSE_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._warden.terminate()  # the warden kills what does not end by itself
-            self._wait_for_warden()
+            if not (has_ended := ended_within(self._warden, _CLOSE_WITHIN_S)):
+                self._warden.terminate()  # the warden kills processes that do not end by themselves
+                has_ended = ended_within(self._warden, _CLOSE_WITHIN_S)
         finally:
             self._reader.join(_CLOSE_WITHIN_S)
             self._log.close()
-
-    def _wait_for_warden(self) -> None:
-        try:
-            self._warden.wait(_CLOSE_WITHIN_S)
-        except subprocess.TimeoutExpired as error:
+        if not has_ended:
             raise RanksLeftError(
                 f"the warden, process {self._warden.pid}, could not end everything below it in "
                 f"{2 * _CLOSE_WITHIN_S:g} s; look for a hung device or file system on this node"
-            ) from error
+            )
+        # Daemons below a warden that was killed still run if their keeper died too.
+        if self._warden.returncode < 0:
+            end_marked(_MARK_VARIABLE, self._mark, within_s=_CLOSE_WITHIN_S)
 
     def _order(self, order: Document) -> None:
         try:
@@ -188,11 +194,16 @@ class NodeRanks:
 
     def _read(self) -> None:
         while True:
+            unreadable = ""
             try:
                 documents = self._line.read(block=True)
-            except OSError:  # closed under us
+            except OSError:  # another thread closed it
                 documents = None
-            loss = self._describe_loss() if documents is None else ""
+            except ValueError as error:
+                documents = None
+                unreadable = f"its message can't be read ({error}), so it was ended; "
+                self._line.close()
+            loss = f"{unreadable}{self._describe_loss()}" if documents is None else ""
             with self._changed:
                 self._loss = loss
                 for document in documents or ():
@@ -211,34 +222,33 @@ class NodeRanks:
                 self._events.append(document)
 
     def _gone(self) -> str:
-        return f"the zygote is gone: {self._loss}"
+        return f"the zygote ended: {self._loss}"
 
     def _describe_loss(self) -> str:
-        """How the zygote ended, as its warden tells it; to be asked when its line has closed."""
-        try:
-            code = self._warden.wait(_LOSS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            return f"its warden is still at work{self._last_words()}"
+        """How the zygote ended, by the exit of its warden; to be called after its line closed."""
+        if not ended_within(self._warden, _LOSS_WITHIN_S):
+            return f"its warden still runs{self._last_words()}"
+        code = self._warden.returncode
         return f"its warden ended with exit code {code}{self._last_words()}"
 
     def _last_words(self) -> str:
-        """What warden and zygote printed last. They share the file's offset: it is left alone."""
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        lines = tail.decode(errors="replace").splitlines()
-        return f"; its last words: {' / '.join(lines[-_LAST_WORDS:])}" if lines else ""
+        """What the warden and the zygote printed last."""
+        words = last_words(self._log.fileno(), _LAST_WORDS)
+        return f"; its last words: {words}" if words else ""
 
 
 def _zygote_environment() -> dict[str, str]:
-    """This process's environment, without what ranks have no business with.
+    """This process's environment without variables that ranks must not have.
 
-    One OpenMP thread: a fork after a multi-threaded region hangs in the child, and more threads
-    than cores slow every rank. Ray hides devices from actors that ask for none by an empty list.
+    Libraries get one thread: a fork after a multi-threaded region hangs in the child, and more
+    threads than cores slow every rank. Ray sets an empty list of devices for actors that request
+    none, which is removed.
     """
     kept: dict[str, Any] = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("RAY_", "LAYOUT_TUNER_TOKEN"))
+        if not name.startswith("RAY_")
+        and name not in PRIVATE_VARIABLES
         and not (name.endswith("VISIBLE_DEVICES") and not value)
     }
     return {**_MEMORY_IS_KEPT, **kept, **dict.fromkeys(_ONE_THREAD, "1")}

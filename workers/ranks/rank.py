@@ -1,6 +1,6 @@
-"""What a forked rank runs: it meets the others, does its job, and says how that ended.
+"""The program of a forked rank: connects to the other ranks, runs its job, and reports the result.
 
-Importing this module imports torch and the trainer; the zygote does it once.
+Importing this module imports torch and the trainer; the zygote does that once.
 
 A rank reports JSON documents on its line: {"event": "listening", "port": ...} (rank 0, when there
 is a rendezvous), {"event": "iteration", ...} and the like from the trainer, and last either
@@ -20,19 +20,19 @@ from typing import Any, Final
 
 import torch
 
-# torch.distributed offers these too, without telling type checkers so.
+# torch.distributed has these names too, but not for type checkers.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from search_spaces.outcome import ProbeRequest
-from workers.health_job import measure_between, measure_node
-from workers.json_lines import Document, JsonLines
-from workers.machine_timings import time_machine
-from workers.rank_task import RankTask
-from workers.trainer.context import RankContext
-from workers.trainer.failure import classify, is_transport_error
-from workers.trainer.job import TrainJob
-from workers.trainer.peak import matmul_peak
-from workers.trainer.probe import run_probe
+from search_spaces.protocol.outcome import ProbeRequest
+from workers.calibrate.machine_timings import time_machine
+from workers.ranks.health_job import measure_between, measure_node
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_task import RankTask
+from workers.trainer.job.job import TrainJob
+from workers.trainer.probe.device_peak import matmul_peak
+from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.probe.probe import run_probe
+from workers.trainer.session import RankContext
 from workers.trainer.train import run_train
 
 torch.set_num_threads(1)
@@ -43,8 +43,8 @@ _LOOPBACK: Final = "127."
 def main(task: RankTask, line: JsonLines) -> None:
     """Runs one rank to its end; never returns after a failure."""
     try:
-        result = _JOBS[task.job["kind"]](task, line)
-    except BaseException as error:  # the rank ends here: every failure becomes a reason
+        result = _run(task, line)
+    except BaseException as error:  # the rank ends here: every failure is reported with a reason
         traceback.print_exc()
         sys.stderr.flush()
         line.send(
@@ -59,52 +59,41 @@ def main(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "result", **result})
 
 
-def _probe(task: RankTask, line: JsonLines) -> Document:
+def _run(task: RankTask, line: JsonLines) -> Document:
+    """Runs the job of a rank. Ranks that communicate meet before it and leave together after it."""
+    if task.job["kind"] == "peak":
+        tflops, source = matmul_peak(task.device, task.job["precision"])
+        return {"tflops": tflops, "source": source}
+    job = _JOBS[task.job["kind"]]
     store = _meet(task, line)
+    result = job(task, PrefixStore(task.group, store), line)
+    _leave_together(task, store)
+    return result
+
+
+def _probe(task: RankTask, store: Store, line: JsonLines) -> Document:
     request = ProbeRequest.from_mapping(task.job["request"])
     result = run_probe(request, _context(task, store), line.send)
-    _leave_together(task, store)
-    if result is None:
-        return {}
-    return {
-        "measurement": asdict(result.measurement),
-        "environment": asdict(result.environment),
-    }
+    return {} if result is None else asdict(result)
 
 
-def _train(task: RankTask, line: JsonLines) -> Document:
-    store = _meet(task, line)
+def _train(task: RankTask, store: Store, line: JsonLines) -> Document:
     job = TrainJob.from_mapping(task.job["job"])
     result = run_train(job, _context(task, store), line.send)
-    _leave_together(task, store)
     return {} if result is None else {"training": result}
 
 
-def _peak(task: RankTask, _line: JsonLines) -> Document:
-    tflops, source = matmul_peak(task.device, task.job["precision"])
-    return {"tflops": tflops, "source": source}
-
-
-def _calibrate(task: RankTask, line: JsonLines) -> Document:
-    store = _meet(task, line)
-    timed = time_machine(task, PrefixStore(task.group, store), line)
-    _leave_together(task, store)
-    return timed
-
-
-def _health(task: RankTask, line: JsonLines) -> Document:
-    store = _meet(task, line)
+def _health(task: RankTask, store: Store, _line: JsonLines) -> Document:
     measure = measure_between if task.job.get("between") else measure_node
-    measured = measure(task, PrefixStore(task.group, store))
-    _leave_together(task, store)
-    return measured
+    return measure(task, store)
 
 
 def _meet(task: RankTask, line: JsonLines) -> Store:
-    """The store where the ranks meet: rank 0 serves it and publishes the port.
+    """Connects to the store of the ranks, which rank 0 serves.
 
-    The socket is bound before the port is told, on the node's own address: choosing a free port
-    first and binding it later races, and the store by itself would listen on every interface.
+    Rank 0 binds the socket before it reports the port: a port that is chosen first and bound later
+    may be taken meanwhile. It binds the node's own address; the store itself would use every
+    interface.
     """
     if task.address.startswith(_LOOPBACK):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -125,7 +114,7 @@ def _meet(task: RankTask, line: JsonLines) -> Store:
         return store
     rendezvous = line.receive()
     if rendezvous is None:
-        raise ConnectionError("the zygote closed the line before it told where rank 0 listens")
+        raise ConnectionError("the zygote closed the line before it sent the port of rank 0")
     return TCPStore(
         rendezvous["address"],
         rendezvous["port"],
@@ -137,9 +126,8 @@ def _meet(task: RankTask, line: JsonLines) -> Store:
 
 
 def _leave_together(task: RankTask, store: Store) -> None:
-    """Keeps a rank from leaving while another still needs it, or needs the store in rank 0."""
-    arrived = store.add("layout-tuner/arrived", 1)
-    if arrived == task.world_size:
+    """Waits until all ranks have finished: others may need this rank, or the store of rank 0."""
+    if store.add("layout-tuner/arrived", 1) == task.world_size:
         store.set("layout-tuner/all-arrived", "1")
     store.wait(["layout-tuner/all-arrived"])
     if task.rank == 0:
@@ -152,8 +140,8 @@ def _context(task: RankTask, store: Store) -> RankContext:
     return RankContext(
         rank=task.rank,
         world_size=task.world_size,
-        local_rank=0 if task.device == "cuda" else task.local_rank,  # it sees its own device alone
-        store=PrefixStore(task.group, store),
+        local_rank=0 if task.device == "cuda" else task.local_rank,  # it sees only its own device
+        store=store,
         device=task.device,
         oversubscribed=task.oversubscribed,
         peak_tflops_per_device=task.job.get("peak_tflops_per_device"),
@@ -162,19 +150,20 @@ def _context(task: RankTask, store: Store) -> RankContext:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says, as text that a document can hold.
+    """The class of an error and the first line of its message.
 
-    An error may quote a file name that is no UTF-8, whose surrogates no outcome takes.
+    Surrogates, for example of file names that are not UTF-8, are escaped: outcomes do not accept
+    them.
     """
-    said = str(error).encode(errors="backslashreplace").decode()
-    lines = said.strip().splitlines()
+    message = str(error).encode(errors="backslashreplace").decode()
+    lines = message.strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-_JOBS: Final[dict[str, Callable[[RankTask, JsonLines], dict[str, Any]]]] = {
+_JOBS: Final[dict[str, Callable[[RankTask, Store, JsonLines], dict[str, Any]]]] = {
     "probe": _probe,
     "train": _train,
-    "peak": _peak,
-    "calibrate": _calibrate,
+    "calibrate": time_machine,
     "health": _health,
 }
+"""Jobs whose ranks communicate, by kind."""

@@ -1,4 +1,4 @@
-"""How the ranks of a job that is no training become one process group."""
+"""The process group of ranks that do not run the trainer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from workers.rank_task import RankTask
+from workers.ranks.rank_task import RankTask
 
 
 def join_process_group(task: RankTask, store: Store) -> torch.device:
-    """Makes all ranks of the task the default group, each with its device, which it returns."""
+    """Joins all ranks of the task in the default group; returns this rank's device."""
     device = torch.device("cpu")
     if task.device == "cuda":
-        device = torch.device("cuda", 0)  # a rank sees its own device alone
+        device = torch.device("cuda", 0)  # a rank sees only its own device
         torch.cuda.set_device(device)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",

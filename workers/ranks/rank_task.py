@@ -1,24 +1,24 @@
-"""What a node is told about one rank that it shall fork."""
+"""The task of one rank, as it is sent to its node."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-RANK_ENTRY: Final = "workers.rank:main"
-"""What a forked rank runs, as "module:function"; tests and benchmarks have others."""
+RANK_ENTRY: Final = "workers.ranks.rank:main"
+"""The program of a rank, as "module:function"; tests and benchmarks have others."""
 
 Device = Literal["cpu", "cuda"]
-"""What ranks compute on; cuda is ROCm too, as in torch."""
+"""Kind of the devices; "cuda" includes ROCm, as in torch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTask:
-    """One rank of a group, as its zygote needs to know it."""
+    """The task of one rank of a group."""
 
     group: str
-    """Name of the group of ranks that belong together; events and orders carry it."""
+    """Name of the group; it is part of events and orders."""
     rank: int
     """Position in the group."""
     world_size: int
@@ -26,27 +26,23 @@ class RankTask:
     local_rank: int
     """Position among the group's ranks on this node."""
     device: Device
-    """What it computes on."""
+    """Kind of its device."""
     device_index: int
-    """The node's device that it owns (shares, when oversubscribed)."""
+    """Index of its device on the node; other ranks use it too where the group is oversubscribed."""
     cores: tuple[int, ...]
-    """CPU numbers that it may run on, of those that the node gives us; empty: all of them."""
+    """CPU numbers that it may use; empty: all that this process may use."""
     address: str
     """Address of its node, where rank 0 listens."""
     rendezvous: bool
-    """Whether the ranks meet; false for tasks that each rank does alone."""
+    """Whether the ranks connect to each other; false for tasks without communication."""
     oversubscribed: bool
     """Whether ranks of the group share devices."""
     deadline_s: float
-    """Seconds from its start after which the kernel ends it, whoever else is alive."""
+    """Seconds from its start after which the kernel ends it in every case."""
     job: Mapping[str, Any]
-    """What it does: a JSON document with a "kind", for the rank program."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The task as plain JSON values."""
-        return asdict(self)
+    """Its job: a JSON document with a "kind", for the rank program."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads a task back."""
+        """Reads a task that was sent as a document."""
         return cls(**{**mapping, "cores": tuple(mapping["cores"])})

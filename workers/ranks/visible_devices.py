@@ -1,10 +1,10 @@
-"""Which variables let a process see exactly the devices that it was given, and no others.
+"""Environment variables with which a process sees exactly the devices that it was given.
 
-The runtimes filter on two levels. ROCm's lower one (HSA) reads ROCR_VISIBLE_DEVICES; HIP above it reads
-HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES where that is unset or empty, and its numbers count *within*
-the lower list. CUDA reads CUDA_VISIBLE_DEVICES alone. A list is read up to its first entry that
-names no device; an empty one hides every device on ROCm's lower level and in CUDA. Batch systems
-set some of these, Ray sets and empties others, and whoever starts a rank can't tell whose they are.
+The runtimes filter on two levels. ROCm's lower level (HSA) reads ROCR_VISIBLE_DEVICES. HIP above it
+reads HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES where that is unset or empty, and its numbers
+count *within* the lower list. CUDA reads only CUDA_VISIBLE_DEVICES. A list is read up to the first
+entry that is no device; an empty list hides every device on ROCm's lower level and in CUDA. Batch
+systems set some of these variables and Ray sets or empties others, so their origin is not known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HIP: Final = "HIP_VISIBLE_DEVICES"
 CUDA: Final = "CUDA_VISIBLE_DEVICES"
 
 _HIDES_ALL: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-"""What Slurm, Ray and users write for "no device"."""
+"""Entries by which Slurm, Ray and users mean "no device"."""
 
 _LEFT_ALONE_BY_RAY: Final = {
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
@@ -29,12 +29,12 @@ _LEFT_ALONE_BY_RAY: Final = {
 
 
 def rank_variables(device_index: int, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that let a rank see its own device alone, as number 0, on ROCm and CUDA alike.
+    """Variables with which a rank sees only its own device, as number 0, on ROCm and on CUDA.
 
     Args:
         device_index: the device, counted among those that the environment shows.
-        environment: of whoever starts the rank. Lists that hide every device are taken for unset:
-            they are Ray's, for actors that asked for none.
+        environment: of the process that starts the rank. Lists that hide every device count as
+            unset: Ray sets them for actors that request no device.
 
     Returns:
         The values to set; None: the variable must be unset.
@@ -51,10 +51,10 @@ def rank_variables(device_index: int, environment: Mapping[str, str]) -> dict[st
 
 
 def ray_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that a Ray node starts with, so that its agent sees what the environment shows.
+    """Variables for the start of a Ray node whose agent sees the devices of the environment.
 
-    Ray refuses to work where ROCR_VISIBLE_DEVICES is set and HIP_VISIBLE_DEVICES is not: both
-    levels are put together into the upper one. Ray is asked to leave the lists alone after that.
+    Ray refuses to work where ROCR_VISIBLE_DEVICES is set and HIP_VISIBLE_DEVICES is not, so both
+    levels are combined in the upper one. Further variables make Ray keep the lists.
     """
     rocr, hip, cuda = (_entries(environment.get(name)) for name in (ROCR, HIP, CUDA))
     shown = _within(rocr, hip, cuda)
@@ -77,7 +77,7 @@ def with_variables(
 
 
 def _entries(value: str | None) -> list[str] | None:
-    """The devices that a list names; None: it is unset, or hides all."""
+    """The devices in a list; None: it is unset, or hides all."""
     entries = []
     for part in (value or "").split(","):
         if (entry := part.strip()) in _HIDES_ALL:
@@ -89,9 +89,9 @@ def _entries(value: str | None) -> list[str] | None:
 def _within(
     rocr: Sequence[str] | None, hip: Sequence[str] | None, cuda: Sequence[str] | None
 ) -> Sequence[str] | None:
-    """The list that HIP goes by, up to the first number beyond the list below; None: by none.
+    """The list that HIP uses, up to the first number beyond the lower list; None: it uses none.
 
-    One that would hide every device is no list: sites set CUDA's to the same numbers as ROCR's.
+    A list that would hide every device is ignored: sites set CUDA's list to the numbers of ROCR's.
     """
     upper = hip or cuda
     if upper is None or rocr is None:
@@ -105,12 +105,12 @@ def _within(
 
 
 def _below(entry: str, rocr: Sequence[str]) -> str:
-    """What an entry of the upper list is called without the lower one; a UUID is called the same."""
+    """An entry of the upper list as an entry without the lower list; UUIDs are the same."""
     return rocr[int(entry)] if entry.isdecimal() else entry
 
 
 def _entry(index: int, shown: Sequence[str] | None, name: str, rocr: Sequence[str] | None) -> str:
-    """What HIP is told."""
+    """The value for HIP."""
     if shown is not None:
         return _pick(index, shown, name)
     if rocr is not None:
@@ -121,7 +121,7 @@ def _entry(index: int, shown: Sequence[str] | None, name: str, rocr: Sequence[st
 def _cuda_entry(
     index: int, cuda: Sequence[str], rocr: Sequence[str] | None, hip: Sequence[str] | None
 ) -> str:
-    """What CUDA is told: on a machine of ROCm's, whose own lists are there, nobody reads it."""
+    """The value for CUDA; it is not read on a ROCm machine, which has lists of its own."""
     if index >= len(cuda) and (rocr or hip):
         return str(index)
     return _pick(index, cuda, CUDA)

@@ -1,42 +1,52 @@
 """The warden: runs one command, and leaves none of its descendants behind.
 
-It is a small process in a session of its own, without torch. It ends everything below it when its
-command ends, when it is told to (SIGTERM), or when one of its guardians ends, be it by SIGKILL:
-the process that started it, and the raylet above that one where there is one.
+It is a small process in a session of its own, without torch. It ends all processes below it when
+its command ends, after SIGTERM, or when one of its guardians ends for any reason: the process that
+started it, and the raylet above that process where there is one.
 
-    python -m workers.warden --guardian PID [--guardian PID] [--remove DIRECTORY] -- COMMAND...
+    python -m workers.ranks.warden --guardian PID ... [--remove DIRECTORY] -- COMMAND...
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from workers.processes import become_subreaper, end_descendants
+from workers.launchers.ray.directory import remove
+from workers.ranks.processes import (
+    OnReaped,
+    become_subreaper,
+    children,
+    die_with_parent,
+    end_descendants,
+    end_signals,
+    kill,
+    reap,
+)
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOK_EVERY_MS: Final = 1000
 
 
 def python_module(name: str) -> list[str]:
     """The command that runs a module with this interpreter.
 
-    -P: `python -m` alone looks for the module in the current directory first, and a directory of
-    the user's that happens to hold one of that name would be run instead.
+    Without -P, Python would search the module in the current directory first, and run a module of
+    the user that has the same name.
     """
     return [sys.executable, "-P", "-m", name]
 
 
 def with_our_package(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment, in which Python finds this package before any other of its name."""
-    package_root = str(Path(__file__).parent.parent)
+    """The environment with this package first in PYTHONPATH, before others of its name."""
+    package_root = str(Path(__file__).parents[2])
     inherited = env.get("PYTHONPATH")
     return {**env, "PYTHONPATH": f"{package_root}:{inherited}" if inherited else package_root}
 
@@ -48,27 +58,41 @@ def start_under_warden(
     pass_fds: Sequence[int] = (),
     other_guardians: Sequence[int] = (),
     remove: Path | None = None,
+    held_fds: Sequence[int] = (),
+    has_daemons: bool = False,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts a command under a warden of this process.
 
     Args:
-        command: what to run.
+        command: the command.
         env: its whole environment.
         pass_fds: descriptors that it inherits; the warden itself closes them.
-        other_guardians: pids besides this process whose end ends the command.
-        remove: a directory that the warden removes when everything has ended.
+        other_guardians: pids of further processes whose end ends the command.
+        remove: a directory that the warden removes when all processes have ended.
+        held_fds: descriptors that only the warden inherits, and keeps open until it ends.
+        has_daemons: whether processes that the command detaches from itself live as long as the
+            command; otherwise they end with the process that started them.
         stdout: descriptor for its output; None: this process's standard error.
         stderr: descriptor for its errors; None: this process's.
     """
     guardians = [f"--guardian={pid}" for pid in (os.getpid(), *other_guardians)]
     fds = [f"--pass-fd={fd}" for fd in pass_fds]
     directory = [] if remove is None else [f"--remove={remove}"]
+    daemons = ["--has-daemons"] if has_daemons else []
     return subprocess.Popen(
-        [*python_module("workers.warden"), *guardians, *fds, *directory, "--", *command],
+        [
+            *python_module("workers.ranks.warden"),
+            *guardians,
+            *fds,
+            *directory,
+            *daemons,
+            "--",
+            *command,
+        ],
         env=with_our_package(env),
-        pass_fds=pass_fds,
+        pass_fds=[*pass_fds, *held_fds],
         stdin=subprocess.DEVNULL,
         stdout=2 if stdout is None else stdout,
         stderr=stderr,
@@ -76,30 +100,57 @@ def start_under_warden(
     )
 
 
-def watch(guardians: Sequence[int], command: Sequence[str], pass_fds: Sequence[int]) -> int:
+def watch(
+    guardians: Sequence[int],
+    command: Sequence[str],
+    pass_fds: Sequence[int],
+    *,
+    has_daemons: bool = False,
+) -> int:
     """Runs the command until it, or a guardian, ends; returns its exit code."""
-    told_r, told_w = os.pipe()
-    os.set_blocking(told_w, False)
-    for number in _SIGNALS:
-        signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(told_w, warn_on_full_buffer=False)
+    signalled = end_signals()
     become_subreaper()
     watched = _pidfds(guardians)
-    # Our parent is the first guardian: if it is another now, the pidfd may be of a stranger.
+    # The parent is the first guardian. If it has changed, the pidfd may be of another process.
     if watched is None or os.getppid() != guardians[0]:
         return 1
-    child = subprocess.Popen(command, pass_fds=pass_fds)
+    # If this process is killed, the kernel ends the command.
+    child = subprocess.Popen(
+        command, pass_fds=pass_fds, preexec_fn=partial(die_with_parent, os.getpid())
+    )
     for fd in pass_fds:
         os.close(fd)
     poll = select.poll()
-    for fd in (told_r, os.pidfd_open(child.pid), *watched):
+    for fd in (signalled, os.pidfd_open(child.pid), *watched):
         poll.register(fd, select.POLLIN)
-    poll.poll()
     statuses: dict[int, int] = {}
-    end_descendants(on_reaped=lambda pid, status, _: statuses.update({pid: status}))
+
+    def note(pid: int, status: int, _peak_rss_bytes: int) -> None:
+        statuses[pid] = status
+
+    strays: set[int] = set()
+    while not poll.poll(_LOOK_EVERY_MS):
+        if has_daemons:
+            reap(note)
+        else:
+            strays = _end_strays(command_pid=child.pid, seen_before=strays, on_reaped=note)
+    end_descendants(on_reaped=note)
     code = os.waitstatus_to_exitcode(statuses[child.pid])
     child.returncode = code  # reaped here: Popen must not wait for it again
     return code if code >= 0 else 128 - code
+
+
+def _end_strays(*, command_pid: int, seen_before: Collection[int], on_reaped: OnReaped) -> set[int]:
+    """Kills orphans that the last look has found too; returns the orphans of this look.
+
+    Orphans are left by processes that were killed before they could end the processes below them.
+    One look is not enough: a warden whose parent was killed is adopted too, and must end its own
+    first.
+    """
+    reap(on_reaped)
+    strays = set(children()) - {command_pid}
+    kill(strays & set(seen_before))
+    return strays
 
 
 def _pidfds(pids: Sequence[int]) -> list[int] | None:
@@ -111,15 +162,22 @@ def _pidfds(pids: Sequence[int]) -> list[int] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.warden", description=__doc__)
+    parser = argparse.ArgumentParser(prog="workers.ranks.warden", description=__doc__)
     parser.add_argument("--guardian", type=int, action="append", required=True)
     parser.add_argument("--pass-fd", type=int, action="append", default=[])
     parser.add_argument("--remove", type=Path)
+    parser.add_argument("--has-daemons", action="store_true")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    code = watch(arguments.guardian, arguments.command, arguments.pass_fd)
+    code = watch(
+        arguments.guardian,
+        arguments.command,
+        arguments.pass_fd,
+        has_daemons=arguments.has_daemons,
+    )
     if arguments.remove is not None:
-        shutil.rmtree(arguments.remove, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it is removed already, or the next start removes it
+            remove(arguments.remove)
     sys.exit(code)
 
 

@@ -1,7 +1,7 @@
 """The zygote: imports torch and the trainer once, and forks a keeper for each group of ranks.
 
-It is single-threaded and never touches a device, so that forking it is safe. It runs under a
-warden, takes orders from its node's agent over one socket, and relays what the keepers report:
+It has one thread and never uses a device, so that forking it is safe. It runs under a warden,
+receives orders from its node's agent over one socket, and passes on the events of the keepers:
 
     {"order": "start", "tasks": [RankTask, ...]}             one group's ranks on this node
     {"order": "tell", "group": ..., "document": {...}}       to every rank of the group
@@ -13,12 +13,12 @@ warden, takes orders from its node's agent over one socket, and relays what the 
         of a rank that the out-of-memory killer may have struck also
         {"memory_available_bytes": ...,                      of the node, when the group started
          "memory_taken_bytes": {rank: ...}}                  at once, of its own, at the most
-    {"event": "group_lost", "group": ..., "message": ...}    this group alone can't go on here
+    {"event": "group_lost", "group": ..., "message": ...}    only this group can't go on here
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
 
-Any number of groups run side by side. Each is ended in every case by "end": then every process
-below its keeper is killed and reaped, daemons that a rank may have left included. A keeper that
-dies, or doesn't end its group in time, loses its group: what it leaves is adopted here, and ended.
+Any number of groups run side by side. The order "end" ends each in every case: every process below
+its keeper is killed and reaped, including daemons of ranks. Where a keeper dies, or does not end
+its group in time, the zygote adopts the remaining processes of the group and ends them.
 """
 
 from __future__ import annotations
@@ -31,20 +31,92 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from workers.forked_rank import RankEntry
-from workers.group_keeper import END_WITHIN_S, GroupKeeper
-from workers.json_lines import Document, JsonLines
-from workers.orphans import Orphans
-from workers.processes import become_subreaper, end_descendants, fork, reap
-from workers.rank_task import RankTask
-from workers.readers import Readers
+from workers.backoff import Backoff
+from workers.ranks.fd_loop import Readers
+from workers.ranks.forked_rank import RankEntry
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.keeper import END_WITHIN_S, GroupKeeper
+from workers.ranks.processes import (
+    OnReaped,
+    become_subreaper,
+    children,
+    end_descendants,
+    fork,
+    kill,
+    live_without_parent,
+    reap,
+)
+from workers.ranks.rank_task import RankTask
+
+_FIRST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.02
+_PAUSE_ONCE_GIVEN_UP_S: Final = 1.0
+"""Pauses between two looks for orphans."""
 
 _KEEPER_GRACE_S: Final = 3.0
-"""A keeper that hasn't answered so long after its own deadline is hung, and killed."""
+"""How long after its own time limit a keeper that has not answered is killed."""
+
+
+class Orphans:
+    """Ends all children of the zygote except its keepers, in short steps that do not block.
+
+    Every living process below a dead keeper is a child of the zygote or has an ancestor that is,
+    and no child disappears before it is reaped here. So one look that finds none proves that none
+    is left.
+
+    Args:
+        give_up_after_s: seconds after which there is a `problem`; the attempts go on.
+    """
+
+    def __init__(self, *, give_up_after_s: float) -> None:
+        self._give_up_after_s = give_up_after_s
+        self._since = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self.next_look_at: float | None = None
+        """On the monotonic clock; None: there are no orphans."""
+        self.problem: str | None = None
+        """The processes that could not be ended in time; None: there are none."""
+
+    @property
+    def looked_for(self) -> bool:
+        """Whether there may be orphans."""
+        return self.next_look_at is not None
+
+    def look(self) -> None:
+        """Begins to look for orphans, since a keeper has died."""
+        self._since = self.next_look_at = time.monotonic()
+        self._backoff.reset()
+        self.problem = None
+
+    def tend(self, *, keepers: Collection[int], on_reaped: OnReaped) -> None:
+        """Kills and reaps orphans, where the next look is due.
+
+        Args:
+            keepers: pids of the children that are not orphans.
+            on_reaped: called for each child that was reaped, also for keepers.
+        """
+        now = time.monotonic()
+        if self.next_look_at is None or now < self.next_look_at:
+            return
+        found = set(children()) - set(keepers)
+        if not found:
+            self.next_look_at = self.problem = None
+            return
+        self.next_look_at = now + self._backoff.take()
+        if now > self._since + self._give_up_after_s:
+            self.problem = (
+                f"processes {sorted(found)} are still there {self._give_up_after_s:g} s after they "
+                "were killed; look for a hung device or file system on this node"
+            )
+            self.next_look_at = now + _PAUSE_ONCE_GIVEN_UP_S
+        kill(found)
+        reap(on_reaped)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,13 +128,13 @@ class _Keeper:
     pidfd: int
     line: JsonLines
     kill_at: float | None = None
-    """When it should have ended its group, on the monotonic clock; None: nobody has asked."""
+    """When it must have ended its group, on the monotonic clock; None: it was not ordered to."""
     ended: Document | None = None
-    """Its last word, which is passed on when it has been reaped: then nothing of the group is left."""
+    """Its event "ended", which is passed on when it has been reaped: then the group has ended."""
 
 
 class Zygote:
-    """The loop that forks keepers and relays what they report.
+    """The loop that forks keepers and passes on their events.
 
     Args:
         agent: connection to the node's agent.
@@ -75,14 +147,15 @@ class Zygote:
         self._keepers: dict[str, _Keeper] = {}
         self._orphans = Orphans(give_up_after_s=END_WITHIN_S)
         self._ends_asked: set[str] = set()
-        """Groups whose keepers died, and whose end waits for the orphans'."""
+        """Groups whose keepers died, and whose end waits until their orphans have ended."""
         self._readers = Readers()
         self._open = True
 
     def run(self) -> None:
-        """Serves the agent until it, or the warden above, is gone; then ends everything below."""
+        """Serves the agent until it or the warden ends; then ends all processes below."""
         self._readers.add(self._agent.socket.fileno(), self._take_orders)
         self._readers.add(os.pidfd_open(os.getppid()), self._stop)
+        live_without_parent()  # its pidfd reports the warden's end, and all below ends first
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
             self._readers.handle(self._due_in_ms())
@@ -148,10 +221,8 @@ class Zygote:
         keeper = self._keepers.get(group)
         if keeper is None:
             return
-        try:
+        with suppress(OSError):  # it has ended; that is a separate event
             keeper.line.send(order)
-        except OSError:  # it has died; that is reported on its own
-            return
 
     def _end(self, group: str) -> None:
         keeper = self._keepers.get(group)
@@ -167,7 +238,7 @@ class Zygote:
         self._send({"event": "ended", "group": group, "log_tails": {}, "left": left})
 
     def _relay(self, keeper: _Keeper) -> None:
-        """Passes on what a keeper says of its ranks."""
+        """Passes on the events of a keeper."""
         documents = keeper.line.read(block=False)
         if documents is None:
             self._readers.remove(keeper.line.socket.fileno())
@@ -183,7 +254,7 @@ class Zygote:
         reap(self._note_exit)
 
     def _note_exit(self, pid: int, status: int, _peak_rss_bytes: int) -> None:
-        """Forgets a keeper; one that had not ended its group has lost it."""
+        """Removes a reaped keeper; reports the loss of its group where it had not ended it."""
         keeper = next((one for one in self._keepers.values() if one.pid == pid), None)
         if keeper is None:
             return None
@@ -207,11 +278,12 @@ class Zygote:
     def _kill_hung_keepers(self) -> None:
         for keeper in self._keepers.values():
             if keeper.kill_at is not None and time.monotonic() >= keeper.kill_at:
-                os.kill(keeper.pid, signal.SIGKILL)  # not reaped, so it is it
-                keeper.kill_at += _KEEPER_GRACE_S  # one that can't die must not cost a core
+                os.kill(keeper.pid, signal.SIGKILL)  # it is not reaped, so the pid is still its own
+                # A keeper that can't be killed must not keep a core busy.
+                keeper.kill_at += _KEEPER_GRACE_S
 
     def _tend_orphans(self) -> None:
-        """Ends what dead keepers left, and then tells so those who wait for it."""
+        """Ends the processes of dead keepers, and then reports the end of their groups."""
         self._orphans.tend(
             keepers=[keeper.pid for keeper in self._keepers.values()], on_reaped=self._note_exit
         )
@@ -229,23 +301,23 @@ class Zygote:
 
 
 def load_entry(name: str) -> RankEntry:
-    """Imports "module:function"; the name comes from the zygote's own command line alone."""
+    """Imports "module:function"; the name comes only from the zygote's own command line."""
     module, _, function = name.partition(":")
     entry: RankEntry = getattr(importlib.import_module(module), function)
     return entry
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.zygote", description=__doc__)
+    parser = argparse.ArgumentParser(prog="workers.ranks.zygote", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--entry", default="workers.rank:main")
+    parser.add_argument("--entry", default="workers.ranks.rank:main")
     arguments = parser.parse_args()
     become_subreaper()
     agent = JsonLines(socket.socket(fileno=arguments.socket))
     agent.socket.set_inheritable(False)
     entry = load_entry(arguments.entry)
     gc.collect()
-    gc.freeze()  # what is loaded stays shared between the forks
+    gc.freeze()  # so that the forks share the loaded modules
     Zygote(agent, entry).run()
     sys.exit(0)
 

@@ -1,18 +1,20 @@
-"""Requests to the service, and what its answers mean: outbound HTTP with a bearer token."""
+"""HTTP requests to the service with a bearer token: errors by status, and retries."""
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from search_spaces.pinned_certificate import distrust, trusting, why_distrusted
+from search_spaces.connection.outage_log import OutageLog
+from search_spaces.connection.service_address import is_loopback_host
+from search_spaces.connection.tls import trusting, why_unanswered
+from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
@@ -20,6 +22,7 @@ from workers.errors import (
     ServiceUnreachableError,
     TokenRefusedError,
     UrlInvalidError,
+    WorkerError,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -28,35 +31,39 @@ ANSWER_WITHIN_S: Final = 10.0
 _CONNECT_WITHIN_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
+MOST_REASONS: Final = 5
+"""Different reasons for the failures of one loop that are written to the log."""
+OUTAGE_ERRORS: Final = (ServiceUnreachableError, TokenRefusedError)
+"""Errors that `LeaseClient` writes to the log, so that its callers need not."""
 _AWAY: Final = frozenset({408, 429, 502, 503, 504})
-"""Answers of a service, or of a proxy before it, that can't work for the moment."""
+"""Statuses of a service, or of a proxy in front of it, that can't answer for the moment."""
 
 T = TypeVar("T")
 
 
 class NotFoundError(RequestRefusedError):
-    """404: what it means depends on what was asked for."""
+    """Status 404; its meaning depends on the request."""
 
 
 class ConflictError(RequestRefusedError):
-    """409, of which the same is true."""
+    """Status 409; its meaning depends on the request."""
 
 
 class ServiceHttp:
-    """Asks one service. Threads may share it.
+    """A client of one service. Threads may share it.
 
     Raises:
         UrlInvalidError: at construction.
-        CertificateUnreadableError: likewise.
+        CertificateUnreadableError: at construction.
     """
 
     def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
-        """Asks the service at an address.
+        """Connects at the first request.
 
         Args:
-            url: where it is.
-            token: what it lets in.
-            certificate: the service's own, which is trusted by itself; None: some authority vouches for it.
+            url: of the service.
+            token: a token of the service.
+            certificate: of a service with a self-signed certificate; None: an authority signed it.
         """
         refuse_unless_http(url)
         self.url = url.rstrip("/")
@@ -65,24 +72,41 @@ class ServiceHttp:
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
             verify=True if certificate is None else trusting(certificate),
-            trust_env=not _is_loopback(self.url),  # a proxy can't reach our own loopback
+            # A proxy can't reach our own loopback.
+            trust_env=not is_loopback_host(httpx.URL(self.url).host),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Closes the connections."""
         self._http.close()
 
+    def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:
+        """The role of the token.
+
+        Raises:
+            TokenRefusedError: a service of an older version answers this only to admins.
+            WorkerError: the other errors of `request`.
+        """
+        answer = self.request("GET", "/v1/whoami", None, within_s=within_s)
+        return self.read(answer, lambda: str(answer["role"]))
+
     def request(
         self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
     ) -> Any:
-        """The answer's document.
+        """Sends a request; returns the document of the answer.
 
         Raises:
-            ServiceUnreachableError: the service is away.
-            ServiceFailedError: it broke down over the request.
+            ServiceUnreachableError: the service does not answer.
+            ServiceFailedError: it failed over the request.
             TokenRefusedError: it does not accept the token.
-            RequestRefusedError: it refuses for good.
-            AnswerUnreadableError: what answers is no service of ours, or for the moment none.
+            RequestRefusedError: it refuses the request.
+            AnswerUnreadableError: the answer is not one of this service.
         """
         content = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -91,22 +115,21 @@ class ServiceHttp:
             answer = self._http.request(
                 method, path, content=content, headers=headers, timeout=timeout
             )
-        except (httpx.RequestError, RuntimeError) as error:  # the latter: closed meanwhile
-            why = why_distrusted(error)
-            raise ServiceUnreachableError(
+        # RuntimeError: the client was closed meanwhile.
+        except (httpx.RequestError, RuntimeError) as error:
+            why = why_unanswered(self.url, error, is_pinned=self._is_pinned) or (
                 f"the service at {self.url} does not answer ({error or type(error).__name__})"
-                if why is None
-                else distrust(self.url, why, is_pinned=self._is_pinned)
-            ) from error
+            )
+            raise ServiceUnreachableError(why) from error
         if answer.is_success:
             return self.read(answer, lambda: answer.json() if answer.content else None)
         raise self._refusal(answer)
 
     def read(self, answer: Any, reading: Callable[[], T]) -> T:
-        """What a reading makes of an answer.
+        """Calls a function that reads values from an answer.
 
         Raises:
-            AnswerUnreadableError: the answer is of another form.
+            AnswerUnreadableError: the answer has another form.
         """
         try:
             return reading()
@@ -117,56 +140,88 @@ class ServiceHttp:
             ) from error
 
     def _refusal(self, answer: httpx.Response) -> Exception:
-        said = f"the service at {self.url} answered {answer.status_code}: {_detail(answer)}"
-        if answer.status_code in (401, 403):
-            return TokenRefusedError(f"{said}; check the token file")
-        if answer.status_code == 404:
-            return NotFoundError(said)
-        if answer.status_code == 409:
-            return ConflictError(said)
-        if answer.status_code in _AWAY:
-            return ServiceUnreachableError(said)
+        status = answer.status_code
+        message = f"the service at {self.url} answered {status}: {_detail(answer)}"
+        if status in (401, 403):
+            return TokenRefusedError(f"{message}; check the token file", is_known=status == 403)
+        if status in _AWAY:
+            return ServiceUnreachableError(message)
         if answer.is_server_error:
-            return ServiceFailedError(said)
-        return RequestRefusedError(said)
+            return ServiceFailedError(message)
+        kind = {404: NotFoundError, 409: ConflictError}.get(status, RequestRefusedError)
+        return kind(message)
 
 
-def pauses() -> Iterator[float]:
-    """Seconds to wait between tries while the service is away: growing, up to a limit."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+class RetryState:
+    """The retries of one call to the service: the pauses between them, and the log of failures.
+
+    `LeaseClient` writes outages of the service to the log, so they are left out here.
+
+    Args:
+        what: the call, as the subject of a sentence in the log.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._failures = OutageLog(_LOG, what, most_reasons=MOST_REASONS)
+        self._begin()
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait after the next failure."""
+        return self._backoff.next_s
+
+    def failed(self, error: Exception, consequence: str) -> float:
+        """Notes a failure; returns how many seconds to wait before the next try.
+
+        Args:
+            error: why the call failed.
+            consequence: what happens next, for the log.
+        """
+        if not isinstance(error, OUTAGE_ERRORS):
+            trace = None if isinstance(error, WorkerError) else error
+            self._failures.failed(f"{error}; {consequence}", trace=trace)
+        return self._backoff.take()
+
+    def worked(self) -> None:
+        """Notes a success: the next pause is short again."""
+        self._failures.worked()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 def patiently(
-    call: Callable[[], T], *, patience_s: float | None, wait: Callable[[float], Any]
+    call: Callable[[], T], what: str, *, patience_s: float | None, wait: Callable[[float], Any]
 ) -> T:
-    """Makes a call again and again while the service is away, or breaks down over it.
+    """Repeats a call of `LeaseClient` while the service does not answer, or fails over it.
 
     Args:
         call: the call.
-        patience_s: seconds after which its error is raised after all; None: never.
-        wait: waits for some seconds; may raise to end it.
+        what: the call, as the subject of a sentence in the log.
+        patience_s: seconds after which the call's error is raised; None: never.
+        wait: waits for some seconds; it may raise an exception to end the retries.
 
     Raises:
-        ServiceUnreachableError: patience has run out.
+        ServiceUnreachableError: the time is over.
         ServiceFailedError: likewise.
     """
     give_up_at = None if patience_s is None else time.monotonic() + patience_s
-    for pause_s in pauses():
+    retries = RetryState(what)
+    while True:
         try:
-            return call()
+            answer = call()
         except (ServiceUnreachableError, ServiceFailedError) as error:
-            if give_up_at is not None and time.monotonic() + pause_s > give_up_at:
+            if give_up_at is not None and time.monotonic() + retries.pause_s > give_up_at:
                 raise
-            _LOG.warning("%s; trying again in %.1f s", error, pause_s)
-            wait(pause_s)
-    raise AssertionError("pauses never end")
+            wait(retries.failed(error, "it is tried again"))
+        else:
+            retries.worked()
+            return answer
 
 
 def _detail(answer: httpx.Response) -> str:
-    """What a problem document says, or else the start of the text."""
+    """The detail of a problem document, or else the start of the text."""
     try:
         problem = answer.json()
         return str(problem.get("detail") or problem.get("title") or problem)[:500]
@@ -175,25 +230,17 @@ def _detail(answer: httpx.Response) -> str:
 
 
 def refuse_unless_http(url: str) -> None:
-    """Refuses what can't be the address of a service.
+    """Refuses a text that can't be the address of a service.
 
     Raises:
-        UrlInvalidError: it is none of HTTP's, or no address at all.
+        UrlInvalidError: it is no HTTP address.
     """
     try:
         parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # as whoever looks the name up will do
+        parsed.host.encode("idna")  # as a name lookup does
     except (httpx.InvalidURL, UnicodeError) as error:
         raise UrlInvalidError(f"url={url!r} is not an address: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UrlInvalidError(
-            f"url={url!r} is not an HTTP address; it reads like http://login1.example.org:8080"
+            f"url={url!r} is not an HTTP address such as http://login1.example.org:8080"
         )
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        host = httpx.URL(url).host
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False

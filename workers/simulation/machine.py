@@ -1,59 +1,70 @@
-"""What simulated links take for a collective or a transfer, with everybody else on them.
+"""The simulated machine of one seed: device, links and allocator.
 
-Ranks are placed as the trainer places them: tp varies fastest, then dp, then pp, node after node.
-Groups of one kind communicate at the same time, so that those of a node share its links and its way
-out; beyond one node the fabric gets slower with every doubling of the nodes.
+Matrix products are cut into tiles that the units of the device work on in waves, so that some
+shapes leave units idle in the last wave (NVIDIA, "Matrix Multiplication Background", on tile and
+wave quantisation). The closed-form estimates do not model this.
+
+Ranks are placed as by the trainer: tp varies fastest, then dp, then pp. Groups of one kind
+communicate at the same time and share the links of a node. The network gets slower with every
+doubling of the nodes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
+from search_spaces.spec.cluster import GIB, Cluster
+
+TILE: Final = 128
+_SPLIT_FROM: Final = 1024
+"""A long inner dimension is split over idle units, in parts of at least this length."""
+
+_DEFAULT_PEAK: Final = {"fp32": 20e12, "bf16": 300e12, "fp16": 300e12}
+_BEST_HEAD: Final = 128.0
+_STRAGGLERS: Final = 0.01
+"""Share of devices that are noticeably slow (MegaScale, arXiv:2402.15627, found some 0.5 %)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPlace:
-    """A group of ranks on the nodes: equally spaced, all alike."""
+    """The placement of equally spaced groups of ranks."""
 
     size: int
     """Ranks of the group."""
     stride: int
     """Devices from one rank of the group to the next."""
 
-    def in_node(self, devices_per_node: int) -> int:
-        """Ranks of the group that share a node."""
-        return max(min(self.size, devices_per_node // self.stride), 1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How fast the links really are."""
+    """The real speed of the links."""
 
     cluster: Cluster
-    """What the description says of them."""
+    """Their description."""
     intra_share: float
-    """Of the described bandwidth inside a node, that is really there."""
+    """Real share of the described bandwidth inside a node."""
     inter_share: float
-    """Of the described bandwidth between nodes, that is really there."""
+    """Real share of the described bandwidth between nodes."""
     congestion: float
-    """Share of bandwidth that each doubling of the nodes costs."""
+    """Share of bandwidth that is lost with each doubling of the nodes."""
     crowding: float
-    """What other groups inside the same node cost, each doubling of their number."""
+    """Slowdown with each doubling of the number of groups in the same node."""
     intra_latency_s: float
-    """Of one message inside a node."""
+    """Latency of a message inside a node."""
     inter_latency_s: float
-    """Of one message between nodes."""
+    """Latency of a message between nodes."""
     half_speed_bytes: float
-    """Message at which a link reaches half of its bandwidth."""
+    """Message size at which a link reaches half of its bandwidth."""
 
     @classmethod
     def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
-        """Links of the cluster, as no description has them."""
+        """Random links for the description of a cluster."""
         return cls(
             cluster=cluster,
             intra_share=rng.uniform(0.6, 1.1),
@@ -96,7 +107,7 @@ class Network:
     def _link(self, place: GroupPlace, size_bytes: float) -> tuple[float, float]:
         """Latency of a message and bandwidth of the group's slowest link."""
         devices = self.cluster.devices_per_node
-        inner = place.in_node(devices)
+        inner = max(min(place.size, devices // place.stride), 1)  # ranks that share a node
         groups = max(devices // inner, 1)
         inside = self._intra(inner) / self._crowded(groups) if inner > 1 else math.inf
         num_nodes = place.size / inner
@@ -118,5 +129,109 @@ class Network:
         return float((1 + self.crowding) ** math.log2(max(groups, 1)))
 
     def _reached(self, speed: float, message_bytes: float) -> float:
-        """A short message never gets a link to its full speed."""
+        """Bandwidth for a message: short messages are slower."""
         return speed * message_bytes / (message_bytes + self.half_speed_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """The real speed of one device."""
+
+    peak_flops_per_s: Mapping[str, float]
+    """Peak by precision, from the data sheet."""
+    matmul_share: float
+    """Share of the peak that the best matrix product reaches."""
+    attention_share: float
+    """Share of the peak that fused attention with heads of 128 reaches."""
+    num_units: int
+    """Tiles that are processed at once."""
+    ramp: float
+    """Length of the inner dimension at which a tile reaches half of its speed."""
+    bytes_per_s: float
+    """Memory bandwidth that a stream reaches."""
+    launch_s: float
+    """Seconds that the host takes to launch a kernel, and the shortest that one takes."""
+
+    @classmethod
+    def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
+        """A random device for the description of a cluster."""
+        return cls(
+            peak_flops_per_s=dict(cluster.peak_flops_per_s) or _DEFAULT_PEAK,
+            matmul_share=rng.uniform(0.5, 0.8),
+            attention_share=rng.uniform(0.3, 0.55),
+            num_units=int(rng.integers(104, 133)),
+            ramp=rng.uniform(80, 320),
+            bytes_per_s=cluster.memory_bandwidth_bytes_per_s * rng.uniform(0.7, 0.92),
+            launch_s=rng.uniform(4e-6, 9e-6),
+        )
+
+    def matmul_s(self, rows: int, columns: int, inner: int, *, precision: str) -> float:
+        """Seconds of a product of (rows, inner) and (inner, columns)."""
+        tiles = math.ceil(rows / TILE) * math.ceil(columns / TILE)
+        parts = max(min(self.num_units // tiles, inner // _SPLIT_FROM), 1)
+        waves = math.ceil(tiles * parts / self.num_units)
+        flops = 2.0 * waves * self.num_units * TILE * TILE * (inner / parts + self.ramp)
+        compute_s = flops / (self.peak_flops_per_s[precision] * self.matmul_share)
+        moved = rows * inner + inner * columns + rows * columns
+        return max(compute_s, moved * element_bytes(precision) / self.bytes_per_s, self.launch_s)
+
+    def attention_s(
+        self, sequences: int, length: int, heads: int, head_size: int, *, precision: str
+    ) -> float:
+        """Seconds of fused causal attention, forward; too few heads leave units idle."""
+        flops = 2.0 * sequences * heads * head_size * length * length
+        blocks = sequences * heads * math.ceil(length / TILE)
+        occupied = blocks / (math.ceil(blocks / self.num_units) * self.num_units)
+        narrow = math.sqrt(min(head_size / _BEST_HEAD, 1.0))
+        speed = self.peak_flops_per_s[precision] * self.attention_share * occupied * narrow
+        return max(flops / speed, self.launch_s)
+
+    def stream_s(self, moved_bytes: float) -> float:
+        """Seconds to read and write so many bytes in one kernel."""
+        return max(moved_bytes / self.bytes_per_s, self.launch_s)
+
+
+def element_bytes(precision: str) -> int:
+    """Bytes of an element in the precision of the products."""
+    return 4 if precision == "fp32" else 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Machine:
+    """The real properties of a cluster, which a search does not know."""
+
+    device: Device
+    """One device."""
+    network: Network
+    """The links."""
+    slowness: NDArray[np.float64]
+    """Time of each device of the job, relative to the fastest."""
+    noise: float
+    """Relative standard deviation of a measured step time."""
+    overlaps_reduction: bool
+    """Whether gradients are summed while the last backward passes run."""
+    interference: float
+    """How much longer a pass takes while gradients are summed beside it."""
+    context_bytes: float
+    """Memory that the driver takes of each device."""
+    communicator_bytes: float
+    """Memory that each group of ranks takes of each device."""
+    fragmentation: float
+    """Largest share of the activations that the allocator loses; it differs between layouts."""
+
+    @classmethod
+    def draw(cls, cluster: Cluster, num_devices: int, rng: np.random.Generator) -> Self:
+        """A random machine for the description of a cluster."""
+        slowness = 1 + np.abs(rng.normal(0, 0.008, num_devices))
+        is_straggler = rng.random(num_devices) < _STRAGGLERS
+        return cls(
+            device=Device.draw(cluster, rng),
+            network=Network.draw(cluster, rng),
+            slowness=np.where(is_straggler, slowness + rng.uniform(0.03, 0.1), slowness),
+            noise=rng.uniform(0.01, 0.03),
+            overlaps_reduction=bool(rng.random() < 0.7),
+            interference=rng.uniform(0.02, 0.2),
+            context_bytes=rng.uniform(0.6, 1.6) * GIB,
+            communicator_bytes=rng.uniform(0.1, 0.4) * GIB,
+            fragmentation=rng.uniform(0.03, 0.12),
+        )

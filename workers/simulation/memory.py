@@ -1,4 +1,4 @@
-"""What a simulated device holds at most: counted pass by pass, and what the allocator makes of it."""
+"""Peak memory of a simulated device: the tensors of each pass, and the allocator's losses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import zlib
 from functools import lru_cache
 from typing import Final
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from tuner.simulation.kernels import element_bytes
-from tuner.simulation.machine import Machine
-from tuner.simulation.pipeline import Schedule, most_in_flight
-from tuner.simulation.steps import stage_parameters
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from workers.simulation.machine import Machine, element_bytes
+from workers.simulation.pipeline import Schedule, most_in_flight
+from workers.simulation.steps import stage_parameters
 
 _FP32: Final = 4.0
 _BLOCK_BYTES: Final = 2 << 20
@@ -37,7 +36,7 @@ def peak_memory_bytes(layout: Layout, model: ModelShape, machine: Machine, *, se
 
 @lru_cache(maxsize=1 << 16)
 def most_in_flight_of(schedule: Schedule, rank: int) -> int:
-    """As `most_in_flight`; a schedule longer than its warm-up holds no more for being longer."""
+    """As `most_in_flight`; beyond the warm-up the length of a schedule does not matter."""
     enough = 2 * schedule.pp * max(schedule.vpp, 1) * schedule.pp
     if schedule.num_microbatches > enough:
         schedule = Schedule(pp=schedule.pp, vpp=schedule.vpp, num_microbatches=enough)
@@ -45,7 +44,7 @@ def most_in_flight_of(schedule: Schedule, rank: int) -> int:
 
 
 def _share_of(layout: Layout, seed: int) -> float:
-    """Where between 0 and 1 this layout's fragmentation lies: the same in every run of it."""
+    """A number from 0 to 1 that is fixed for a layout: its share of the fragmentation."""
     return zlib.crc32(f"{seed} {layout.key}".encode()) / 2**32
 
 
@@ -71,9 +70,9 @@ def _residual_bytes(layout: Layout, model: ModelShape) -> float:
 
 
 def _layer_bytes(layout: Layout, model: ModelShape) -> float:
-    """What a block keeps: tensor by tensor, attention fused, inputs gathered again where cut.
+    """Bytes that a block keeps, with fused attention; sequence-parallel inputs are gathered again.
 
-    With selective recomputation the attention's own output is made again too.
+    Selective recomputation also recomputes the attention's output.
     """
     size, tokens = element_bytes(layout.precision), model.seq_length * layout.micro_batch_size
     on_rank = size * tokens / layout.tp
@@ -87,7 +86,7 @@ def _layer_bytes(layout: Layout, model: ModelShape) -> float:
 
 
 def _layer_transient(layout: Layout, model: ModelShape) -> float:
-    """What the backward pass of a block holds beside: its gradients, and itself where made again."""
+    """Additional bytes of a block's backward pass: its gradients, and recomputed activations."""
     revived = _layer_bytes(layout, model) if layout.recompute == "full" else 0.0
     tokens = model.seq_length * layout.micro_batch_size
     widest = element_bytes(layout.precision) * tokens * model.ffn_hidden_size / layout.tp

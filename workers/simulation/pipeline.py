@@ -1,10 +1,11 @@
-"""A pipeline walked event by event: when each pass of each rank begins and ends.
+"""Event simulation of a pipeline: start and end of each pass on each rank.
 
-Nothing here knows a formula of the bubble: a rank takes its passes in its schedule's order, and each
-begins when the rank is free and its input has come. All layouts that share a schedule are walked
-together, as columns.
+Nothing here knows a formula of the bubble: a rank takes its passes in its schedule's order, and
+each begins when the rank is free and its input has come. All layouts that share a schedule are
+walked together, as columns.
 
-Shapes: S stages (pp * vpp of them; stage s lives on rank s % pp), R ranks of the pipeline, N layouts.
+Shapes: S stages (pp * vpp of them; stage s lives on rank s % pp), R ranks of the pipeline, N
+layouts.
 """
 
 # ruff: noqa: N803, N806 (arrays carry their shape in the name)
@@ -49,9 +50,10 @@ class Pass(NamedTuple):
 def rank_order(schedule: Schedule, rank: int) -> list[Pass]:
     """The passes of one rank in order: forward passes to warm up, then one of each in turn.
 
-    1F1B warms up with one pass for each later rank (arXiv:2006.09503). Interleaved, micro-batches
-    go in groups of pp, each group through all of a rank's stages before the next, and the warm-up
-    is two passes for each later rank and (vpp - 1) pp more (arXiv:2104.04473, section 2.2).
+    1F1B warms up with one pass for each later rank (arXiv:2006.09503). The interleaved schedule
+    takes micro-batches in groups of pp. Each group passes through all stages of a rank before the
+    next group. Its warm-up is two passes for each later rank and (vpp - 1) pp more
+    (arXiv:2104.04473, section 2.2).
     """
     pp, vpp, total = schedule.pp, schedule.vpp, schedule.vpp * schedule.num_microbatches
     if vpp == 1:
@@ -152,8 +154,7 @@ def walk(
     """
     pp, last = schedule.pp, schedule.num_stages - 1
     waits = schedule.vpp == 1 if sender_waits is None else sender_waits
-    num_layouts = forward_SN.shape[1]
-    free_RN = np.zeros((pp, num_layouts))
+    free_RN = np.zeros((pp, forward_SN.shape[1]))
     ends: dict[Pass, Floats] = {}
     start_SN, end_SN = np.zeros_like(forward_SN), np.zeros_like(forward_SN)
     for each in event_order(schedule):

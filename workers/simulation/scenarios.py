@@ -1,31 +1,151 @@
-"""A simulated campaign as a measurement table: nobody has measured it, and its source says so."""
+"""The scenarios of the simulation by name, and their simulated measurement tables.
+
+A scenario is a model, a cluster and a space of layouts. The source of its table says that it is
+simulated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.layout import Layout
+from search_spaces.documents.reading import nearest, shown
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from tuner.simulation.machine import Machine
-from tuner.simulation.memory import peak_memory_bytes
-from tuner.simulation.scenarios import Scenario, scenario
-from tuner.simulation.steps import step_times_s
-from tuner.simulation.stress import StressedEstimates
+from workers.errors import ScenarioUnknownError
+from workers.simulation.machine import Machine
+from workers.simulation.memory import peak_memory_bytes
+from workers.simulation.steps import step_times_s
+from workers.simulation.stress import StressedEstimates
+
+Truth = Literal["events", "stress"]
+"""What step times follow: a walk through the events of a step, or the closed form with every term
+wrong and a distortion on top."""
 
 Floats = NDArray[np.float64]
 
 SIMULATED: Final = "simulated"
-"""How the source of a table begins that nobody has measured."""
+"""The beginning of the source of a simulated table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """The layouts of one campaign, on a random machine."""
+
+    name: str
+    """Its name on the command line."""
+    about: str
+    """A description of one line."""
+    model: ModelShape
+    """The model to train."""
+    cluster: Cluster
+    """The description of the machine."""
+    space: SearchSpace
+    """The space of layouts, which all use the same devices and the same batch."""
+    truth: Truth
+    """What step times follow."""
+
+    def legal_set(self) -> LegalSet:
+        """Its layouts: those that some trainer could run."""
+        return enumerate_legal(
+            self.space, self.model, self.cluster, scopes=ALL_SCOPES - {"trainer"}
+        )
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario of a name.
+
+    Raises:
+        ScenarioUnknownError: it is unknown; the message lists the scenarios.
+    """
+    if name not in SCENARIOS:
+        raise ScenarioUnknownError(f"unknown scenario {shown(name)}{nearest(name, SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+def _space(nodes: int, batch: int, **changes: Any) -> SearchSpace:
+    return SearchSpace(
+        **{
+            "global_batch_size": batch,
+            "num_nodes": nodes,
+            "tp": [1, 2, 4, 8],
+            "pp": [1, 2, 4, 8, 16],
+            "vpp": [1, 2, 4],
+            "micro_batch_size": [1, 2, 4, 8],
+            "zero_stage": [0, 1],
+            "recompute": ["none", "selective", "full"],
+            "sequence_parallel": [False, True],
+            "precision": "bf16",
+            **changes,
+        }
+    )
+
+
+# The size of the simulated landscapes that guided searches were first tried on: some 6,700 layouts,
+# of which 70 % run out of memory.
+_FRONTIER_SPACE: Final = _space(
+    3,
+    960,
+    pp=[1, 2, 3, 4, 6, 8, 12, 24],
+    vpp=[1, 2, 3, 4, 6, 8, 12],
+    micro_batch_size=[1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24, 30, 32, 40],
+)
+
+_SCENARIOS: Final = (
+    Scenario(
+        name="stress-22b",
+        about="22B on three Frontier-like nodes; the estimates are wrong in form, memory included",
+        model=model_preset("gpt-22b"),
+        cluster=CLUSTER_PRESETS["frontier"],
+        space=_FRONTIER_SPACE,
+        truth="stress",
+    ),
+    Scenario(
+        name="frontier-22b",
+        about="the same layouts, walked event by event",
+        model=model_preset("gpt-22b"),
+        cluster=CLUSTER_PRESETS["frontier"],
+        space=_FRONTIER_SPACE,
+        truth="events",
+    ),
+    Scenario(
+        name="h100-8b",
+        about="Llama 8B with sequences of 8,192 on 8 H100 nodes, event by event",
+        model=model_preset("llama-8b"),
+        cluster=CLUSTER_PRESETS["h100-sxm"],
+        space=_space(8, 256),
+        truth="events",
+    ),
+    Scenario(
+        name="a100-1.3b",
+        about="1.3B on one A100 node, event by event",
+        model=model_preset("gpt-1.3b"),
+        cluster=CLUSTER_PRESETS["a100-sxm"],
+        space=_space(1, 128, pp=[1, 2, 4, 8]),
+        truth="events",
+    ),
+)
+
+SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
+    {scenario.name: scenario for scenario in _SCENARIOS}
+)
+"""Every scenario by name."""
 
 
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
-    """Every layout of a scenario on the machine that the seed draws, as if it had been measured.
+    """Simulated measurements of every layout of a scenario, on the machine of a seed.
 
     Args:
         described: the scenario, or its name.
@@ -59,7 +179,7 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 def _truth(
     chosen: Scenario, layouts: Sequence[Layout], columns: LayoutColumns, seed: int
 ) -> tuple[Floats, Floats]:
-    """Peak memory and step time of each layout; of one that does not fit the time means nothing."""
+    """Peak and step time of each layout; the time is undefined if it does not fit."""
     machine_rng, noise_rng = (np.random.default_rng([seed, part]) for part in range(2))
     if chosen.truth == "stress":
         stressed = StressedEstimates.draw(columns, chosen.model, chosen.cluster, machine_rng)

@@ -1,8 +1,8 @@
-"""A landscape on which the estimates are wrong in form: what a search must survive, not what is likely.
+"""Step times and peaks for which the estimates are wrong: a stress test for searches.
 
-Each term of the closed-form step time, as it is believed before any measurement, is off by 40 to 60 %,
-up or down, and on top lies a smooth distortion of 20 % over the knobs that no weighting of the terms
-can express. Memory is off by 10 to 15 %, and an allocator takes some more.
+Each term of the closed-form step time, with its weight before any measurement, is off by 40 to
+60 %, up or down. In addition the step time is distorted by 20 %, smoothly over the knobs; no
+weights of the terms can express this. Memory is off by 10 to 15 %, and an allocator takes more.
 """
 
 # ruff: noqa: N806 (arrays carry their shape in the name: N layouts, K knobs, F features, T terms)
@@ -16,23 +16,23 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.cluster import Cluster
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, time_terms
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
 TERM_ERROR: Final = (0.4, 0.6)
-"""By what share a term of the step time is wrong."""
+"""Relative error of each term of the step time."""
 
 DISTORTION: Final = 0.2 / math.sqrt(2)
-"""Standard deviation of the distortion's logarithm over the landscape: that of a wave whose amplitude is
-20 %."""
+"""Standard deviation of the distortion's logarithm over the landscape: that of a wave whose
+amplitude is 20 %."""
 
 MEMORY_ERROR: Final = (0.10, 0.15)
-"""By what share the memory estimate is wrong, one way for all layouts."""
+"""Relative error of the memory estimate, equal for all layouts."""
 
 _FRAGMENTATION: Final = 0.03
 _NUM_FEATURES: Final = 256
@@ -45,7 +45,7 @@ _CODED: Final = ("zero_stage", "recompute", "sequence_parallel")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StressedEstimates:
-    """The landscape of one seed, over the layouts that it was drawn for."""
+    """The simulated measurements of some layouts for one seed."""
 
     step_times_s: Floats
     """Of each layout, without noise."""
@@ -58,7 +58,7 @@ class StressedEstimates:
     def draw(
         cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, rng: np.random.Generator
     ) -> Self:
-        """The estimates of these layouts, each part of them wrong."""
+        """The estimates of these layouts with a random error in each part."""
         off = 1 + _signed(rng, *TERM_ERROR, len(PRIOR))
         distortion = np.exp(DISTORTION * smooth_field(columns, rng))
         memory = peak_memory_bytes(columns, model) * (1 + _signed(rng, *MEMORY_ERROR, 1))

@@ -1,1 +1,1 @@
-"""Allocations of a Slurm site: what the site needs, the batch script, and the jobs that run it."""
+"""Allocations of a Slurm site: the site, the batch script, and the jobs."""

@@ -17,9 +17,14 @@ one_a_node=(--nodes="${#node_names[@]}" --ntasks="${#node_names[@]}" --ntasks-pe
 export SLURM_EXPORT_ENV=ALL
 ray_step=
 worker=
-mkdir -p "$job_dir" || give_up "no directory can be made in $node_local_dir"
-# The directory for all may hold what another user has put there under this name.
-[ -O "$job_dir" ] && [ ! -L "$job_dir" ] || give_up "$job_dir is another user's"
+mkdir -p -m 700 "$job_dir" || give_up "no directory can be made in $node_local_dir"
+
+# Another user may have put something under this name into a directory that is for all. Whether $1 is a directory
+# (no link to one), this user's, and closed to others: looked at once, so that it can't change between two looks.
+is_private() {
+  [ -n "$(find "$1" -maxdepth 0 -type d -uid "$UID" ! -perm /077)" ]
+}
+is_private "$job_dir" || give_up "$job_dir is another user's, or others can use it: remove it"
 
 # Waits up to $2 seconds for process $1 to end.
 has_ended() {
@@ -63,9 +68,10 @@ trap clean_up EXIT
 # Puts the packed environment on every node's own disk: importing torch from a shared one takes minutes.
 unpack_environment() {
   say "unpacking $archive on ${#node_names[@]} nodes"
+  export -f is_private
   # shellcheck disable=SC2016 # the nodes expand it
-  srun "${one_a_node[@]}" bash -c 'mkdir -p "$1/environment" && [ -O "$1" ] && [ ! -L "$1" ]' make "$job_dir" \
-    || give_up "a node has no $node_local_dir, or another user's $job_dir"
+  srun "${one_a_node[@]}" bash -c 'mkdir -p -m 700 "$1" && is_private "$1" && mkdir -p "$1/environment"' make "$job_dir" \
+    || give_up "a node has no $node_local_dir, or a $job_dir of another user's or that others can use"
   sbcast --force "$archive" "$job_dir/environment.tar" || give_up "$archive can't be copied to the nodes"
   # shellcheck disable=SC2016 # the nodes expand it
   srun "${one_a_node[@]}" bash -c '

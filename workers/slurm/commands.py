@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import click
 
-from search_spaces.counting import counted
-from workers.command_input import described, refuse
-from workers.slurm.command_options import (
-    certificate_option,
-    json_option,
-    print_table,
-    refusals,
-    token_file_option,
-    url_option,
-)
-from workers.slurm.service_commands import quarantine, release, show
+from search_spaces.connection.service_address import WORKER_TOKEN_FILE_VARIABLE, ServicePlace
+from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.text_table import print_table
+from workers.commands.command_input import json_option, read_token, refusals, refuse
+from workers.commands.options import service_options
+from workers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
+    from workers.service.http import ServiceHttp
     from workers.slurm.request import AllocationRequest
+
+_ANSWER_WITHIN_S: Final = 30.0
+_MOST_WAITING: Final = 10
+"""Waiting trials that are printed; a campaign may have hundreds."""
+
+_CLUSTER: Final = click.option(
+    "--cluster", help="Cluster of the node, where two clusters have a node of this name."
+)
 
 
 @click.group()
@@ -39,28 +46,31 @@ def allocation() -> None:
     "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Nodes to hold."
 )
 @click.option("--time", required=True, help="Wall time: 2:00:00, 1-12:00:00, 2h, 90m.")
-@url_option
-@token_file_option
+@service_options(is_worker=True)
 @click.option(
     "--worker-token-file",
-    envvar="LAYOUT_TUNER_WORKER_TOKEN_FILE",
+    envvar=WORKER_TOKEN_FILE_VARIABLE,
     show_envvar=True,
     type=click.Path(path_type=Path),
-    help="File that holds the worker's token, where --token-file is not one's; on a disk that the nodes see.",
+    help="File that holds a worker's token, on a disk that the nodes see; by default --token-file, which "
+    "then must be a worker's.",
 )
-@certificate_option
-@click.option("--account", help="What the time is charged to.")
+@click.option("--account", help="Account to charge the time to.")
 @click.option("--partition", help="Slurm's partition.")
 @click.option("--qos", help="Slurm's quality of service.")
 @click.option("--constraint", help="Features that the nodes must have.")
 @click.option("--job-name", default="layout-tuner", show_default=True, help="Name of the job.")
 @click.option(
-    "--sbatch-option", "sbatch_options", multiple=True, help="Another option of sbatch, as --mem=0."
+    "--sbatch-option",
+    "sbatch_options",
+    multiple=True,
+    help="Another option of sbatch, such as --mem=0.",
 )
 @click.option("--launcher", help="How probes are started: ray or srun; by default the site's.")
 @click.option("--share-nodes/--no-share-nodes", default=None, help="Run small probes side by side.")
 @click.option(
-    "--end-when-idle", help="End the job after so long without work, as 5m: nodes cost even then."
+    "--end-when-idle",
+    help="End the job after this time without a trial, such as 5m: idle nodes are charged too.",
 )
 @click.option(
     "--environment",
@@ -68,20 +78,36 @@ def allocation() -> None:
     help="Environment that has layout-tuner: its directory on a shared disk, or a packed one (tar) that "
     "every node unpacks on its own disk. By default the one that runs this command.",
 )
-@click.option("--setup", multiple=True, help="A line of shell that runs before anything else.")
-@click.option("--log", default="%x-%j.log", show_default=True, help="File that the job prints to.")
+@click.option("--setup", multiple=True, help="A line of shell that runs first.")
+@click.option(
+    "--log", default="%x-%j.log", show_default=True, help="File for the output of the job."
+)
 @click.option("--dry-run", is_flag=True, help="Print the batch script, and submit nothing.")
 @json_option
-def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Render the batch script of an allocation, and hand it to sbatch."""
+def submit(
+    *,
+    worker_token_file: Path | None,
+    place: ServicePlace,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Render the batch script of an allocation, and hand it to sbatch.
+
+    --url is the service's address as the nodes reach it. The role of the token is checked: an
+    admin's token is refused.
+    """
     from workers.slurm import submission
     from workers.slurm.script import render
 
     with refusals():
-        request = _request(**options)
+        request = _request(place=place, **options)
         script = render(request)
         submission.refuse_unusable(request, script)
-    for warning in submission.warnings(request):
+        unchecked = submission.refuse_other_role(
+            request, is_stated=worker_token_file is not None or place.is_own_token
+        )
+    for warning in submission.warnings(request, unchecked):
         click.echo(f"warning: {warning}", err=True)
     if dry_run:
         click.echo(script, nl=False)
@@ -97,13 +123,25 @@ def submit(*, dry_run: bool, as_json: bool, **options: Any) -> None:
 
 
 @allocation.command("list")
+@service_options(is_worker=False, is_optional=True)
 @json_option
-def list_allocations(as_json: bool) -> None:
-    """List your allocations that wait or run."""
-    from workers.slurm.jobs import list_jobs
+def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
+    """List your allocations that wait or run, from Slurm's queue.
+
+    Where Slurm is not installed, list the allocations of all users that the service knows.
+    """
+    from workers.errors import SlurmUnavailableError
+    from workers.slurm.jobs import job_of_allocation, list_jobs
 
     with refusals():
-        jobs = list_jobs()
+        try:
+            jobs = list_jobs()
+        except SlurmUnavailableError as error:
+            if place is None:
+                raise
+            click.echo(f"{error}; the service at {place.url} knows these allocations:", err=True)
+            with reader_of(place) as reader:
+                jobs = [job_of_allocation(found) for found in reader.allocations()]
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs]))
         return
@@ -135,7 +173,9 @@ def list_allocations(as_json: bool) -> None:
 
 @allocation.command()
 @click.argument("job_id", metavar="JOB")
-@click.option("--now", is_flag=True, help="Kill it; its trials return when their leases run out.")
+@click.option(
+    "--now", is_flag=True, help="Kill the job; its trials are run again when their leases expire."
+)
 @json_option
 def cancel(job_id: str, now: bool, as_json: bool) -> None:
     """End an allocation: its worker stops, gives its trials back, and the job ends."""
@@ -151,6 +191,82 @@ def cancel(job_id: str, now: bool, as_json: bool) -> None:
         click.echo(f"job {job_id} was told to end; it gives its trials back first")
 
 
+@allocation.command()
+@click.argument("name", required=False)
+@service_options(is_worker=False)
+@json_option
+def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
+    """Show what each node of the allocations does, and why trials wait.
+
+    NAME is a job's number, a worker's name or its session; without one, all running allocations are
+    shown.
+    """
+    with refusals(), reader_of(place) as reader:
+        found = reader.allocations() if name is None else [reader.allocation(name)]
+    if as_json:
+        click.echo(json.dumps(found if name is None else found[0]))
+        return
+    if not found:
+        click.echo(
+            "no allocation is there; `allocation list` shows whether a job waits in the queue"
+        )
+    for position, allocation in enumerate(found):
+        if position:
+            click.echo()
+        _print_allocation(allocation)
+
+
+@allocation.command()
+@click.argument("name")
+@service_options(is_worker=False)
+@json_option
+def remove(name: str, place: ServicePlace, as_json: bool) -> None:
+    """Remove an allocation with all data of its worker, for example where they cannot be read.
+
+    NAME is a job's number, a worker's name or its session. A worker that is still there gives its
+    trials back and registers again. It takes an admin's token.
+    """
+    with refusals(), reader_of(place) as reader:
+        found = reader.remove(name)
+    _say(found, as_json, f"{found['name']} ({found['id']}) is removed, with its nodes")
+
+
+@allocation.command()
+@click.argument("node")
+@_CLUSTER
+@service_options(is_worker=False)
+@json_option
+def release(
+    node: str,
+    cluster: str | None,
+    place: ServicePlace,
+    as_json: bool,
+) -> None:
+    """Take a node out of quarantine; it is checked before its next probe."""
+    with refusals(), reader_of(place) as reader:
+        found = reader.release(node, cluster=cluster)
+    _say(found, as_json, f"{node} is released; its worker checks it before a probe runs there")
+
+
+@allocation.command()
+@click.argument("node")
+@click.option("--reason", default="asked for by a user", help="The reason, shown to other users.")
+@_CLUSTER
+@service_options(is_worker=False)
+@json_option
+def quarantine(
+    node: str,
+    reason: str,
+    cluster: str | None,
+    place: ServicePlace,
+    as_json: bool,
+) -> None:
+    """Quarantine a node: no probe starts there until it is released."""
+    with refusals(), reader_of(place) as reader:
+        found = reader.quarantine(node, cluster=cluster, reason=reason)
+    _say(found, as_json, f"{node} is in quarantine; `allocation release {node}` ends that")
+
+
 def _request(
     *,
     cluster: str,
@@ -158,18 +274,17 @@ def _request(
     launcher: str | None,
     environment: Path | None,
     end_when_idle: str | None,
-    token_file: Path,
-    worker_token_file: Path | None,
-    certificate: Path | None,
+    place: ServicePlace,
     **options: Any,
 ) -> AllocationRequest:
-    from search_spaces.duration import read_duration_s
-    from search_spaces.presets.clusters import resolve_cluster
+    from search_spaces.documents.duration import read_duration_s, read_walltime_s
+    from search_spaces.spec.presets.clusters import resolve_cluster
+    from search_spaces.spec.site import Site, cluster_part
+    from workers.commands.command_input import described_cluster
     from workers.slurm.request import AllocationRequest
-    from workers.slurm.site import Site, cluster_part, site_of
-    from workers.slurm.walltime import read_walltime_s
+    from workers.slurm.site import site_of
 
-    document = described(cluster)
+    document = described_cluster(cluster, place=place)
     machine, warning = resolve_cluster(cluster_part(document))
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)
@@ -190,8 +305,9 @@ def _request(
         described=document,
         site=site,
         time_s=read_walltime_s(time, field="--time"),
-        token_file=(worker_token_file or token_file).absolute(),
-        certificate=None if certificate is None else certificate.absolute(),
+        url=place.url,
+        token_file=place.token_file.absolute(),
+        certificate=None if place.certificate is None else place.certificate.absolute(),
         python=python,
         archive=archive,
         launcher=launcher or site.launcher,
@@ -201,7 +317,7 @@ def _request(
 
 
 def _environment(path: Path | None) -> tuple[Path, Path | None]:
-    """The interpreter of an environment, and the archive that it comes in, if it does."""
+    """The interpreter of an environment, and its archive where it is packed."""
     if path is None:
         return Path(sys.executable), None
     if path.is_dir():
@@ -211,5 +327,150 @@ def _environment(path: Path | None) -> tuple[Path, Path | None]:
     return Path(sys.executable), path.absolute()
 
 
-for _command in (show, release, quarantine):
-    allocation.add_command(_command)
+class AllocationReader:
+    """Asks a service about the allocations of its workers.
+
+    Every method raises the errors of `ServiceHttp.request`.
+    """
+
+    def __init__(self, http: ServiceHttp) -> None:
+        self._http = http
+
+    def allocations(self) -> list[dict[str, Any]]:
+        """The allocations that have not ended, the youngest first."""
+        found: list[dict[str, Any]] = self._ask("GET", "/allocations")["allocations"]
+        return found
+
+    def allocation(self, name: str) -> dict[str, Any]:
+        """The youngest allocation, ended or not, with this job, worker or session.
+
+        Raises:
+            RequestRefusedError: there is none.
+        """
+        path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
+        found: list[dict[str, Any]] = self._ask("GET", path)["allocations"]
+        if found:
+            return found[0]
+        raise RequestRefusedError(
+            f"the service knows no allocation {name!r}; `allocation show` without a name lists those that run"
+        )
+
+    def remove(self, name: str) -> dict[str, Any]:
+        """Removes an allocation with all data of its worker; returns its last state."""
+        found = self.allocation(name)
+        self._ask("DELETE", f"/allocations/{quote(found['id'], safe='')}")
+        return found
+
+    def release(self, node: str, *, cluster: str | None) -> dict[str, Any]:
+        """Takes a node out of quarantine."""
+        return self._post("release", node, cluster, None)
+
+    def quarantine(self, node: str, *, cluster: str | None, reason: str) -> dict[str, Any]:
+        """Quarantines a node."""
+        return self._post("quarantine", node, cluster, {"reason": reason})
+
+    def _post(self, what: str, node: str, cluster: str | None, body: Any) -> dict[str, Any]:
+        cluster = cluster or self._cluster_of(node)
+        path = f"/nodes/{quote(cluster, safe='')}/{quote(node, safe='')}/{what}"
+        found: dict[str, Any] = self._ask("POST", path, body)
+        return found
+
+    def _cluster_of(self, node: str) -> str:
+        nodes = self._ask("GET", "/nodes")["nodes"]
+        clusters = sorted({found["cluster"] for found in nodes if found["name"] == node})
+        if len(clusters) == 1:
+            return str(clusters[0])
+        if clusters:
+            raise RequestRefusedError(
+                f"{' and '.join(clusters)} each have a node {node!r}: say which with --cluster"
+            )
+        raise RequestRefusedError(
+            f"the service knows no node {node!r}: `allocation show` lists the nodes of running allocations"
+        )
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        return self._http.request(method, f"/v1{path}", body, within_s=_ANSWER_WITHIN_S)
+
+
+@contextmanager
+def reader_of(place: ServicePlace) -> Iterator[AllocationReader]:
+    """A reader of the service at a place, whose connection is closed at the end."""
+    from workers.service.http import ServiceHttp
+
+    token = read_token(place.token_file)
+    with ServiceHttp(place.url, token, certificate=place.certificate) as http:
+        yield AllocationReader(http)
+
+
+def _say(found: Mapping[str, Any], as_json: bool, sentence: str) -> None:
+    click.echo(json.dumps(found) if as_json else sentence)
+
+
+def _print_allocation(allocation: Mapping[str, Any]) -> None:
+    job = f"job {allocation['job_id']}, " if allocation["job_id"] else ""
+    left = allocation["seconds_left"]
+    ends = "" if left is None else f", {_span(left)} left"
+    launcher = f", launcher {allocation['launcher']}" if allocation["launcher"] else ""
+    click.echo(
+        f"{allocation['name']} ({job}{counted(allocation['num_nodes'], 'node')} of "
+        f"{counted(allocation['devices_per_node'], 'device')} of {allocation['cluster']}{launcher}): {allocation['state']}{ends}"
+    )
+    if allocation["nodes"]:
+        print_table(
+            ("node", "state", ">free", "doing, or why not"),
+            [_node(node) for node in allocation["nodes"]],
+            indent="  ",
+        )
+    _print_trials("runs", allocation["running"], _progress)
+    _print_trials("waits here", allocation["waiting"], lambda trial: trial["waiting_because"])
+    _print_trials("not leased", allocation["not_leased"], lambda trial: trial["reason"])
+    cost = allocation["cost"]
+    parts = ", ".join(
+        f"{cost[part] / 3600:.3g} {part}" for part in ("iterations", "start", "idle", "lost")
+    )
+    click.echo(f"  node-hours: {cost['total'] / 3600:.3g} ({parts})")
+
+
+def _node(node: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    unreadable = (node["health"] or {}).get("unreadable")
+    if unreadable:
+        return (
+            _line(node["name"]),
+            node["state"],
+            "-",
+            f"its health cannot be read ({_line(str(unreadable))}); `allocation remove` deletes it",
+        )
+    free = "-" if node["free_devices"] is None else f"{node['free_devices']}/{node['num_devices']}"
+    return _line(node["name"]), node["state"], free, _line(node["reason"] or node["doing"])
+
+
+def _progress(trial: Mapping[str, Any]) -> str:
+    held = "" if trial["held_s"] is None else f" for {_span(trial['held_s'])}"
+    return f"{trial['phase'] or 'leased'}{held}, {counted(trial['iterations_done'], 'iteration')}"
+
+
+def _print_trials(
+    heading: str, trials: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], str]
+) -> None:
+    for trial in trials[:_MOST_WAITING]:
+        size = f"{counted(trial['num_devices'], 'device')} on {counted(trial['num_nodes'], 'node')}"
+        click.echo(
+            f"  {heading}: trial {trial['number']} of {trial['campaign']} ({size}): {_line(words(trial))}"
+        )
+    if len(trials) > _MOST_WAITING:
+        click.echo(f"  {heading}: {len(trials) - _MOST_WAITING} more")
+
+
+def _line(text: str) -> str:
+    """A text of a worker on one line; messages of failures may have several."""
+    return " ".join(text.split())
+
+
+def _span(seconds: float) -> str:
+    """A time span with a unit."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,4 +1,4 @@
-"""What a user asks for: an allocation of some nodes for some time, and a worker in it."""
+"""A request for an allocation: nodes for some time, with a worker in it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from search_spaces.cluster import Cluster
-from search_spaces.reading import is_line, nearest, shown, whole_number_problem
-from workers.errors import UrlInvalidError
-from workers.service_http import refuse_unless_http
-from workers.slurm.errors import AllocationInvalidError
-from workers.slurm.site import LAUNCHERS, OPTION, Site
-from workers.slurm.walltime import longest_s, slurm_time
+from search_spaces.documents.duration import longest_s, slurm_time
+from search_spaces.documents.reading import is_line, nearest, shown, whole_number_problem
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.site import LAUNCHERS, OPTION, Site
+from workers.errors import AllocationInvalidError, UrlInvalidError
+from workers.service.http import refuse_unless_http
 
 MARK: Final = "layout-tuner"
-"""How the comment of every job of ours begins."""
+"""Start of the comment of every job that layout-tuner submits."""
 
 NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint")
-"""Options of sbatch that a request has a field for."""
+"""Options of sbatch that are fields of a request."""
 
 _GIVEN_OTHERWISE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "--nodes": "give --nodes to submit itself",
         "--time": "give --time to submit itself",
-        "--comment": "by its comment a job is known again",
-        "--signal": "the site's drain_s says when the worker is told",
+        "--comment": "jobs are found by their comment",
+        "--signal": "the site's drain_s sets when the worker is signalled",
     }
 )
-"""Options that a request, its limits or the script's own work rest on."""
+"""Options of sbatch that are set by other means, and those means."""
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:,-]{0,127}")
 _LOG: Final = re.compile(r"[A-Za-z0-9/._%@+:,=-]{1,500}")
 _LEAST_WORK_S: Final = 60.0
@@ -41,50 +40,51 @@ _LEAST_WORK_S: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationRequest:
-    """All that the batch script of an allocation follows from.
+    """All inputs of an allocation's batch script.
 
     Raises:
-        AllocationInvalidError: at construction, when the site would not take it, or when a value could
-            mean something else to Slurm than it says.
+        AllocationInvalidError: at construction, where the site would refuse it, or where Slurm
+            could misread a value.
     """
 
     cluster: Cluster
-    """What the nodes are."""
+    """The cluster of the nodes."""
     described: str | Mapping[str, Any]
-    """How the user described it: a preset's name, or the document of a file, site included."""
+    """The user's description of it: a preset's name, or the document of a file with the site."""
     site: Site
-    """What the nodes need."""
+    """The site's modules, limits and options."""
     num_nodes: int
     """Nodes of the job."""
     time_s: float
     """Its wall time."""
     url: str
-    """Where the worker finds the service."""
+    """Address of the service, as the nodes reach it."""
     token_file: Path
     """Absolute path of a worker's token, on a disk that the nodes see."""
     python: Path
-    """The interpreter that has layout-tuner, as the nodes see it; unused where there is an archive."""
+    """The interpreter that has layout-tuner, on a disk that the nodes see; unused with an
+    archive."""
     certificate: Path | None = None
-    """Absolute path of the service's certificate, where no authority vouches for it; on such a disk too."""
+    """Absolute path of the service's self-signed certificate, on such a disk; None: it has none."""
     archive: Path | None = None
     """A packed environment that every node unpacks on its own disk."""
     launcher: str = "ray"
     """How probes are started: "ray" or "srun"."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that run after the site's, as they stand."""
+    """Lines of shell that run after those of the site, unchanged."""
     job_name: str = MARK
     account: str | None = None
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
     sbatch_options: tuple[str, ...] = ()
-    """Further options of sbatch; they go before all others of their names."""
+    """Further options of sbatch; they override other options of the same name."""
     log: str = "%x-%j.log"
     """File that the job prints to, as sbatch's --output."""
     end_when_idle_s: float | None = None
     """Seconds without work after which the worker ends, and the job with it."""
     share_nodes: bool | None = None
-    """Whether small probes run side by side on a node; None: as the site or the devices have it."""
+    """Whether small probes run side by side on a node; None: by the site or the devices."""
 
     def __post_init__(self) -> None:
         self._refuse_what_slurm_could_misread()
@@ -99,15 +99,10 @@ class AllocationRequest:
         self._refuse_too_long()
 
     def effective(self, name: str) -> str | None:
-        """The value of an option of sbatch that counts in the end; None: it is not given."""
-        for option in reversed(self.sbatch_options):
-            if option.startswith(f"--{name}="):
-                return option.partition("=")[2]
-        if name in NAMED_OPTIONS:
-            given: str | None = getattr(self, name)
-            if given is not None:
-                return given
-        for option in reversed(self.site.sbatch):
+        """The effective value of an option of sbatch; None: it is not given."""
+        given: str | None = getattr(self, name) if name in NAMED_OPTIONS else None
+        named = [] if given is None else [f"--{name}={given}"]
+        for option in reversed([*self.site.sbatch, *named, *self.sbatch_options]):
             if option.startswith(f"--{name}="):
                 return option.partition("=")[2]
         return None
@@ -128,7 +123,7 @@ class AllocationRequest:
             name = option.partition("=")[0]
             if name in _GIVEN_OTHERWISE:
                 raise AllocationInvalidError(
-                    f"{name} is not for here: {_GIVEN_OTHERWISE[name]}", field="--sbatch-option"
+                    f"{name} can't be given here: {_GIVEN_OTHERWISE[name]}", field="--sbatch-option"
                 )
             if not OPTION.fullmatch(option):
                 raise AllocationInvalidError(
@@ -158,12 +153,12 @@ class AllocationRequest:
             fits = has_password = False
         if not fits:
             raise AllocationInvalidError(
-                f"{shown(self.url)} is not an address as http://login1.example.org:8080",
+                f"{shown(self.url)} is not an address such as http://login1.example.org:8080",
                 field="--url",
             )
         if has_password:
             raise AllocationInvalidError(
-                "an address with a password in it stands in lists of processes, which others can read",
+                "the address has a password, which other users could read in the list of processes",
                 field="--url",
             )
         for name in ("token_file", "certificate", "python", "archive"):
@@ -206,5 +201,10 @@ class AllocationRequest:
 
 
 def comment(cluster: str) -> str:
-    """The comment by which a job of ours is known again, with its cluster's name as far as Slurm takes it."""
-    return f"{MARK}:{re.sub(r'[^A-Za-z0-9._-]', '_', cluster)}"
+    """The comment by which a job is found again; it has the cluster's name in plain characters."""
+    return f"{MARK}:{plain_name(cluster)}"
+
+
+def plain_name(name: str) -> str:
+    """A name whose characters neither Slurm nor a shell treats specially."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)

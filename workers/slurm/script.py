@@ -1,7 +1,7 @@
-"""The batch script of an allocation: what was asked for and what the site needs, before a fixed body.
+"""The batch script of an allocation: variables of the request and of the site, then a fixed body.
 
-Rendering is pure. Everything that a user or a site says is quoted for the shell where it stands; what
-stands in lines `#SBATCH`, which know no quotes, was held to an alphabet when the request was made.
+Rendering is a pure function. Values of users and sites are quoted for the shell. Lines `#SBATCH`
+have no quotes; the request has checked the characters of their values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment
-from workers.slurm.site import Site
-from workers.slurm.walltime import slurm_time
+from search_spaces.connection.service_address import PRIVATE_VARIABLES
+from search_spaces.documents.duration import slurm_time
+from search_spaces.spec.site import Site
+from workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment, plain_name
 
 _EARLY_S: Final = 60.0
 _LEAST_S: Final = 30.0
-"""What the script needs after the signal to end its steps and to remove its directories."""
+"""Time of the script after the signal, to end its steps and to remove its directories."""
 _ESCAPED: Final = re.compile(r'[\\"`]|\$(?![A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_]*\})')
 
 
@@ -28,6 +29,10 @@ def render(request: AllocationRequest) -> str:
     body = resources.files(__package__).joinpath("batch_body.sh").read_text()
     sections = (
         ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(request))],
+        [
+            "# Of the shell that this was submitted from, and not for jobs.",
+            f"unset {' '.join(sorted(PRIVATE_VARIABLES))}",
+        ],
         ["# An allocation of layout-tuner: what was asked for.", *_asked_for(request)],
         ["# What the site needs.", *_site(request)],
         [body],
@@ -36,7 +41,7 @@ def render(request: AllocationRequest) -> str:
 
 
 def sbatch_options(request: AllocationRequest) -> list[str]:
-    """Options of the job, in order: of two of a kind Slurm takes the later."""
+    """Options of the job, in order: Slurm uses the later of two options of the same name."""
     site = request.site
     options = [
         f"--job-name={request.job_name}",
@@ -46,7 +51,7 @@ def sbatch_options(request: AllocationRequest) -> list[str]:
         f"--output={request.log}",
         "--exclusive",
         "--no-requeue",
-        "--no-kill",  # a lost node is the worker's business
+        "--no-kill",  # the worker handles lost nodes
         f"--signal=B:TERM@{_signal_s(site)}",
         *site.devices_options(request.cluster),
         *site.sbatch,
@@ -57,16 +62,16 @@ def sbatch_options(request: AllocationRequest) -> list[str]:
 
 
 def _signal_s(site: Site) -> int:
-    """Seconds before the end at which Slurm shall tell the script.
+    """Seconds before the end at which Slurm signals the script.
 
-    Slurm may be a minute early. The worker knows the end by itself, and stops in order before it: the
-    signal is for one that has not, and must not come sooner than that.
+    Slurm may be a minute early. The worker stops before the end by itself; the signal is for a
+    worker that has not stopped, and must not come before that.
     """
     return int(max(site.drain_s - _EARLY_S, min(site.drain_s, _LEAST_S)))
 
 
 def expandable(text: str) -> str:
-    """Text in double quotes in which `$NAME` and `${NAME}` are variables, and nothing else is special."""
+    """Text in double quotes in which only `$NAME` and `${NAME}` are special."""
     return '"' + _ESCAPED.sub(lambda found: "\\" + found[0], text) + '"'
 
 
@@ -79,7 +84,7 @@ def _asked_for(request: AllocationRequest) -> Iterator[str]:
         "launcher": request.launcher,
         "url": request.url,
         "token_file": str(request.token_file),
-        "worker_name": re.sub(r"[^A-Za-z0-9._-]", "_", request.cluster.name),
+        "worker_name": plain_name(request.cluster.name),
         "archive": str(request.archive or ""),
         "python": str(request.python),
         "node_address": request.site.node_address,
@@ -103,7 +108,7 @@ def _worker_options(request: AllocationRequest) -> Iterator[str]:
 
 
 def _worker_environment(request: AllocationRequest) -> Iterator[str]:
-    """Arguments of env. A proxy of the user's shell is for the login node, and often not for httpx."""
+    """Arguments of env. The user's proxies are those of the login node, so they are unset."""
     for name in ("all_proxy", "http_proxy", "https_proxy", "no_proxy"):
         yield from ("-u", name, "-u", name.upper())
     if request.site.proxied(request.url):
@@ -115,7 +120,7 @@ def _site(request: AllocationRequest) -> Iterator[str]:
     yield "site_environment() {"
     for module in site.modules:
         yield f"  module load {shlex.quote(module)} || give_up {shlex.quote(f'there is no module {module}')}"
-    yield from site.setup  # as they stand
+    yield from site.setup  # unchanged
     for name, value in site.environment.items():
         yield f"  export {name}={expandable(value)}"
     if site.environment_of_several_nodes:

@@ -1,31 +1,44 @@
-"""Handing an allocation to Slurm, after the checks that Slurm doesn't make."""
+"""Submits an allocation to Slurm, after checks of files, script and token."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import stat
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import httpx
-
-from search_spaces.pinned_certificate import trusting
-from workers.command_input import is_token
-from workers.slurm.errors import AllocationInvalidError
-from workers.slurm.programs import call
-from workers.slurm.request import AllocationRequest
+from search_spaces.connection.service_address import PRIVATE_VARIABLES, is_loopback_host
+from search_spaces.connection.tls import trusting
+from search_spaces.connection.token_file import token_in
+from search_spaces.documents.reading import why_unreadable
+from search_spaces.errors import TokenFileUnusableError
+from workers.commands.command_input import read_token
+from workers.errors import (
+    AllocationInvalidError,
+    RequestRefusedError,
+    ServiceFailedError,
+    ServiceUnreachableError,
+    TokenRefusedError,
+    WorkerError,
+)
+from workers.service.http import ServiceHttp
+from workers.slurm.jobs import call
+from workers.slurm.request import AllocationRequest, plain_name
 
 _ANSWER_WITHIN_S: Final = 5.0
 
 
 def refuse_unusable(request: AllocationRequest, script: str) -> None:
-    """Looks at the files that the job will need, and at the script as bash reads it.
+    """Checks the files that the job needs, and the syntax of the script.
 
     Raises:
-        AllocationInvalidError: something is missing, open to others, or no shell.
-        CertificateUnreadableError: the certificate is none.
+        AllocationInvalidError: a file is missing or readable by others, or the script is invalid.
+        CertificateUnreadableError: the certificate is invalid.
     """
     _refuse_token_file(request.token_file)
     if request.certificate is not None:
@@ -40,64 +53,143 @@ def refuse_unusable(request: AllocationRequest, script: str) -> None:
     )
     if read.returncode != 0:
         raise AllocationInvalidError(
-            f"bash does not understand the script ({read.stderr.strip()[:300]}); look at the lines of "
-            "the site's setup and of --setup",
+            f"bash can't read the script ({read.stderr.strip()[:300]}); check the lines of the site's "
+            "setup and of --setup",
             field="--setup",
         )
 
 
-def warnings(request: AllocationRequest) -> Iterator[str]:
-    """What may be wrong and can't be known from here."""
-    host = urlsplit(request.url).hostname or ""
-    if host == "localhost" or host.startswith("127."):
+def warnings(request: AllocationRequest, unchecked: WorkerError | None) -> Iterator[str]:
+    """Possible problems that can't be checked on this machine.
+
+    Args:
+        request: the allocation.
+        unchecked: why the role of the token could not be checked; None: it was checked.
+    """
+    is_loopback = is_loopback_host(urlsplit(request.url).hostname or "")
+    if is_loopback:
         yield (
-            f"the nodes reach themselves, not this machine, at {request.url}: give an address of the "
-            "service that they can reach"
+            f"on a node, {request.url} is the node itself: give an address of the service that the "
+            "nodes can reach"
         )
-    elif why := _why_unreachable(request):
-        yield f"the service does not answer from here ({why}); the worker will wait for it for a while"
+    if unchecked is not None:
+        is_awaited = isinstance(unchecked, ServiceUnreachableError) and not is_loopback
+        yield f"{unchecked}{'; the worker will wait some time for it' if is_awaited else ''}"
+        yield (
+            f"whether {request.token_file} holds a worker's token was not checked: the service did not "
+            "answer"
+        )
     if request.token_file.is_relative_to("/tmp"):  # noqa: S108
-        yield f"{request.token_file} is on this machine's own disk: nodes may not see it"
+        yield f"{request.token_file} is on this machine's own disk: the nodes may not see it"
 
 
 def submit(script: str) -> str:
-    """Hands the script to sbatch; returns the job's id.
+    """Submits the script with sbatch; returns the job's id.
 
     Raises:
-        SlurmUnavailableError: there is no Slurm here, or it does not answer.
+        SlurmUnavailableError: Slurm is not installed here, or does not answer.
         SlurmRefusedError: it refuses the job.
     """
-    answer = call("sbatch", "--parsable", given=script)
+    # Slurm copies this environment to the job and into its own files.
+    environ = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
+    answer = call("sbatch", "--parsable", environ=environ, given=script)
     return answer.strip().splitlines()[-1].partition(";")[0]
 
 
 def _refuse_token_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise AllocationInvalidError(
-            f"{path} can't be read: {error}; copy the service's token there", field="--token-file"
+            f"{path} can't be read ({why_unreadable(error)}); put a worker's token there",
+            field="--token-file",
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise AllocationInvalidError(
             f"{path} is open to others (mode {stat.S_IMODE(mode):o}): chmod 600 {path}",
             field="--token-file",
         )
-    if not token:
-        raise AllocationInvalidError(f"{path} is empty", field="--token-file")
-    if not is_token(token):
-        raise AllocationInvalidError(
-            f"{path} holds no token (one word of ASCII)", field="--token-file"
-        )
-
-
-def _why_unreachable(request: AllocationRequest) -> str | None:
-    trusted = True if request.certificate is None else trusting(request.certificate)
     try:
-        answer = httpx.get(
-            f"{request.url.rstrip('/')}/v1/health", timeout=_ANSWER_WITHIN_S, verify=trusted
+        token_in(path)
+    except TokenFileUnusableError as error:
+        raise AllocationInvalidError(
+            f"{error}; put a worker's token there", field="--token-file"
+        ) from error
+
+
+def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerError | None:
+    """Refuses a token of another role than worker.
+
+    A batch script must not name an admin's token: anyone who can read the file would have its role.
+    Services of older versions answer questions about the role only to admins.
+
+    Args:
+        request: the allocation.
+        is_stated: whether the user states that the token is a worker's; it is then accepted where
+            the service can't be asked.
+
+    Returns:
+        Why the role could not be checked; None: it was checked.
+
+    Raises:
+        AllocationInvalidError: the token is not a worker's, or that is not known.
+    """
+    option = "--worker-token-file" if is_stated else "--token-file"
+    try:
+        role = _role(request)
+    except (
+        TokenRefusedError,
+        ServiceUnreachableError,
+        ServiceFailedError,
+        RequestRefusedError,
+    ) as error:
+        if isinstance(error, TokenRefusedError) and not error.is_known:
+            raise AllocationInvalidError(
+                f"{error} {request.token_file}; {_how_to_make_one(request, None)}", field=option
+            ) from error
+        if is_stated:
+            return error
+        raise AllocationInvalidError(
+            f"it is not known whether {request.token_file} holds a worker's token ({error}), and a batch "
+            f"script must not name an admin's: if it is a worker's, give it with --worker-token-file "
+            f"{shlex.quote(str(request.token_file))}; else {_how_to_make_one(request, None)}",
+            field=option,
+        ) from error
+    if role != "worker":
+        raise AllocationInvalidError(
+            f"{request.token_file} holds the token of {'an' if role == 'admin' else 'a'} {role}, and a batch "
+            f"script may only name a worker's, which can run trials and nothing else; "
+            f"{_how_to_make_one(request, role)}",
+            field=option,
         )
-    except httpx.HTTPError as error:
-        return str(error) or type(error).__name__
-    return None if answer.is_success else f"{answer.status_code} {answer.reason_phrase}"
+    return None
+
+
+def _role(request: AllocationRequest) -> str:
+    token = read_token(request.token_file)
+    with ServiceHttp(request.url, token, certificate=request.certificate) as http:
+        return http.role(within_s=_ANSWER_WITHIN_S)
+
+
+def _how_to_make_one(request: AllocationRequest, role: str | None) -> str:
+    """The shell command that makes a worker's token; it needs an admin's token."""
+    name, file = _free_name(request)
+    admin = str(request.token_file) if role == "admin" else "ADMIN_TOKEN_FILE"
+    words = ["layout-tuner", "token", "create", name, "--role", "worker", "--url", request.url]
+    words += ["--token-file", admin]
+    if request.certificate is not None:
+        words += ["--certificate", str(request.certificate)]
+    command = shlex.join([*words, "--out", str(file)])
+    who = "make one" if role == "admin" else "an admin of the service makes one"
+    return f"{who} with `{command}`, and give it with --worker-token-file {shlex.quote(str(file))}"
+
+
+def _free_name(request: AllocationRequest) -> tuple[str, Path]:
+    """A name for the token, and a new file in the directory of the given token file."""
+    cluster = plain_name(request.cluster.name)
+    for number in count(1):
+        name = f"{cluster}-worker" if number == 1 else f"{cluster}-worker-{number}"
+        file = request.token_file.with_name(f"{name}-token")
+        if not file.exists():
+            return name, file
+    raise AssertionError  # the loop has no end

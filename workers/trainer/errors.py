@@ -1,12 +1,12 @@
-"""Errors of the trainer; one base, so that a rank can tell them from torch's."""
+"""Errors of the trainer, with one base class that distinguishes them from torch's."""
 
 
 class TrainerError(RuntimeError):
-    """Base of everything that the trainer raises on its own account."""
+    """Base class of the trainer's errors."""
 
 
 class MemoryLimitExceededError(TrainerError):
-    """A rank needs more memory than the device it stands for has."""
+    """A rank needs more memory than its limit, the memory of one device."""
 
 
 class LossDivergedError(TrainerError):
@@ -14,36 +14,40 @@ class LossDivergedError(TrainerError):
 
 
 class ResultImplausibleError(TrainerError):
-    """More work a second was counted than the device can do."""
+    """The counted FLOP/s are above the peak of the device."""
 
 
 class CompilerMissingError(TrainerError):
-    """Compilation was asked for where torch has nothing to compile with."""
+    """Compilation was requested, and torch finds no compiler."""
 
 
 class LayoutUnsupportedError(TrainerError):
-    """The layout or the model asks for something that this trainer cannot do."""
+    """The trainer cannot run this layout or model."""
 
 
 class RankContextInvalidError(TrainerError):
-    """The ranks that were started do not fit the layout."""
+    """The started ranks do not match the layout, or the machine has no such device."""
 
 
 class TrainJobInvalidError(TrainerError):
     """A job file is malformed; the message names the field."""
 
 
-class TokenFileInvalidError(TrainerError):
-    """A token file cannot be trained on; the message names the file, and what to do."""
+class TrainingTokensInvalidError(TrainerError):
+    """A token file cannot be used; the message names the file and what to do."""
 
 
 class CheckpointInvalidError(TrainerError):
-    """A checkpoint, or the directory for them, is none that this job can use."""
+    """This job cannot use a checkpoint, or the directory of checkpoints."""
 
 
 class CheckpointFailedError(TrainerError):
-    """A checkpoint could not be saved or loaded; the message has the first rank's reason."""
+    """A checkpoint could not be saved or loaded; the message has the reason of the first rank."""
+
+
+class MessageInvalidError(TrainerError):
+    """A document from another rank cannot be read; the message names the rank."""
 
 
 class PeerLostError(TrainerError):
-    """A rank that this one waits for has ended, or does not come; its own error is the cause."""
+    """A rank that this one waits for has ended or made no progress; its error is the cause."""

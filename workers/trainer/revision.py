@@ -1,8 +1,10 @@
-"""Which revision of this project runs."""
+"""The git revision of the running code, and versions of the software here. Needs no torch."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -25,5 +27,14 @@ def git_revision(root: Path) -> str:
 
 
 GIT_REVISION: Final = git_revision(Path(__file__).resolve().parents[2])
-"""Of the code that this process has loaded: read with it, since a checkout moves on under a process
-that lives long, and since a rank that is forked later shall start nothing while its peers wait."""
+"""The revision of the code that this process has loaded. It is read at import: the checkout of a
+long-running process may change, and a rank that is forked later must not start a process while its
+peers wait."""
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of Python, of the libraries that probes depend on, and of this project."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "ray", "numpy"):
+        versions[package] = metadata.version(package)
+    return {**versions, "git_revision": GIT_REVISION}

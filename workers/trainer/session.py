@@ -1,4 +1,4 @@
-"""A rank's session: from a bare process to a model that can take steps."""
+"""A session of a rank: from its place in the job to a model that can take steps."""
 
 from __future__ import annotations
 
@@ -7,24 +7,46 @@ from datetime import timedelta
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import Store
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from workers.trainer.capabilities import refuse_unsupported
-from workers.trainer.compiled import compiled_kernels, use_kernels
-from workers.trainer.context import RankContext
-from workers.trainer.errors import RankContextInvalidError
-from workers.trainer.kernels import EAGER
-from workers.trainer.memory import enforce_limit, refuse_over_limit
-from workers.trainer.mesh import build_mesh
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.peak import matmul_peak
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import violations
+from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
+from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.device_peak import matmul_peak
+from workers.trainer.probe.memory import enforce_limit, refuse_over_limit
 from workers.trainer.training import Training, persistent_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankContext:
+    """One rank's place in the job."""
+
+    rank: int
+    """Global rank, from 0."""
+    world_size: int
+    """Ranks of the job; the layout's num_devices."""
+    local_rank: int
+    """Position on its node; on GPUs the index of its device."""
+    store: Store
+    """The rendezvous store of the ranks. A store serves one job: use a new prefix for the next."""
+    device: str
+    """"cpu" or "cuda" (also ROCm)."""
+    oversubscribed: bool
+    """Whether ranks share devices. Such a measurement is never ranked."""
+    peak_tflops_per_device: float | None
+    """The denominator of mfu; None: rank 0 looks it up or measures it before the first step."""
+    peak_source: str
+    """The source of the peak; stored with the measurement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SessionSettings:
-    """What a probe and a training job have in common."""
+    """The settings that a probe and a training job have in common."""
 
     model: ModelShape
     layout: Layout
@@ -34,22 +56,22 @@ class SessionSettings:
     timeout_s: float = 1800.0
     """How long a collective waits for a peer."""
     compile: bool = False
-    """Whether what lies between the products goes through torch.compile; a GPT has nothing there
-    that is not one kernel already."""
+    """Whether torch.compile compiles the arithmetic between the matrix products. It changes nothing
+    for a GPT, whose norms and activation are single kernels."""
 
 
 def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
-    """Brings the process group up, sets the memory limit, and builds this rank's model.
+    """Initialises the process groups, sets the memory limit, and builds this rank's model.
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         RankContextInvalidError: the ranks do not fit the layout, or the machine has no such device.
         MemoryLimitExceededError: weights, gradients and optimizer states alone are over the limit.
-        CompilerMissingError: compilation was asked for, and torch has nothing to compile with.
+        CompilerMissingError: compilation was requested, and torch has no compiler.
     """
     refuse_unsupported(settings.layout, settings.model)
     device = _prepare_device(ctx)
-    # Before the limit is set: the compiler's modules are none of the layout's memory.
+    # The compiler is imported before the limit is set: it is not memory of the layout.
     kernels = compiled_kernels(device.type) if settings.compile else EAGER
     timeout = timedelta(seconds=settings.timeout_s)
     dist.init_process_group(
@@ -82,10 +104,25 @@ def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
     return training
 
 
+def unsupported(layout: Layout, model: ModelShape) -> list[str]:
+    """The reasons why the trainer cannot run the layout with this model; empty if it can.
+
+    These are the legality rules of the search space with the scopes model and trainer, which do not
+    depend on the cluster.
+    """
+    return violations(layout, model, detect_local_cpu(), scopes={"model", "trainer"})
+
+
+def refuse_unsupported(layout: Layout, model: ModelShape) -> None:
+    """Raises LayoutUnsupportedError, with every reason, if the trainer cannot run the layout."""
+    if reasons := unsupported(layout, model):
+        raise LayoutUnsupportedError("; ".join(reasons))
+
+
 def _prepare_device(ctx: RankContext) -> torch.device:
     if ctx.device == "cpu":
-        torch.set_num_threads(1)  # one rank a core: more threads fight over it
-        torch.set_flush_denormal(True)  # else small exponentials and moments cost fifty times more
+        torch.set_num_threads(1)  # one rank per core: more threads would compete for it
+        torch.set_flush_denormal(True)  # arithmetic with denormal numbers is fifty times slower
         return torch.device("cpu")
     if ctx.device != "cuda":
         raise RankContextInvalidError(f"device={ctx.device!r} is not one of cpu, cuda")
@@ -101,7 +138,10 @@ def _prepare_device(ctx: RankContext) -> torch.device:
 
 
 def peak_of(ctx: RankContext, layout: Layout) -> tuple[float, str]:
-    """The peak that the context states; else rank 0 finds it, before its peers are let on."""
+    """The device peak and its source: the context's, or else what rank 0 looks up or measures.
+
+    Other ranks get NaN. They wait for rank 0 in the first step.
+    """
     if ctx.peak_tflops_per_device is not None:
         return ctx.peak_tflops_per_device, ctx.peak_source
     if ctx.rank == 0:

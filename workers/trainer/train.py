@@ -1,4 +1,4 @@
-"""A training job, under any launcher that sets the usual variables (torchrun, srun)."""
+"""Runs a training job under torchrun, srun, or alone."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workers.trainer.capabilities import refuse_unsupported
-from workers.trainer.collectives import barrier
-from workers.trainer.context import RankContext
+from search_spaces.spec.throughput import Throughput
+from search_spaces.terminal.console import escape_output
+from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import TrainerError
-from workers.trainer.job import TrainJob, read_job
-from workers.trainer.job_checkpoints import JobCheckpoints, Report
-from workers.trainer.launch import context_from_environment
-from workers.trainer.mesh import refuse_wrong_world
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.progress import Progress
-from workers.trainer.session import SessionSettings, open_training, peak_of
-from workers.trainer.throughput import Throughput
-from workers.trainer.timing import TimedStep, timed_step
-
-__all__ = ["RankContext", "TrainJob", "main", "run_train"]
+from workers.trainer.job.job import TrainJob, read_job
+from workers.trainer.job.job_checkpoints import JobCheckpoints, Report
+from workers.trainer.job.launch import context_from_environment
+from workers.trainer.job.progress import ProgressLog
+from workers.trainer.parallel.mesh import refuse_wrong_world
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.timing import TimedStep, timed_step
+from workers.trainer.session import (
+    RankContext,
+    SessionSettings,
+    open_training,
+    peak_of,
+    refuse_unsupported,
+)
 
 
 def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any] | None:
-    """Runs one rank of a training job; rank 0 reports what happens and returns the result.
+    """Runs one rank of a training job; rank 0 reports events and returns the result.
 
-    The steps are those that a probe times, so that tokens/s agree with its measurement. Where the
-    job saves checkpoints, it goes on from the newest one.
+    It takes the same steps as a probe, so that tokens/s agree with the probe's measurement. A job
+    with checkpoints resumes from the newest one.
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
-        CompilerMissingError: the job is to be compiled, and torch has nothing to compile with.
+        CompilerMissingError: compilation was requested, and torch has no compiler.
         LossDivergedError: the loss or the gradient norm is not finite.
-        TokenFileInvalidError: the token file is gone, or holds an id outside the vocabulary.
-        CheckpointInvalidError: the newest checkpoint, or the directory, can't be used by this job.
+        TrainingTokensInvalidError: the token file is missing, or has an id outside the vocabulary.
+        CheckpointInvalidError: this job can't use the newest checkpoint, or the directory.
         CheckpointFailedError: a checkpoint could not be read or written.
     """
     training = open_training(_settings(job), ctx)
@@ -116,7 +119,7 @@ def _result(
 
 
 def _speed(job: TrainJob, steps: list[TimedStep], peak_tflops: float) -> dict[str, float | None]:
-    """The median of the steps after the warm-up; None where a job that resumed had no such step."""
+    """Medians of the steps after warm-up; None if a resumed job had no such step."""
     timed = steps[job.warmup :]
     if not timed:
         names = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s", "mfu")
@@ -143,9 +146,9 @@ def _throughput(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> Throu
 def main(arguments: list[str] | None = None) -> int:
     """`python -m workers.trainer.train --config job.json [--log FILE] [--json]`, and more options.
 
-    A line a step, the median and a last line of JSON; with --json that line alone, and the others
-    on stderr. Exit codes: 0 done, 2 bad usage; whatever fails later is raised, so that the launcher
-    shows it.
+    Prints a line for each step, the median, and the result as a line of JSON. With --json only the
+    JSON goes to stdout, and the rest to stderr. Exit codes: 0 done, 2 bad usage. Later errors are
+    raised, so that the launcher shows them.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -155,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
         ctx = context_from_environment()
         refuse_wrong_world(job.layout, ctx.world_size)
         stream = sys.stderr if options.as_json else sys.stdout
-        progress = Progress(stream=stream, log=options.log if ctx.rank == 0 else None)
+        progress = ProgressLog(stream=stream, log=options.log if ctx.rank == 0 else None)
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -171,7 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
     parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
     parser.add_argument("--steps", type=int, help="steps to take instead of the job's")
-    parser.add_argument("--warmup", type=int, help="first steps that do not count, likewise")
+    parser.add_argument(
+        "--warmup", type=int, help="first steps that do not count, instead of the job's"
+    )
     parser.add_argument("--log", type=Path, help="file that JSON lines are appended to")
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="print JSON alone; progress on stderr"
@@ -180,8 +185,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    escape_output()
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Tearing a gloo group down can hang once the job is done; its results are out.
+    # Destroying a gloo group can hang after the job is done. All output has been flushed.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""One rank's training: the step that the probe times and the training job takes."""
+"""One rank's training: the optimizer step of probes and training jobs."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from search_spaces.model_shape import ModelShape
-from workers.trainer.collectives import Pending, finish, start_all_reduce
-from workers.trainer.data import Batch, SampleSource, SyntheticTokens, cut_batch
-from workers.trainer.flat import FlatBuffers, plan_model
-from workers.trainer.mesh import Mesh
-from workers.trainer.model import RankModel
-from workers.trainer.optimizer import FlatOptimizer, OptimizerSettings
-from workers.trainer.pipeline import Pipeline
-from workers.trainer.precision import COMPUTE_DTYPES, keeps_master_weights
-from workers.trainer.reduction import GradientReduction
-from workers.trainer.stopwatch import Stopwatch, part
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.comm.collectives import Pending, finish, start_all_reduce
+from workers.trainer.job.batches import Batch, SampleSource, SyntheticTokens, cut_batch
+from workers.trainer.model.model import RankModel
+from workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
+from workers.trainer.parallel.flat_buffers import FlatBuffers, plan_model
+from workers.trainer.parallel.gradient_reduction import GradientReduction
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
+from workers.trainer.parallel.pipeline import Pipeline
+from workers.trainer.probe.stopwatch import Stopwatch, part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepStats:
-    """What a step says of the global batch; the same on every rank."""
+    """Results of a step for the global batch; the same on every rank."""
 
     loss: float
     """Mean over the tokens of the global batch, before the update, in nats."""
     grad_norm: float
-    """Norm of the whole model's gradient, before any clipping; not finite where fp16 overflowed."""
+    """Norm of the whole model's gradient before clipping; not finite if fp16 overflowed."""
     num_tokens: int
-    """Tokens that the first stages embedded, all replicas together."""
+    """Tokens that the first stages of all replicas embedded."""
     loss_scale: float = 1.0
-    """What the loss was multiplied by for the backward pass."""
+    """Factor of the loss in the backward pass."""
     is_skipped: bool = False
-    """Whether the gradients overflowed at that scale, so that the step changed nothing."""
+    """Whether the gradients overflowed at this scale, so that the step changed nothing."""
 
 
 class Training:
-    """A rank's share of the model, its optimizer, and the step over both."""
+    """A rank's part of the model, its optimizer, and the step."""
 
     def __init__(
         self,
@@ -80,13 +80,17 @@ class Training:
         )
 
     def step(self, batch: Batch, *, learning_rate: float | None = None) -> StepStats:
-        """One optimizer step over the global batch.
+        """Takes one optimizer step over the global batch.
 
-        Communicates over tp and pp as the passes do, over dp, tp and the embedding group as
-        `GradientReduction` and `FlatOptimizer` say, and one sum of three numbers over all ranks.
-        A bucket's weights are updated while the next one's gradients arrive, unless clipping or fp16
-        make the update wait for the norm of the whole gradient. In fp16 a step whose gradients
-        overflow is skipped, on every rank.
+        Communicates:
+            - over tp and pp in the passes over micro-batches;
+            - over dp, and where they apply over tp and the embedding group, gradients
+              (`GradientReduction`) and weights (`FlatOptimizer`);
+            - over all ranks an all-reduce of loss, tokens and squared gradient norm.
+
+        A bucket's weights are updated while the next one's gradients arrive, unless clipping or
+        fp16 make the update wait for the norm of the whole gradient. In fp16 a step whose gradients
+        overflow is skipped on every rank.
 
         Raises:
             LossDivergedError: fp16 gradients overflow at the smallest loss scale.
@@ -96,7 +100,7 @@ class Training:
         self.reduction.begin()
         scale = self.optimizer.loss_scale
         loss, num_tokens = self.pipeline.run(batch, gradient_scale=scale)
-        assert self.flat.has_all_gradients, "a parameter missed a gradient, or had one too many"
+        assert self.flat.has_all_gradients, "a parameter got too few or too many gradients"
         with part("optimizer"):
             return self._update(rate, loss, num_tokens)
 
@@ -105,11 +109,11 @@ class Training:
         buckets = self._with_norms(norms)
         if not optimizer.waits_for_norm:
             optimizer.start_step(rate, buckets)
-            sums = self._start_sums(loss, num_tokens, norms)
+            sums, work = self._start_sums(loss, num_tokens, norms)
             optimizer.finish_step()
-            return sums.stats()
+            return self._finish_sums(sums, work)
         every = list(buckets)
-        stats = self._start_sums(loss, num_tokens, norms).stats()
+        stats = self._finish_sums(*self._start_sums(loss, num_tokens, norms))
         divisor = optimizer.divisor(stats.grad_norm)
         if optimizer.scaler is not None and optimizer.scaler.update(stats.grad_norm):
             return replace(stats, is_skipped=True)
@@ -118,50 +122,50 @@ class Training:
         return stats
 
     def _with_norms(self, norms: list[Tensor]) -> Iterator[int]:
-        """The buckets as their gradients arrive; adds each one's part of the norm."""
+        """Yields the buckets as their gradients arrive, and appends their norms to `norms`."""
         for bucket in self.reduction.finished():
             norms += self.optimizer.norms(bucket)
             yield bucket
 
-    def _start_sums(self, loss: Tensor, num_tokens: int, norms: list[Tensor]) -> _Sums:
-        """Starts adding up what each rank knows; tp ranks know the same, so the first one speaks."""
-        speaks = float(self.mesh.place.tp_rank == 0)
-        numbers = [num_tokens * speaks, 0.0]
+    def _start_sums(
+        self, loss: Tensor, num_tokens: int, norms: list[Tensor]
+    ) -> tuple[Tensor, Pending | None]:
+        """Starts the sums of loss, tokens and squared gradient norm; an all-reduce over all ranks.
+
+        All ranks of a tp group have the same loss and tokens, so only the first one's count.
+        """
+        counts = float(self.mesh.place.tp_rank == 0)
+        numbers = [num_tokens * counts, 0.0]
         tokens, squares = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         if norms:
             squares = torch.stack(norms).double().square_().sum()
-        sums = torch.stack((loss * speaks, tokens, squares))
-        work = start_all_reduce(sums, self.mesh.world_group)
-        return _Sums(sums, work, self.optimizer.loss_scale)
+        sums = torch.stack((loss * counts, tokens, squares))
+        return sums, start_all_reduce(sums, self.mesh.world_group)
 
-    def persistent_tensors(self) -> list[Tensor]:
-        """Every tensor that outlives a step."""
-        rotary = self.model.rotary_tables
-        buffers = [self.flat.weights, self.flat.gradients]
-        return [*buffers, *self.optimizer.state_tensors, *rotary]
-
-
-class _Sums:
-    """Three sums over all ranks, under way: loss, tokens, squared norm of the gradient."""
-
-    def __init__(self, sums: Tensor, work: Pending | None, loss_scale: float) -> None:
-        self._sums, self._work, self._loss_scale = sums, work, loss_scale
-
-    def stats(self) -> StepStats:
-        """Waits for the sums, and reads them."""
+    def _finish_sums(self, sums: Tensor, work: Pending | None) -> StepStats:
         with part("idle"):
-            finish(self._work)
-        loss, num_tokens, squared_norm = self._sums.tolist()
+            finish(work)
+        loss, num_tokens, squared_norm = sums.tolist()
+        loss_scale = self.optimizer.loss_scale
         return StepStats(
             loss=loss,
-            grad_norm=math.sqrt(squared_norm) / self._loss_scale,
+            grad_norm=math.sqrt(squared_norm) / loss_scale,
             num_tokens=round(num_tokens),
-            loss_scale=self._loss_scale,
+            loss_scale=loss_scale,
         )
+
+    def persistent_tensors(self) -> list[Tensor]:
+        """Every tensor that lives longer than a step."""
+        return [
+            self.flat.weights,
+            self.flat.gradients,
+            *self.optimizer.state_tensors,
+            *self.model.rotary_tables,
+        ]
 
 
 def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings) -> int:
-    """Bytes of weights, gradients and optimizer states of a rank, before any of it is made."""
+    """Bytes of a rank's weights, gradients and optimizer states, before they are allocated."""
     layout = mesh.layout
     model = RankModel(shape, mesh, recompute=layout.recompute)
     elements = plan_model(model, dp=layout.dp, shared=model.tied_weight).num_elements

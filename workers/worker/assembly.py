@@ -1,4 +1,4 @@
-"""A worker of this machine or allocation, put together: the service, the spool, the launcher."""
+"""Builds the worker of this machine or allocation: the service, the spool, the launcher."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from search_spaces.cluster import Cluster
-from search_spaces.presets.clusters import resolve_cluster
-from workers.allocation_end import EndsIn, ends_after
-from workers.drain import Drain
+from search_spaces.protocol.worker_messages import AllocationBody, NodeBody, WorkerCreate
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.site import Site, cluster_part
 from workers.errors import AllocationMissingError
-from workers.health import HealthReport
 from workers.launchers.base import Cancelled, Launcher
 from workers.launchers.group_launcher import GroupLauncher
-from workers.lease_client import LeaseClient
-from workers.outbox import Outbox
-from workers.protocol import AllocationIdentity, NodeIdentity, WorkerIdentity
-from workers.rank_task import RANK_ENTRY
-from workers.revision import software_versions
-from workers.scheduler import SchedulerOptions
-from workers.slurm.allocation import SlurmAllocation, current_allocation, ends_in_s
-from workers.slurm.site import Site, cluster_part, site_of
-from workers.spool import Spool, adopt_abandoned
-from workers.worker import Worker
+from workers.nodes.health import HealthReport
+from workers.ranks.rank_task import RANK_ENTRY
+from workers.service.lease_client import LeaseClient
+from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
+from workers.slurm.site import site_of
+from workers.trainer.revision import software_versions
+from workers.worker.outcome_posting import Outbox
+from workers.worker.outcome_spool import Spool, adopt_abandoned
+from workers.worker.scheduler import SchedulerOptions
+from workers.worker.worker import Drain, EndsIn, Worker, ends_after
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,32 +38,32 @@ LauncherName = Literal["local", "ray", "srun"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Machine:
-    """What the worker runs on."""
+    """The machine or allocation that the worker runs on."""
 
     cluster: Cluster
     site: Site | None
     allocation: SlurmAllocation | None
-    """The Slurm job whose nodes it uses; None: it uses no other node than this."""
+    """The Slurm job whose nodes it uses; None: it uses this node only."""
     num_nodes: int
     launcher: LauncherName
     ray_address: str | None
-    """Of the cluster to join; None: one is started."""
+    """Address of the Ray cluster to join; None: one is started."""
     rank_entry: str
 
     @property
     def devices_are_cores(self) -> bool:
-        """Whether probes side by side on a node disturb each other."""
+        """Whether the devices are CPU cores: probes on the same node then disturb each other."""
         return "cpu" in self.cluster.device.lower()
 
     @property
     def drain_s(self) -> float:
-        """Seconds before the end of the allocation by which no probe may run any more."""
+        """Seconds before the end of the allocation by which all probes must have ended."""
         if self.site is None or self.allocation is None:
             return _DRAIN_S
         return self.site.drain_s
 
     def shares_nodes(self, wish: bool | None) -> bool:
-        """Whether probes smaller than a node run side by side: the user says, else the site."""
+        """Whether small probes run side by side on a node: the user's choice, else the site's."""
         if wish is not None:
             return wish
         if self.site is not None and self.site.share_nodes is not None:
@@ -72,19 +71,19 @@ class _Machine:
         return not self.devices_are_cores
 
     def start_launcher(self) -> Launcher:
-        """Starts what runs the probes."""
+        """Starts the launcher of the probes."""
         if self.launcher == "local":
             from workers.launchers.local import local_launcher
 
             return local_launcher(self.cluster)
         if self.launcher == "srun":
-            from workers.launchers.srun_launcher import srun_launcher
+            from workers.launchers.slurm_step.srun import srun_launcher
 
             assert self.allocation is not None, "it was refused at the start"
             return srun_launcher(
                 self.cluster, self.site, self.allocation, rank_entry=self.rank_entry
             )
-        from workers.launchers.ray import ray_launcher
+        from workers.launchers.ray.launcher import ray_launcher
 
         if self.ray_address is None:
             return ray_launcher(self.cluster, rank_entry=self.rank_entry)
@@ -118,18 +117,18 @@ def work(
 
     Args:
         url: of the service.
-        token: that the service accepts.
-        certificate: the service's own, which is trusted by itself; None: some authority vouches for it.
-        described_cluster: preset that this machine is, or a description of it.
+        token: a token of the service.
+        certificate: of a service with a self-signed certificate; None: an authority signed it.
+        described_cluster: name of this machine's preset, or its description.
         name: of the worker; None: the host's.
-        spool_dir: where outcomes wait; None: a place that follows from the service and the name.
-        patience_s: how long the service may be away at the start.
-        launcher: what starts ranks.
-        ray_address: "host:port" of a Ray cluster to join; None: one of this machine is started.
+        spool_dir: where outcomes wait; None: a directory by the service and the name.
+        patience_s: how long to wait for a service that does not answer at the start.
+        launcher: which launcher starts ranks.
+        ray_address: "host:port" of a Ray cluster to join; None: one is started on this machine.
         num_nodes: nodes of that cluster; None: those of the Slurm job, or one.
-        time_left_s: seconds until the nodes are taken away; None: Slurm knows, or never.
-        end_when_idle_s: seconds without a trial after which it ends; None: never.
-        share_nodes: whether small probes run side by side on a node; None: as the site says.
+        time_left_s: seconds until the allocation ends; None: Slurm is asked, else never.
+        end_when_idle_s: seconds without a trial after which the worker ends; None: never.
+        share_nodes: whether small probes run side by side on a node; None: the site's choice.
         rank_entry: "module:function" that a rank runs.
 
     Raises:
@@ -159,7 +158,7 @@ def work(
             drain=drain,
             options=options,
             ends_in_s=look_up_end,
-            # Another rank program has no health check.
+            # Other rank programs have no health check.
             check=_checked if rank_entry == RANK_ENTRY else None,
         )
         worker.run(patience_s=patience_s)
@@ -172,7 +171,7 @@ def _machine(
     num_nodes: int | None,
     rank_entry: str,
 ) -> _Machine:
-    """What the worker runs on, from what the user and the environment say."""
+    """The machine, from the user's options and the environment."""
     cluster, warning = resolve_cluster(cluster_part(described))
     if warning is not None:
         _LOG.warning(warning)
@@ -180,7 +179,7 @@ def _machine(
     allocation = current_allocation(os.environ) if spans_nodes else None
     if launcher == "srun" and allocation is None:
         raise AllocationMissingError(
-            "launcher=srun works inside a Slurm job, and SLURM_JOB_ID is not set here; take another "
+            "launcher=srun works inside a Slurm job, and SLURM_JOB_ID is not set here; use another "
             "launcher: local, ray"
         )
     if num_nodes is None:
@@ -202,7 +201,7 @@ def _checked(
     cancelled: Cancelled,
     known: Mapping[int, HealthReport],
 ) -> Mapping[int, HealthReport]:
-    from workers.health_check import check_nodes
+    from workers.nodes.health import check_nodes
 
     assert isinstance(launcher, GroupLauncher), "every launcher of ours is one"
     return check_nodes(launcher, nodes, cancelled=cancelled, known=known)
@@ -210,10 +209,10 @@ def _checked(
 
 def _identity(
     machine: _Machine, name: str | None, options: SchedulerOptions, left_s: float | None
-) -> WorkerIdentity:
+) -> WorkerCreate:
     host, allocation = socket.gethostname(), machine.allocation
     devices_per_node = machine.cluster.devices_per_node
-    return WorkerIdentity(
+    return WorkerCreate(
         name=name or host,
         host=host,
         cluster=machine.cluster.name,
@@ -221,22 +220,22 @@ def _identity(
         devices_per_node=devices_per_node,
         device=machine.cluster.device,
         versions=software_versions(),
-        allocation=AllocationIdentity(
+        allocation=AllocationBody(
             scheduler="none" if allocation is None else "slurm",
             job_id=None if allocation is None else allocation.job_id,
             launcher=machine.launcher,
             ends_in_s=left_s,
             shares_nodes=options.share_nodes,
         ),
-        nodes=tuple(
-            NodeIdentity(name=node, num_devices=devices_per_node)
+        nodes=[
+            NodeBody(name=node, num_devices=devices_per_node)
             for node in (() if allocation is None else allocation.node_names)
-        ),
+        ],
     )
 
 
 def _end_of(allocation: SlurmAllocation | None, time_left_s: float | None) -> EndsIn | None:
-    """Looks up when the nodes are taken away; what the user says goes before what Slurm says."""
+    """Looks up the end of the allocation; the user's option takes precedence over Slurm."""
     if time_left_s is not None:
         return ends_after(time_left_s)
     if allocation is None:
@@ -246,7 +245,7 @@ def _end_of(allocation: SlurmAllocation | None, time_left_s: float | None) -> En
 
 
 def _default_spool(url: str, name: str) -> Path:
-    """A directory of this service and worker: trial ids mean nothing to another service."""
+    """A directory by service and worker: trial ids are those of one service."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return state / "layout-tuner" / "spool" / f"{name}-{_name_of_service(url)}"
 

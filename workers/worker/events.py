@@ -1,20 +1,26 @@
-"""What the worker's threads tell the one that owns its state."""
+"""Events that the worker's threads send to the thread that owns its state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
-from search_spaces.outcome import Outcome
-from workers.health import HealthReport
-from workers.held_trial import HeldTrial
-from workers.protocol import HeartbeatAnswer, Lease, LeaseAsk, Registration
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import (
+    HeartbeatReply,
+    LeaseRead,
+    WorkerCreated,
+)
+from workers.nodes.health import HealthReport
+from workers.worker.held_trial import HeldTrial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrainAsked:
-    """The worker shall end."""
+    """The worker has been signalled to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +32,7 @@ class WorkerBroken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLost:
-    """The service does not know a session any more."""
+    """The service no longer knows a session."""
 
     worker_id: str
 
@@ -35,28 +41,27 @@ class SessionLost:
 class SessionBegan:
     """The worker has registered again."""
 
-    registration: Registration
+    registration: WorkerCreated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseAnswered:
-    """The service has answered, or could not."""
+    """A request for a lease has ended."""
 
     worker_id: str
-    """The session that was asked for."""
-    ask: LeaseAsk
-    lease: Lease | None = None
-    """None: there was none, or no answer."""
+    """The session of the request."""
+    lease: LeaseRead | None = None
+    """None: there was no trial, or no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatAnswered:
-    """The service's wishes."""
+    """The service has answered a heartbeat."""
 
     worker_id: str
     trials: Sequence[HeldTrial]
-    """Those that it was told of: what it wants stopped is one of these."""
-    answer: HeartbeatAnswer
+    """The trials of the heartbeat; those to stop are among them."""
+    answer: HeartbeatReply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +90,21 @@ class NodesChecked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecovered:
-    """A lost node is back, or could not be brought back."""
+    """An attempt to recover a lost node has ended."""
 
     node: int
     error: str = ""
-    """Why not; empty: it is back."""
+    """Why the node was not recovered; empty: it was."""
     hopeless: bool = False
-    """Whether something is left on it that can't be ended."""
+    """Whether processes are left on it that can't be ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndMoved:
-    """When the nodes are taken away has been looked up."""
+    """The end of the allocation has been looked up."""
 
     ends_at: float | None
-    """On the monotonic clock; None: nobody says so."""
+    """On the monotonic clock; None: it is unknown, or there is none."""
 
 
 WorkerEvent = (
@@ -116,5 +121,30 @@ WorkerEvent = (
 )
 
 Events = SimpleQueue[WorkerEvent]
-"""Filled by every thread and by signal handlers, which this kind of queue allows; emptied by the
-thread that owns the worker's state."""
+"""All threads and signal handlers put events in; a SimpleQueue allows the latter. The thread that
+owns the worker's state takes them out."""
+
+
+T = TypeVar("T")
+
+
+def in_background(
+    events: SimpleQueue[T], work: Callable[[], T], *, name: str, failed: Callable[[Exception], T]
+) -> None:
+    """Runs a function on a thread; its end is an event.
+
+    Args:
+        events: where the event is put.
+        work: the function; returns the event.
+        name: of the thread.
+        failed: makes the event where `work` raises an exception.
+    """
+
+    def run() -> None:
+        try:
+            event = work()
+        except Exception as error:  # the thread ends here: every failure becomes an event
+            event = failed(error)
+        events.put(event)
+
+    threading.Thread(target=run, name=name, daemon=True).start()

@@ -6,21 +6,21 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
-from search_spaces.outcome import Outcome, ProbeRequest
-from workers.json_lines import Document
-from workers.packing.shares import Placement
-from workers.protocol import Beat, Lease, OutcomeReport, Phase
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.worker_messages import AttemptPhase, BeatBody, LeaseRead, OutcomeReport
+from workers.packing.request import Placement
+from workers.ranks.json_lines import Document
 
 
-class Progress:
-    """How far a probe is: written by its thread alone, read by any."""
+class ProbeProgress:
+    """The progress of a probe. Only its thread writes it; any thread reads it."""
 
     def __init__(self) -> None:
         self.iterations_done = 0
         self.iterations_s = 0.0
 
     def note(self, event: Document) -> None:
-        """Takes what a rank reports."""
+        """Notes a report of a rank."""
         if event["event"] == "iteration":
             self.iterations_done = event["index"] + 1
             self.iterations_s += event.get("step_time_s", 0.0)
@@ -28,7 +28,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeRun:
-    """One run of a trial's probe that is over."""
+    """A run of a trial's probe that has ended."""
 
     outcome: Outcome
     held_s: float
@@ -38,40 +38,41 @@ class ProbeRun:
 
 @dataclass(kw_only=True, eq=False)
 class HeldTrial:
-    """A leased trial. The thread that owns the worker's state writes it, but for the progress."""
+    """A leased trial. Only the thread that owns the worker's state writes it, except `progress`."""
 
-    lease: Lease
+    lease: LeaseRead
     worker_id: str
-    """The session that it was leased in."""
+    """The session of the lease."""
     request: ProbeRequest
     hopeless_since: float | None = None
-    """Since when there has been no prospect of devices for it; None: there is one."""
+    """Since when no devices are expected to get free for it; None: some are."""
     placement: Placement = ()
-    """What it holds; nothing while it waits."""
+    """The devices that it holds; none while it waits."""
     holds_whole_nodes: bool = True
-    """Whether nobody else can have what it leaves of its nodes."""
+    """Whether other probes can't use the remaining devices of its nodes."""
     nodes_held: float = 0.0
     """Nodes that it holds, or a fraction of one."""
     started_at: float = 0.0
     """When its probe was started last."""
     waiting_because: str = ""
     runs: tuple[ProbeRun, ...] = ()
-    """What came of it so far: a second run is a second opinion on the first."""
+    """Its ended runs. A second run checks whether the node or the layout made the first one
+    fail."""
     is_returned: bool = False
-    """Whether somebody else has the lease, or gets it with the session's end: a probe that is
-    cancelled then has no outcome."""
+    """Whether the lease is lost, or will be at the end of the session; then the outcome of a
+    cancelled probe is not posted."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set: the probe shall end."""
-    progress: Progress = field(default_factory=Progress)
+    """Set: the probe must end."""
+    progress: ProbeProgress = field(default_factory=ProbeProgress)
 
     @property
     def key(self) -> str:
-        """Its name among those that this worker holds; a campaign may be deleted, and named again."""
+        """Its unique name in this worker. It has the id, since a new campaign may reuse a name."""
         return f"{self.title} (id {self.lease.trial_id}), attempt {self.lease.attempt}"
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Its name in messages."""
         return f"trial {self.lease.number} of {self.lease.campaign}"
 
     @property
@@ -80,16 +81,16 @@ class HeldTrial:
         return bool(self.placement)
 
     def begin(self, placement: Placement, *, whole: bool, nodes_held: float) -> None:
-        """Its devices are there."""
-        self.started_at = time.monotonic()  # first: a heartbeat may look at any moment
-        self.progress = Progress()
+        """Notes that its probe starts on these devices."""
+        self.started_at = time.monotonic()  # first: a heartbeat may read this at any moment
+        self.progress = ProbeProgress()
         self.waiting_because = ""
         self.hopeless_since = None
         self.holds_whole_nodes, self.nodes_held = whole, nodes_held
         self.placement = placement
 
     def finish(self, outcome: Outcome) -> None:
-        """Its probe has ended, and its devices are free."""
+        """Notes that its probe has ended and its devices are free."""
         run = ProbeRun(
             outcome=outcome,
             held_s=time.monotonic() - self.started_at,
@@ -100,40 +101,40 @@ class HeldTrial:
         self.placement, self.nodes_held = (), 0.0
 
     def report(self, outcome: Outcome | None = None) -> OutcomeReport:
-        """What came of it, for the service: the last run's outcome, which took as long as all did.
+        """The report to the service: the last run's outcome, with the duration of all runs.
 
         Args:
-            outcome: instead of the last run's.
+            outcome: an outcome instead of the last run's.
         """
         duration_s = sum(run.outcome.duration_s for run in self.runs)
         node_s = sum(run.outcome.duration_s * run.nodes_held for run in self.runs)
         iterations_s = sum(run.iterations_s for run in self.runs)
-        told = replace(outcome or self.runs[-1].outcome, duration_s=duration_s)
+        reported = replace(outcome or self.runs[-1].outcome, duration_s=duration_s)
         return OutcomeReport(
             trial_id=self.lease.trial_id,
             attempt=self.lease.attempt,
             worker_id=self.worker_id,
-            outcome=told.to_mapping(),
+            outcome=reported,
             nodes_held=node_s / duration_s if duration_s else None,
             iterations_s=min(iterations_s, duration_s),
         )
 
-    def beat(self) -> Beat:
-        """How far it is, for the service."""
+    def beat(self) -> BeatBody:
+        """Its part of a heartbeat."""
         held_s = sum(run.held_s for run in self.runs)
         if self.is_running:
             held_s += time.monotonic() - self.started_at
-        return Beat(
+        return BeatBody(
             trial_id=self.lease.trial_id,
             attempt=self.lease.attempt,
             iterations_done=self.progress.iterations_done,
             phase=self._phase(),
             held_s=held_s,
             nodes_held=self.nodes_held,
-            waiting_because=self.waiting_because or None,
+            waiting_because=self.waiting_because,
         )
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> AttemptPhase:
         if not self.is_running:
             return "waiting"
         if self.stop.is_set():

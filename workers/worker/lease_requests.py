@@ -1,24 +1,25 @@
-"""The conversation about leases: one long poll at a time, on a thread of its own."""
+"""Leasing trials: what to request next, and the thread that sends one long poll at a time."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
+from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody, WorkerCreate
 from workers.errors import (
     ServiceUnreachableError,
     TokenRefusedError,
     WorkerError,
-    WorkerSupersededError,
+    WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.lease_client import LeaseClient
-from workers.protocol import LeaseAsk, WorkerIdentity
-from workers.service_http import pauses
-from workers.worker_events import (
+from workers.packing.request import Room
+from workers.service.http import RetryState
+from workers.service.lease_client import LeaseClient
+from workers.worker.events import (
     Events,
     LeaseAnswered,
     SessionBegan,
@@ -29,28 +30,82 @@ from workers.worker_events import (
 
 _LOG = logging.getLogger(__name__)
 
+END_WITHIN_S: Final = 10.0
+"""Seconds after a probe's deadline by which its devices are free in every case."""
+
+MOST_WAITING: Final = 2
+"""Leases that may wait for devices: that of the oldest trial, and one that was to fill a gap."""
+
+_LONG_POLL_S: Final = 5.0
+_SHORT_POLL_S: Final = 1.0
+"""For a trial that fits a gap: the gap may be another one a moment later."""
+
 _CATCH_UP_WITHIN_S: Final = 10.0
-"""For outcomes that waited for the service: a call that began while it was away may take as long."""
+"""For posting outcomes after an outage: a call that began in the outage may take as long."""
+
 _MOST_CATCHING_UP: Final = 3
-"""Tries in a row, after which trials are leased all the same: the service may be away for one outcome alone."""
+"""Tries in a row, after which trials are leased although outcomes wait: the service may fail over a
+single outcome."""
+
+
+def next_request(
+    *,
+    usable: Sequence[int],
+    all_usable: bool,
+    num_waiting: int,
+    room: Room,
+    left_s: float | None,
+) -> LeaseRequest | None:
+    """The next request: for the oldest trial that fits; while one waits, for trials beside it.
+
+    So one trial is leased ahead while all devices are busy, and the next probe starts without a
+    request to the service.
+
+    Args:
+        usable: devices of each node that can be used.
+        all_usable: whether those are all nodes, also those that have yet to join.
+        num_waiting: trials that wait for devices.
+        room: the largest probe that could start at once beside them.
+        left_s: seconds that probes still have; None: no limit.
+
+    Returns:
+        None: no trial is needed.
+    """
+    if not usable or num_waiting >= MOST_WAITING:
+        return None
+    if not num_waiting:
+        whole = RoomBody(nodes=len(usable), devices=max(usable))
+        return _request(_LONG_POLL_S, None if all_usable else whole, left_s)
+    if not room.devices and not room.nodes:
+        return None
+    gap = RoomBody(nodes=room.nodes, devices=room.devices)
+    return _request(_SHORT_POLL_S, gap, room.longest_s)
+
+
+def _request(wait_s: float, room: RoomBody | None, left_s: float | None) -> LeaseRequest | None:
+    if left_s is None:
+        return LeaseRequest(wait_s=wait_s, room=room)
+    # A trial that comes at the end of the wait has that much less time.
+    longest_s = left_s - wait_s - END_WITHIN_S
+    return LeaseRequest(wait_s=wait_s, room=room, longest_s=longest_s) if longest_s > 0 else None
 
 
 class Leasing:
-    """Asks for trials and registers anew, as it is told; each order is answered by one event.
+    """Leases trials and registers again, on a thread of its own; each order ends with one event.
 
     Args:
         client: the service.
-        identity: who this is.
+        identity: how the worker registers.
         worker_id: the session.
-        events: where the answers go.
-        catch_up: called before the next try once the service was away, with seconds that it may take;
-            raises where the service still is.
+        events: where the answers are put.
+        catch_up: called before the next request after an outage, with the seconds that it may take;
+            raises an error while the outage lasts.
     """
 
     def __init__(
         self,
         client: LeaseClient,
-        identity: WorkerIdentity,
+        identity: WorkerCreate,
         worker_id: str,
         events: Events,
         *,
@@ -64,25 +119,25 @@ class Leasing:
         self._catch_up = catch_up
         self._was_away = False
         self._num_catching_up = 0
-        self._orders: SimpleQueue[tuple[str, LeaseAsk] | None] = SimpleQueue()
+        self._orders: SimpleQueue[tuple[str, LeaseRequest] | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._pauses: Iterator[float] = pauses()
+        self._retries = RetryState("leasing trials")
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
         self._thread.start()
 
-    def ask(self, worker_id: str, ask: LeaseAsk) -> None:
-        """Has a trial asked for: `LeaseAnswered`, or `SessionLost`."""
-        self._orders.put((worker_id, ask))
+    def request(self, worker_id: str, request: LeaseRequest) -> None:
+        """Requests a trial; the event is `LeaseAnswered` or `SessionLost`."""
+        self._orders.put((worker_id, request))
 
     def register(self) -> None:
-        """Has a new session begun: `SessionBegan`, however long it takes."""
+        """Begins a new session; the event is `SessionBegan`, without a time limit."""
         self._orders.put(None)
 
     def close(self, within_s: float) -> None:
-        """Ends the thread; what it hears from now on counts for nothing.
+        """Ends the thread; later answers are dropped.
 
         Args:
-            within_s: how long a call that is under way is waited for.
+            within_s: how long to wait for a call that is under way.
         """
         self._closing.set()
         self._orders.put(None)
@@ -98,25 +153,24 @@ class Leasing:
                 event = self._try(order)
             self._events.put(event)
 
-    def _try(self, order: tuple[str, LeaseAsk] | None) -> WorkerEvent | None:
-        """Does an order; None: not this time, it is to be tried again."""
+    def _try(self, order: tuple[str, LeaseRequest] | None) -> WorkerEvent | None:
+        """Carries out an order; None: it must be tried again."""
         try:
             event = self._registered() if order is None else self._leased(*order)
-        except (TokenRefusedError, WorkerSupersededError) as error:
+        except (TokenRefusedError, WorkerReplacedError) as error:
             return WorkerBroken(error=error)
         except WorkerUnknownError:
             return None if order is None else SessionLost(worker_id=order[0])
         except WorkerError as error:
             self._was_away |= isinstance(error, ServiceUnreachableError)
-            pause_s = next(self._pauses)
-            if not self._closing.is_set():
-                _LOG.warning("%s; trying again in %.1f s", error, pause_s)
-            self._closing.wait(pause_s)
-            # What is asked for may have changed meanwhile: a lease is asked for anew.
-            return None if order is None else LeaseAnswered(worker_id=order[0], ask=order[1])
-        except Exception as error:  # without this thread the worker would be idle for ever
+            if self._closing.is_set():
+                return None
+            self._closing.wait(self._retries.failed(error, "trials are requested again"))
+            # The free devices may have changed: the scheduler makes a new request.
+            return None if order is None else LeaseAnswered(worker_id=order[0])
+        except Exception as error:  # without this thread the worker would be idle
             return WorkerBroken(error=error)
-        self._pauses = pauses()
+        self._retries.worked()
         return event
 
     def _registered(self) -> WorkerEvent:
@@ -124,17 +178,19 @@ class Leasing:
         self.worker_id = registration.worker_id
         return SessionBegan(registration=registration)
 
-    def _leased(self, worker_id: str, ask: LeaseAsk) -> WorkerEvent:
-        if self._was_away:
-            self._catch_up_first()
-        lease = self._client.lease(worker_id, ask)
+    def _leased(self, worker_id: str, request: LeaseRequest) -> WorkerEvent:
+        has_caught_up = not self._was_away or self._catch_up_first()
+        lease = self._client.lease(worker_id, request)
         self._was_away = False
-        return LeaseAnswered(worker_id=worker_id, ask=ask, lease=lease)
+        if not has_caught_up:
+            _LOG.warning("trials are leased although outcomes still wait to be posted")
+        return LeaseAnswered(worker_id=worker_id, lease=lease)
 
-    def _catch_up_first(self) -> None:
-        if self._num_catching_up < _MOST_CATCHING_UP:
+    def _catch_up_first(self) -> bool:
+        """Posts the outcomes that wait; returns False, without a try, after too many tries."""
+        has_patience = self._num_catching_up < _MOST_CATCHING_UP
+        if has_patience:
             self._num_catching_up += 1
             self._catch_up(_CATCH_UP_WITHIN_S)
-        else:
-            _LOG.warning("trials are leased although outcomes still wait to be posted")
         self._num_catching_up = 0
+        return has_patience

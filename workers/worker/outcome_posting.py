@@ -1,4 +1,4 @@
-"""The way of outcomes to the service: kept until they are taken, whatever fails meanwhile."""
+"""Posting outcomes: stored on disk and sent on threads of their own, so that no probe waits."""
 
 from __future__ import annotations
 
@@ -6,52 +6,62 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Final
 
+from search_spaces.protocol.worker_messages import OutcomeReport
+from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
     ServiceFailedError,
+    ServiceUnreachableError,
     SpoolUnusableError,
+    WorkerError,
 )
-from workers.lease_client import LeaseClient
-from workers.protocol import OutcomeReport
-from workers.spool import Spool
+from workers.service.http import RetryState
+from workers.service.lease_client import LeaseClient
+from workers.worker.outcome_spool import Spool
 
 _LOG = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 300.0
 _TRIES: Final = 12
-"""With the pauses above about twenty minutes: the time to repair a service."""
+"""With the pauses above about twenty minutes, in which a service can be repaired."""
 
 _Key = tuple[int, int]
+
+_LOOK_AGAIN_S: Final = 0.5
+"""How often the outcomes over which the service failed are looked at."""
 
 
 @dataclass(kw_only=True)
 class _Trouble:
-    """What the service has made of an outcome so far."""
+    """The failed attempts to post one outcome."""
 
     tries: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S))
     next_try_at: float = 0.0
+    reason: str = ""
 
     def note(self, now: float) -> bool:
-        """Counts a failure; returns whether there shall be another try."""
-        self.next_try_at = now + min(_FIRST_PAUSE_S * 2**self.tries, _LONGEST_PAUSE_S)
+        """Counts a failure; returns whether to try again."""
+        self.next_try_at = now + self.backoff.take()
         self.tries += 1
         return self.tries < _TRIES
 
 
 class Outbox:
-    """Outcomes that wait to be posted: on disk, where a crash can't reach them, else in memory.
+    """Outcomes that wait to be posted: on disk, so that they survive a crash, else in memory.
 
-    An outcome at which the service fails does not hold up the others: it is posted again later,
-    and set aside in the end. One thread may keep outcomes while another posts them.
+    An outcome over which the service fails does not delay the others: it is posted again later, and
+    set aside after too many tries. One thread may store outcomes while another posts them.
 
     Args:
         client: the service.
-        spool: the place on disk.
+        spool: the directory on disk.
         now: a clock in seconds.
     """
 
@@ -62,26 +72,26 @@ class Outbox:
         self._now = now
         self._spool = spool
         self._lock = threading.Lock()
-        """Around what both threads write: the outcomes in memory."""
+        """Held around the outcomes in memory, which both threads write."""
         self._in_memory: dict[_Key, OutcomeReport] = {}
         self._taken: set[_Key] = set()
         self._troubles: dict[_Key, _Trouble] = {}
         self._spool_complaint = ""
 
     def keep(self, report: OutcomeReport) -> None:
-        """Takes an outcome on; it is posted by `post`."""
+        """Stores an outcome; `post` posts it."""
         try:
             self._spool.keep(report)
         except SpoolUnusableError as error:
-            _LOG.error("%s: the outcome is kept in memory until the service has it", error)
+            _LOG.error("%s: the outcome is kept in memory until it is posted", error)
             with self._lock:
                 self._in_memory[_key(report)] = report
 
     def post(self) -> bool:
-        """Posts what is due; returns whether something is left for later.
+        """Posts the outcomes that are due; returns whether some are left for later.
 
         Raises:
-            ServiceUnreachableError: the service is away; nothing is lost.
+            ServiceUnreachableError: the service does not answer; nothing is lost.
         """
         for report in self._waiting():
             trouble = self._troubles.get(_key(report))
@@ -90,16 +100,18 @@ class Outbox:
         return bool(self._troubles) or bool(self._spool_complaint)
 
     def close(self) -> None:
-        """Says what is lost with this process."""
+        """Logs the outcomes that are lost with this process."""
         for trial_id, _ in self._in_memory:
-            _LOG.error("the outcome of trial id %d is lost: neither written nor posted", trial_id)
+            _LOG.error("the outcome of trial id %d is lost: neither stored nor posted", trial_id)
 
     def _waiting(self) -> list[OutcomeReport]:
         try:
             kept = self._spool.kept()
             self._spool_complaint = ""
         except SpoolUnusableError as error:
-            self._complain(str(error))
+            if str(error) != self._spool_complaint:
+                _LOG.error("%s; the outcomes in it are posted later", error)
+            self._spool_complaint = str(error)
             kept = []
         with self._lock:
             in_memory = list(self._in_memory.values())
@@ -109,11 +121,15 @@ class Outbox:
         try:
             accepted = self._client.post_outcome(report)
         except (ServiceFailedError, AnswerUnreadableError) as error:
-            if not self._troubles.setdefault(_key(report), _Trouble()).note(self._now()):
+            trouble = self._troubles.setdefault(_key(report), _Trouble())
+            if not trouble.note(self._now()):
                 return self._set_aside(report, f"{_TRIES} tries have failed: {error}")
-            return _LOG.warning(
-                "the outcome of trial id %d is posted again later: %s", report.trial_id, error
-            )
+            if trouble.reason != str(error):
+                trouble.reason = str(error)
+                _LOG.warning(
+                    "the outcome of trial id %d is posted again later: %s", report.trial_id, error
+                )
+            return None
         except RequestRefusedError as error:
             return self._set_aside(report, str(error))
         if not accepted:
@@ -129,23 +145,119 @@ class Outbox:
         in_memory = self._forget(report)
         try:
             if in_memory:
-                self._spool.keep(report)  # the disk may be back
+                self._spool.keep(report)  # the disk may work again
             self._spool.reject(report, why)
         except SpoolUnusableError as error:
             self._taken.add(_key(report))
             _LOG.error("the outcome of trial id %d is lost: %s; %s", report.trial_id, why, error)
 
     def _forget(self, report: OutcomeReport) -> bool:
-        """Forgets what is known of an outcome; returns whether it was held in memory."""
+        """Removes an outcome from memory; returns whether it was there."""
         self._troubles.pop(_key(report), None)
         with self._lock:
             return self._in_memory.pop(_key(report), None) is not None
 
-    def _complain(self, complaint: str) -> None:
-        if complaint != self._spool_complaint:
-            _LOG.error("%s; outcomes that are kept there have to wait", complaint)
-        self._spool_complaint = complaint
-
 
 def _key(report: OutcomeReport) -> _Key:
     return report.trial_id, report.attempt
+
+
+class Posting:
+    """Stores outcomes at once, and posts them as soon as the service accepts them.
+
+    Args:
+        outbox: where outcomes wait; those of an earlier process are posted too.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._reports: SimpleQueue[OutcomeReport | None] = SimpleQueue()
+        self._news = threading.Event()
+        self._news.set()  # an earlier process may have left outcomes
+        self._closing = threading.Event()
+        self._hurried = threading.Event()
+        self._lock = threading.Lock()
+        self._num_unkept = 0
+        self._has_caught_up = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="outcome-keeper", daemon=True)
+        self._poster = threading.Thread(target=self._post, name="outcome-poster", daemon=True)
+        self._keeper.start()
+        self._poster.start()
+
+    def take(self, report: OutcomeReport) -> None:
+        """Hands an outcome over; returns at once."""
+        with self._lock:
+            self._num_unkept += 1
+            self._has_caught_up.clear()
+        self._reports.put(report)
+
+    def catch_up(self, within_s: float) -> None:
+        """Waits until no outcome waits because of an outage: each is posted, or refused.
+
+        Otherwise a trial whose lease expired in the outage would be leased again before its outcome
+        is known.
+
+        Args:
+            within_s: how long to wait.
+
+        Raises:
+            ServiceUnreachableError: outcomes still wait.
+        """
+        self._hurried.set()
+        self._news.set()
+        if not self._has_caught_up.wait(within_s):
+            raise ServiceUnreachableError("outcomes wait to be posted before trials are leased")
+
+    def close(self, within_s: float) -> None:
+        """Stores the outcomes, tries once more to post them, and ends the threads.
+
+        Args:
+            within_s: how long that may take; the others wait on disk.
+        """
+        give_up_at = time.monotonic() + within_s
+        self._reports.put(None)
+        self._keeper.join(within_s)
+        self._closing.set()
+        self._news.set()
+        self._hurried.set()
+        self._poster.join(max(0.0, give_up_at - time.monotonic()))
+        self._outbox.close()
+
+    def _keep(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._outbox.keep(report)
+            except Exception:  # the next outcomes must still be stored
+                _LOG.exception("the outcome of trial id %d is lost", report.trial_id)
+            # Both under the lock: the poster has caught up if all is stored and nothing is new.
+            with self._lock:
+                self._num_unkept -= 1
+                self._news.set()
+
+    def _post(self) -> None:
+        pause_s: float | None = None
+        retries = RetryState("posting outcomes")
+        while not self._closing.is_set():
+            self._news.wait(pause_s)
+            self._news.clear()
+            try:
+                pause_s = _LOOK_AGAIN_S if self._outbox.post() else None
+                retries.worked()
+                self._note_catching_up()
+            except Exception as error:  # this thread is the only one that posts outcomes
+                if not isinstance(error, ServiceUnreachableError):
+                    self._note_catching_up()  # the service answers, so leases can be requested
+                pause_s = retries.failed(error, "outcomes are posted again later")
+                self._hurried.wait(pause_s)
+                self._hurried.clear()
+                self._news.set()
+        # Once more: an outcome may have come during the last try.
+        try:
+            self._outbox.post()
+        except WorkerError as error:
+            _LOG.warning("outcomes wait on disk for the next worker: %s", error)
+
+    def _note_catching_up(self) -> None:
+        with self._lock:
+            if not self._num_unkept and not self._news.is_set():
+                self._has_caught_up.set()

@@ -1,4 +1,4 @@
-"""Outcomes on disk until the service has taken them, through any restart of either side."""
+"""Outcomes on disk until they are posted; they survive restarts of worker and service."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
+from search_spaces.documents.reading import why_unreadable
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.errors import SpoolInUseError, SpoolUnusableError
-from workers.protocol import OutcomeReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,14 +32,14 @@ class Spool:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._unreadable: set[str] = set()
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (directory / _LOCK).open("w")
         except OSError as error:
             raise SpoolUnusableError(
-                f"the spool directory can't be used ({error}); give another --spool-dir"
+                f"the spool directory {directory} can't be used ({why_unreadable(error)}); give another --spool-dir"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,13 +75,16 @@ class Spool:
     def kept(self) -> list[OutcomeReport]:
         """The outcomes that have not been posted, the oldest first.
 
-        One that is no outcome is set aside; one that can't be read now is left for the next time.
+        A file that is no outcome is set aside; one that can't be read now is left for the next
+        time.
 
         Raises:
             SpoolUnusableError: the directory can't be read.
         """
         with _usable("the outcomes can't be read"):
-            entries = [entry for entry in os.scandir(self._directory) if _is_outcome(entry)]
+            entries = [
+                entry for entry in os.scandir(self.directory) if entry.name.endswith(".json")
+            ]
             entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
         reports = []
         for entry in entries:
@@ -92,7 +97,7 @@ class Spool:
         return reports
 
     def forget(self, report: OutcomeReport) -> None:
-        """Removes an outcome that the service has taken.
+        """Removes an outcome that has been posted.
 
         Raises:
             SpoolUnusableError: it could not be removed.
@@ -101,79 +106,66 @@ class Spool:
             self._path(report).unlink(missing_ok=True)
 
     def reject(self, report: OutcomeReport, why: str) -> None:
-        """Sets an outcome aside that the service will never take.
+        """Sets an outcome aside that the service refuses.
 
         Raises:
             SpoolUnusableError: it could not be moved.
         """
         self._set_aside(self._path(report), why)
 
-    @property
-    def directory(self) -> Path:
-        """Where they are."""
-        return self._directory
-
     def _read(self, path: Path) -> list[OutcomeReport]:
         with _usable("an outcome can't be read"):
             content = path.read_bytes()
         try:
-            return [OutcomeReport(**json.loads(content))]
-        except (ValueError, TypeError) as error:
+            document = json.loads(content)
+            outcome = Outcome.from_mapping(document["outcome"])
+            return [OutcomeReport(**{**document, "outcome": outcome})]
+        except (ValueError, TypeError, KeyError) as error:
             self._set_aside(path, f"it is no outcome ({error})")
             return []
 
     def _set_aside(self, path: Path, why: str) -> None:
-        aside = self._directory / _REJECTED
+        aside = self.directory / _REJECTED
         with _usable("the outcome can't be set aside"):
             aside.mkdir(exist_ok=True)
             path.rename(aside / path.name)
         _LOG.error("outcome %s is set aside in %s: %s", path.name, aside, why)
 
     def _sync(self) -> None:
-        """A new name survives a crash of the machine once its directory is on disk too."""
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        """Writes the directory to disk, so that a new name survives a crash of the machine."""
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
 
     def _path(self, report: OutcomeReport) -> Path:
-        return self._directory / f"trial-{report.trial_id}-attempt-{report.attempt}.json"
+        return self.directory / f"trial-{report.trial_id}-attempt-{report.attempt}.json"
 
 
 def adopt_abandoned(spool: Spool, pattern: str) -> None:
-    """Takes over what workers of other names have left beside this one's directory.
+    """Moves outcomes that workers of other names have left beside this spool into it.
 
-    A job's worker is named after the job, and may have been killed with outcomes that it could not
-    post; the next job's worker does that.
+    A worker is named after its job, and may have been killed before it posted all outcomes; the
+    worker of the next job posts them.
 
     Args:
-        spool: takes them over.
-        pattern: of the directories' names: those of the same service.
+        spool: where the outcomes are moved.
+        pattern: of the names of directories that belong to the same service.
     """
     for directory in spool.directory.parent.glob(pattern):
         if directory == spool.directory:
             continue
-        try:
-            with Spool(directory):
-                for path in directory.glob("*.json"):
-                    path.rename(spool.directory / path.name)
-                    _LOG.info("outcome %s was left behind in %s", path.name, directory)
-        except (
-            SpoolInUseError,
-            SpoolUnusableError,
-            OSError,
-        ):  # its worker lives, or it can't be read
-            continue
-
-
-def _is_outcome(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".json")
+        # Its worker may still run, or it can't be read.
+        with suppress(SpoolInUseError, SpoolUnusableError, OSError), Spool(directory):
+            for path in directory.glob("*.json"):
+                path.rename(spool.directory / path.name)
+                _LOG.info("outcome %s was left behind in %s", path.name, directory)
 
 
 @contextmanager
 def _usable(what: str) -> Iterator[None]:
-    """Around what the disk may refuse."""
+    """Turns errors of the disk into `SpoolUnusableError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the worker does next: one thread owns its state, and hears of everything by events."""
+"""The worker's scheduler: one thread owns its state and reacts to events of the other threads."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from workers.launchers.base import Launcher
-from workers.lease_policy import next_ask
-from workers.leasing import Leasing
-from workers.node_roster import NodeRoster
+from search_spaces.protocol.worker_messages import AllocationState, HeartbeatReply, WorkerCreated
+from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
-from workers.posting import Posting
-from workers.protocol import HeartbeatAnswer, Registration, WorkerState
-from workers.trial_book import TrialBook
-from workers.worker_events import (
+from workers.worker.events import (
     DrainAsked,
     EndMoved,
-    Events,
     HeartbeatAnswered,
     LeaseAnswered,
     NodeRecovered,
@@ -29,12 +23,15 @@ from workers.worker_events import (
     WorkerBroken,
     WorkerEvent,
 )
-from workers.worker_status import IdleTime, News
+from workers.worker.heartbeat import IdleTime, News
+from workers.worker.lease_requests import Leasing, next_request
+from workers.worker.trials_in_hand import TrialBook
 
 _LOG = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-"""How often it is looked at what nobody tells: the end of the time, nodes that were lost or joined."""
+"""How often the scheduler polls what no event reports: the end of the allocation, and nodes that
+were lost or have joined."""
 
 _DRAIN_WITHIN_S: Final = 60.0
 """How long the probes may take to end before the worker ends without them."""
@@ -55,30 +52,26 @@ class SchedulerOptions:
 
 
 class Scheduler:
-    """Leases trials and has their probes started, until it is to end.
+    """Leases trials and starts their probes, until the worker must end.
 
     Args:
-        launcher: runs probes.
-        packer: gives them devices.
-        roster: knows which nodes can be used.
-        leasing: asks for trials.
-        posting: takes outcomes.
-        events: what its threads say.
+        trials: the trials that the worker holds.
+        packer: assigns devices to probes.
+        roster: the nodes, and which of them can be used.
+        leasing: leases trials.
         registration: the session.
-        num_nodes: that it was begun with; some may join late.
+        num_nodes: nodes of the registration; some may join late.
         options: how trials are run.
     """
 
     def __init__(
         self,
         *,
-        launcher: Launcher,
+        trials: TrialBook,
         packer: Packer,
         roster: NodeRoster,
         leasing: Leasing,
-        posting: Posting,
-        events: Events,
-        registration: Registration,
+        registration: WorkerCreated,
         num_nodes: int,
         options: SchedulerOptions,
     ) -> None:
@@ -87,16 +80,9 @@ class Scheduler:
         self._leasing = leasing
         self._num_nodes = num_nodes
         self._options = options
-        self._trials = TrialBook(
-            launcher=launcher,
-            packer=packer,
-            roster=roster,
-            posting=posting,
-            events=events,
-            share_nodes=options.share_nodes,
-        )
+        self._trials = trials
         self._worker_id: str | None = None
-        self._is_asking = False
+        self._is_requesting = False
         self._ends_at: float | None = None
         self._drains_until: float | None = None
         self._next_look_at = 0.0
@@ -110,18 +96,18 @@ class Scheduler:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to be done, or to be waited for."""
+        """Whether the worker has drained, or the time for that is over."""
         if self._drains_until is None:
             return False
         return not self._trials.held or time.monotonic() >= self._drains_until
 
     @property
     def wait_s(self) -> float:
-        """How long nothing needs to be done unless there is an event."""
+        """Seconds until the next regular step; an event may come before."""
         return max(0.0, self._next_look_at - time.monotonic())
 
     def news(self) -> News:
-        """What there is to tell the service."""
+        """The content of the next heartbeat."""
         return News(
             worker_id=self._worker_id,
             state=self._state(),
@@ -132,7 +118,7 @@ class Scheduler:
         )
 
     def take(self, event: WorkerEvent) -> None:
-        """Takes an event; what follows from it is done by `advance`."""
+        """Notes an event; `advance` acts on it."""
         match event:
             case ProbeEnded():
                 self._trials.end(event, self._usable_until())
@@ -155,12 +141,12 @@ class Scheduler:
                 self._ends_at = ends_at
             case WorkerBroken(error=error):
                 self.failure = error
-                self.drain("it can't go on")
+                self.drain("the worker can't go on")
             case DrainAsked():
                 self.drain("asked to")
 
     def advance(self) -> None:
-        """Does what is to be done now."""
+        """Takes all steps that are due: looks at the nodes, starts probes, leases trials."""
         now = time.monotonic()
         if now >= self._next_look_at:
             self._next_look_at = now + _TICK_S
@@ -173,19 +159,18 @@ class Scheduler:
             self._trials.end_doubts(now, until)
             self._trials.start(now, until)
             self._trials.give_back_hopeless(now, until)
-            self._ask_for_more(now, until)
-        idle = len(self._roster) - self._trials.nodes_held
-        self._idle = self._idle.then(now, max(0.0, idle))
+            self._request_more(now, until)
+        self._idle = self._idle.then(now, max(0.0, len(self._roster) - self._trials.nodes_held))
 
     def drain(self, why: str) -> None:
-        """Ends: nothing new starts, and what runs is cancelled; the session's end returns it."""
+        """Ends the worker: cancels the running probes; the end of the session returns them."""
         if self._drains_until is None:
             _LOG.info("ending: %s", why)
             self._drains_until = time.monotonic() + _DRAIN_WITHIN_S
             self._roster.close()
             self._trials.end_all()
 
-    def _state(self) -> WorkerState:
+    def _state(self) -> AllocationState:
         if self._drains_until is not None:
             return "draining"
         return "starting" if self._roster.is_starting else "working"
@@ -200,44 +185,44 @@ class Scheduler:
         elif idle_s is not None and now >= self._busy_at + idle_s:
             self.drain(f"there has been no trial for {idle_s:g} s")
 
-    def _ask_for_more(self, now: float, until: float | None) -> None:
-        if self._is_asking or self._worker_id is None:
+    def _request_more(self, now: float, until: float | None) -> None:
+        if self._is_requesting or self._worker_id is None:
             return
         usable = self._roster.usable()
-        ask = next_ask(
+        request = next_request(
             usable=self._roster.sizes(usable),
             all_usable=len(usable) == max(len(self._roster), self._num_nodes),
             num_waiting=len(self._trials.waiting),
             room=self._packer.room(now, until),
             left_s=None if until is None else until - now,
         )
-        if ask is not None:
-            self._is_asking = True
-            self._leasing.ask(self._worker_id, ask)
+        if request is not None:
+            self._is_requesting = True
+            self._leasing.request(self._worker_id, request)
 
     def _take_lease(self, event: LeaseAnswered) -> None:
-        self._is_asking = False
+        self._is_requesting = False
         if event.worker_id != self._worker_id or self._drains_until is not None:
-            return  # a session's end returns what was leased in it
+            return  # the end of a session returns its leases
         if event.lease is not None:
             self._trials.take(event.worker_id, event.lease)
 
-    def _take_wishes(self, answer: HeartbeatAnswer) -> None:
+    def _take_wishes(self, answer: HeartbeatReply) -> None:
         self._roster.take_wishes(answer.quarantine)
         for name in answer.release:
             if self._roster.release(name):
                 self._trials.opinions.release(name)
 
-    def _begin_session(self, registration: Registration) -> None:
+    def _begin_session(self, registration: WorkerCreated) -> None:
         self._worker_id = registration.worker_id
-        self._idle = IdleTime(at=time.monotonic())  # the service adds up sessions
+        self._idle = IdleTime(at=time.monotonic())  # the service adds up the sessions
         self._roster.take_wishes(registration.quarantined)
 
     def _take_session_lost(self, event: SessionLost) -> None:
-        self._is_asking = False
+        self._is_requesting = False
         if event.worker_id != self._worker_id or self._drains_until is not None:
             return
-        _LOG.warning("the service does not know this worker any more; registering again")
+        _LOG.warning("the service no longer knows this session; registering again")
         self._worker_id = None
         self._trials.lose_leases()
         self._leasing.register()

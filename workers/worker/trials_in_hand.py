@@ -1,54 +1,53 @@
-"""The trials that the worker holds: what waits, what runs, and what became of each."""
+"""The trials that the worker holds, from their leases to their outcomes."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from search_spaces.documents.limits import acceptable_text
 from search_spaces.errors import SearchSpaceError
-from search_spaces.outcome import Outcome, ProbeRequest
-from workers.held_trial import HeldTrial
+from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
+from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
+from workers.errors import RanksLeftError
 from workers.launchers.base import Launcher
-from workers.lease_policy import END_WITHIN_S
-from workers.node_roster import NodeRoster
+from workers.nodes.quarantine import SecondOpinions
+from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
-from workers.packing.request import PackRequest
-from workers.packing.shares import Placement
-from workers.posting import Posting
-from workers.probe_thread import start_probe
-from workers.protocol import Lease, OutcomeReport
-from workers.second_opinion import SecondOpinions
-from workers.worker_events import Events, ProbeEnded
+from workers.packing.request import PackRequest, Placement
+from workers.worker.events import Events, ProbeEnded, WorkerEvent, in_background
+from workers.worker.held_trial import HeldTrial
+from workers.worker.lease_requests import END_WITHIN_S
+from workers.worker.outcome_posting import Posting
 
 _LOG = logging.getLogger(__name__)
 
+
 _GIVE_BACK_AFTER_S: Final = 60.0
-"""How long a trial is held without a prospect of devices: nodes may come back meanwhile."""
+"""How long a trial for which no devices are expected is held: lost nodes may recover meanwhile."""
 
 _DOUBT_S: Final = 1.5
-"""How much later than ranks and agents the worker may hear that the whole job is ended."""
+"""How much later than ranks and agents the worker may be signalled that the whole job ends."""
 
 _RECENT: Final = 51
-"""Probes by which it is told how long the next will take."""
-
-_MOST_WORDS: Final = 2000
-"""Characters of a text that the service takes."""
+"""Probes whose median duration is the expected duration of the next."""
 
 
 class TrialBook:
-    """Takes trials from their lease to their outcome; of the thread that owns the worker's state.
+    """The trials that the worker holds. Only the thread that owns the worker's state uses it.
 
     Args:
         launcher: runs probes.
-        packer: gives them devices.
-        roster: knows which nodes can be used.
-        posting: takes outcomes.
-        events: where probes say how they ended.
+        packer: assigns devices to them.
+        roster: the nodes, and which of them can be used.
+        posting: posts outcomes.
+        events: where the ends of probes are put.
         share_nodes: whether probes smaller than a node run side by side on one.
     """
 
@@ -70,30 +69,31 @@ class TrialBook:
         self._share_nodes = share_nodes
         self._held: dict[str, HeldTrial] = {}
         self._doubted: list[tuple[float, ProbeEnded]] = []
-        """Ends of probes that are believed at a moment: the worker may hear of more until then."""
+        """Ends of probes, and when they count: until then the worker may learn that the job
+        ends."""
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         """How long the latest probes held their devices."""
         self.opinions = SecondOpinions(roster)
 
     @property
     def held(self) -> tuple[HeldTrial, ...]:
-        """All, in the order of their leases."""
+        """All trials, in the order of their leases."""
         return tuple(self._held.values())
 
     @property
     def waiting(self) -> list[HeldTrial]:
-        """Those that have no devices."""
+        """The trials that have no devices."""
         return [trial for trial in self._held.values() if not trial.is_running]
 
     @property
     def nodes_held(self) -> float:
-        """Nodes that probes hold; fractions count."""
+        """Nodes that probes hold, which may be a fraction."""
         return sum(trial.nodes_held for trial in self._held.values())
 
-    def take(self, worker_id: str, lease: Lease) -> None:
-        """Takes a lease on, or says at once that it can't be run here."""
+    def take(self, worker_id: str, lease: LeaseRead) -> None:
+        """Takes a lease; posts at once that it failed where it can't be run here."""
         for older in [t for t in self.held if t.lease.trial_id == lease.trial_id]:
-            _LOG.warning("%s is given up: its lease was lost", older.key)
+            _LOG.warning("%s is cancelled: its lease was lost", older.key)
             self._return(older)
         try:
             request = ProbeRequest.from_mapping(lease.request)
@@ -106,36 +106,36 @@ class TrialBook:
             _LOG.info("%s is leased", trial.key)
 
     def start(self, now: float, until: float | None) -> None:
-        """Starts the probes that there are devices for.
+        """Starts the probes for which there are devices.
 
         Args:
             now: the time.
-            until: when they must have ended; None: any time.
+            until: when they must have ended; None: no limit.
         """
         for key, placement in self._packer.place(now, until):
             self._start(self._held[str(key)], placement)
 
     def end(self, event: ProbeEnded, until: float | None) -> None:
-        """Takes the end of a probe; one that may have come with the end of the job later."""
+        """Notes the end of a probe; later where the whole job may be ending."""
         if _may_be_the_end_of_all(event.outcome) and not event.trial.is_returned:
             self._doubted.append((time.monotonic() + _DOUBT_S, event))
         else:
             self._end(event, until)
 
     def end_doubts(self, now: float, until: float | None) -> None:
-        """Believes the ends that nothing more was heard of meanwhile."""
+        """Notes the delayed ends of probes that are due: the job goes on."""
         due = [event for at, event in self._doubted if now >= at]
         self._doubted = [(at, event) for at, event in self._doubted if now < at]
         for event in due:
             self._end(event, until)
 
     def give_back_hopeless(self, now: float, until: float | None) -> None:
-        """A trial that can't be run here is another worker's."""
+        """Gives trials back that can't be run here, so that another worker can lease them."""
         if not self.waiting:
             return
         whys = self._packer.why_waiting(now, until)
         for trial in self.waiting:
-            trial.waiting_because = whys.get(trial.key, "")[:_MOST_WORDS]
+            trial.waiting_because = acceptable_text(whys.get(trial.key, ""), MAX_WORDS)
             if self._packer.has_prospect(trial.key, now, until):
                 trial.hopeless_since = None
                 continue
@@ -145,7 +145,7 @@ class TrialBook:
                 self._give_back(trial, f"given back: {trial.waiting_because}")
 
     def stop(self, trials: Sequence[HeldTrial], trial_ids: Sequence[int]) -> None:
-        """Stops some trials, as the service wishes."""
+        """Stops some trials on request of the service."""
         for trial in trials:
             if trial.lease.trial_id not in trial_ids or self._held.get(trial.key) is not trial:
                 continue
@@ -153,13 +153,15 @@ class TrialBook:
                 trial.stop.set()
                 continue
             self._drop(trial)
-            outcome = Outcome(state="cancelled", reason="cancelled", message="stopped in time")
+            outcome = Outcome(
+                state="cancelled", reason="cancelled", message="stopped before its probe began"
+            )
             self._posting.take(trial.report(outcome))
 
     def lose_leases(self) -> None:
-        """The session is over: what waits is dropped, and what runs reports what it measures.
+        """Notes the end of the session: drops the trials that wait and lets the others run.
 
-        A measurement is welcome while nobody else runs the trial; the next heartbeat says so.
+        The service accepts a measurement as long as no other worker runs the trial.
         """
         for trial in self.waiting:
             self._drop(trial)
@@ -167,7 +169,7 @@ class TrialBook:
             trial.is_returned = True
 
     def end_all(self) -> None:
-        """Ends everything: the leases go back with the session."""
+        """Cancels all probes; the end of the session returns the leases."""
         for trial in self.held:
             trial.is_returned = True
         self.end_doubts(math.inf, None)
@@ -190,22 +192,22 @@ class TrialBook:
         for node in event.unclean_nodes:
             self._roster.quarantine(node, event.unclean)
         if outcome.reason == "node_lost":
-            self._roster.look(time.monotonic())  # before others are placed there
+            self._roster.look(time.monotonic())  # before other probes are placed there
         suspects = self.opinions.judge(trial, outcome)
         trial.finish(outcome)
         self._recent_s.append(trial.runs[-1].held_s)
         if suspects and _may_run_again(trial, until):
-            _LOG.info("%s %s: is it the node?", trial.key, _told(outcome))
+            _LOG.info("%s %s; it is run again on other nodes", trial.key, _summary(outcome))
             self._submit(trial, avoid=suspects)
         else:
             self._finish(trial)
 
     def _finish(self, trial: HeldTrial) -> None:
-        """The trial's last run has ended: it is reported, unless its lease is another's."""
+        """Posts the outcome of a trial after its last run, unless its lease is lost."""
         del self._held[trial.key]
         self.opinions.forget(trial)
         outcome = trial.runs[-1].outcome
-        _LOG.info("%s %s", trial.key, _told(outcome))
+        _LOG.info("%s %s", trial.key, _summary(outcome))
         if not trial.is_returned or outcome.state not in ("cancelled", "failed"):
             self._posting.take(trial.report())
 
@@ -233,28 +235,28 @@ class TrialBook:
                 f"and this allocation has {large_enough} nodes of so many devices"
             )
 
-    def _refuse(self, worker_id: str, lease: Lease, why: str) -> None:
+    def _refuse(self, worker_id: str, lease: LeaseRead, why: str) -> None:
         message = f"this worker can't run the request: {why}"
         outcome = Outcome(state="failed", reason="unsupported", message=message)
-        _LOG.warning("trial %d of %s %s", lease.number, lease.campaign, _told(outcome))
+        _LOG.warning("trial %d of %s %s", lease.number, lease.campaign, _summary(outcome))
         self._posting.take(
             OutcomeReport(
                 trial_id=lease.trial_id,
                 attempt=lease.attempt,
                 worker_id=worker_id,
-                outcome=outcome.to_mapping(),
+                outcome=outcome,
             )
         )
 
     def _give_back(self, trial: HeldTrial, why: str) -> None:
-        """Reports a trial that waits: what it came to so far, or that it is to run elsewhere."""
+        """Posts the outcome of a trial that waits: of its last run, or that it was not run here."""
         _LOG.info("%s is %s", trial.key, why)
         self._drop(trial)
         outcome = Outcome(state="cancelled", reason="cancelled", message=why)
         self._posting.take(trial.report(None if trial.runs else outcome))
 
     def _return(self, trial: HeldTrial) -> None:
-        """The lease is, or will be, somebody else's."""
+        """Gives a lease up that is lost, or will be at the end of the session."""
         trial.is_returned = True
         if trial.is_running:
             trial.stop.set()
@@ -262,7 +264,7 @@ class TrialBook:
             self._drop(trial)
 
     def _drop(self, trial: HeldTrial) -> None:
-        """A trial that waits is held no longer."""
+        """Removes a trial that waits."""
         self._packer.withdraw(trial.key)
         self.opinions.forget(trial)
         del self._held[trial.key]
@@ -278,14 +280,53 @@ def _may_run_again(trial: HeldTrial, until: float | None) -> bool:
 
 
 def _may_be_the_end_of_all(outcome: Outcome) -> bool:
-    """Whether a probe may have failed because its job is ended: Slurm signals everybody at once.
+    """Whether a probe may have failed because the job ends: Slurm signals all processes at once.
 
-    Then the worker is about to hear the same, and the trial goes back with the session.
+    Then the worker gets the signal too, and the trial is returned with the session.
     """
     return outcome.reason == "node_lost" or "(SIGTERM)" in outcome.message
 
 
-def _told(outcome: Outcome) -> str:
+def _summary(outcome: Outcome) -> str:
     """An outcome in a few words."""
     reason = "" if outcome.reason is None else f" ({outcome.reason}: {outcome.message})"
     return f"{outcome.state}{reason}"
+
+
+def start_probe(launcher: Launcher, trial: HeldTrial, events: Events) -> None:
+    """Runs the probe of a trial that has devices on a thread; its end is the event `ProbeEnded`."""
+    # Copied now: the owner of the trial may change it while the thread runs.
+    request, placement = trial.request, trial.placement
+    stop, progress = trial.stop, trial.progress
+    started = time.monotonic()
+
+    def lost(message: str, node: str = "") -> Outcome:
+        """The layout is not to blame, so the reason is a lost node."""
+        return Outcome(
+            state="failed",
+            reason="node_lost",
+            message=acceptable_text(message, MAX_MESSAGE_LENGTH),
+            node=node,
+            duration_s=time.monotonic() - started,
+        )
+
+    def run() -> WorkerEvent:
+        try:
+            outcome = launcher.run(
+                request, shares=placement, on_event=progress.note, cancelled=stop.is_set
+            )
+        except RanksLeftError as error:
+            held = tuple(share.node for share in placement)
+            unclean = held if error.node is None else (error.node,)
+            outcome = lost(str(error), launcher.nodes[unclean[0]].name)
+            return ProbeEnded(
+                trial=trial, outcome=outcome, unclean=str(error), unclean_nodes=unclean
+            )
+        return ProbeEnded(trial=trial, outcome=outcome)
+
+    def failed(error: Exception) -> WorkerEvent:
+        _LOG.error("the launcher failed with the probe of %s", trial.title, exc_info=error)
+        (last_line,) = traceback.format_exception_only(error)[-1:]
+        return ProbeEnded(trial=trial, outcome=lost(f"the launcher failed: {last_line.strip()}"))
+
+    in_background(events, run, name=f"probe-{trial.key}", failed=failed)

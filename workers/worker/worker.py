@@ -1,32 +1,42 @@
-"""The worker: leases trials, runs them side by side, and posts what came of them."""
+"""The worker: leases trials, runs their probes side by side, and posts the outcomes.
+
+It ends after SIGTERM or SIGINT, and at the end of its allocation.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
-from workers.allocation_end import AllocationEnd, EndsIn
-from workers.drain import Drain, DrainRequested
-from workers.errors import WorkerError, WorkerSupersededError, WorkerUnknownError
-from workers.health import HealthReport
-from workers.heartbeat import Heartbeat
+from search_spaces.protocol.worker_messages import WorkerCreate, WorkerCreated
+from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
 from workers.launchers.base import Cancelled, Launcher
-from workers.lease_client import LeaseClient
-from workers.leasing import Leasing
-from workers.node_roster import NodeRoster
-from workers.outbox import Outbox
+from workers.nodes.health import HealthReport
+from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
-from workers.posting import Posting
-from workers.protocol import Registration, WorkerIdentity
-from workers.scheduler import Scheduler, SchedulerOptions
-from workers.service_http import patiently
-from workers.worker_events import DrainAsked, Events
-from workers.worker_status import News
+from workers.service.http import patiently
+from workers.service.lease_client import LeaseClient
+from workers.worker.events import DrainAsked, EndMoved, Events
+from workers.worker.heartbeat import Heartbeat, News
+from workers.worker.lease_requests import Leasing
+from workers.worker.outcome_posting import Outbox, Posting
+from workers.worker.scheduler import Scheduler, SchedulerOptions
+from workers.worker.trials_in_hand import TrialBook
 
 _LOG = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 60.0
+"""The wall time of a running job may be changed. Each query costs Slurm's controller time."""
+
+EndsIn = Callable[[], float | None]
+"""Seconds until the allocation ends; None: unknown, or never."""
 
 _POST_WITHIN_S: Final = 10.0
 _REGISTER_WITHIN_S: Final = 10.0
@@ -35,31 +45,127 @@ _LEAVE_LEASING_WITHIN_S: Final = 1.0
 CheckOf = Callable[
     [Launcher, Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]
 ]
-"""Checks the health of some nodes of a launcher, beside reports of others."""
+"""Checks the health of some nodes of a launcher, in comparison with reports of other nodes."""
+
+
+class DrainRequested(BaseException):
+    """Ends a wait of the worker: it has been signalled to end."""
+
+
+class Drain:
+    """Whether the worker has been signalled to end.
+
+    A signal ends a wait by an exception, and otherwise calls `on_request`. Further signals have no
+    effect: ending takes a moment.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.on_request: Callable[[], object] = lambda: None
+        """Called in the signal handler."""
+        self._waiting = False
+
+    def listen(self) -> None:
+        """Takes over SIGTERM and SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Surrounds code that a signal may leave at any point.
+
+        Raises:
+            DrainRequested: a signal has come, before or meanwhile.
+        """
+        self._waiting = True
+        try:
+            if self.requested:
+                raise DrainRequested
+            yield
+        finally:
+            self._waiting = False
+
+    def sleep(self, seconds: float) -> None:
+        """Waits until the time is over or a signal comes.
+
+        Raises:
+            DrainRequested: a signal has come.
+        """
+        with self.waiting():
+            time.sleep(seconds)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.requested = True
+        self.on_request()
+        if self._waiting:
+            self._waiting = False
+            raise DrainRequested
+
+
+class AllocationEnd:
+    """Looks up the end of the allocation now and then, and sends it to the worker as `EndMoved`.
+
+    It has a thread of its own: Slurm's controller may take minutes to answer.
+
+    Args:
+        ends_in_s: looks up the end.
+        events: the worker's queue.
+        look_every_s: seconds between two queries.
+    """
+
+    def __init__(
+        self, ends_in_s: EndsIn, events: Events, *, look_every_s: float = _LOOK_EVERY_S
+    ) -> None:
+        self._ends_in_s = ends_in_s
+        self._events = events
+        self._look_every_s = look_every_s
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="allocation-end", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the queries."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            now = time.monotonic()
+            try:
+                left_s = self._ends_in_s()
+            except Exception as error:  # the worker goes on with the last known end
+                _LOG.warning("the end of the allocation is not known: %s", error)
+            else:
+                self._events.put(EndMoved(ends_at=None if left_s is None else now + left_s))
+            self._closing.wait(self._look_every_s)
+
+
+def ends_after(seconds: float) -> EndsIn:
+    """An allocation that ends a number of seconds from now."""
+    ends_at = time.monotonic() + seconds
+    return lambda: max(0.0, ends_at - time.monotonic())
 
 
 class Worker:
-    """Runs trials until it is asked to end, or its time is over.
+    """Runs trials until it is signalled to end or the allocation ends.
 
-    The thread that calls `run` owns all state. Others lease, send heartbeats, keep and post outcomes,
-    and run a probe each; they tell it what happened by events.
+    The thread that calls `run` owns all state. Other threads lease, send heartbeats, store and post
+    outcomes, and run one probe each; they put events into the queue of the first thread.
 
     Args:
         client: the service.
-        identity: who this is.
-        start_launcher: starts what runs the probes; the worker closes it.
+        identity: how the worker registers.
+        start_launcher: starts the launcher of the probes; the worker closes it.
         outbox: where outcomes wait until they are posted.
-        drain: whether to end.
+        drain: whether the worker has been signalled to end.
         options: how trials are run.
-        ends_in_s: looks up when the nodes are taken away; None: never.
-        check: checks a launcher's nodes; None: they are believed to be fit.
+        ends_in_s: looks up when the allocation ends; None: never.
+        check: checks the health of a launcher's nodes; None: they are not checked.
     """
 
     def __init__(
         self,
         *,
         client: LeaseClient,
-        identity: WorkerIdentity,
+        identity: WorkerCreate,
         start_launcher: Callable[[], Launcher],
         outbox: Outbox,
         drain: Drain,
@@ -78,18 +184,20 @@ class Worker:
         self._events: Events = SimpleQueue()
 
     def run(self, *, patience_s: float) -> None:
-        """Works until it is to end; then the probes are ended and their leases returned.
+        """Works until it must end; then it ends the probes and returns their leases.
 
         Args:
-            patience_s: how long the service may be away at the start. Later it may be for ever.
+            patience_s: how long to wait for a service that does not answer at the start. Later the
+                worker waits without a limit.
 
         Raises:
-            WorkerError: it can't go on; the leases have been returned where possible.
-            WorkerSupersededError: another worker has taken its name over; so it is one of these.
+            WorkerError: the worker can't go on; the leases have been returned where possible.
+            WorkerReplacedError: another worker has registered under its name.
         """
         try:
             registration = patiently(
                 lambda: self._client.register(self._identity),
+                "registering",
                 patience_s=patience_s,
                 wait=self._drain.sleep,
             )
@@ -113,6 +221,7 @@ class Worker:
         )
         end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
         try:
+            self._warn_of_too_much_power()
             self._work(registration, heartbeat, posting, leasing)
         except DrainRequested:
             _LOG.info("ending: asked to, before anything ran")
@@ -124,12 +233,27 @@ class Worker:
             is_registering = heartbeat.news.worker_id is None
             leasing.close(_REGISTER_WITHIN_S if is_registering else 0)
             self._unregister(leasing.worker_id)
-            leasing.close(_LEAVE_LEASING_WITHIN_S)  # its long poll ends with the session
+            # The service ends its long poll with the session.
+            leasing.close(_LEAVE_LEASING_WITHIN_S)
+
+    def _warn_of_too_much_power(self) -> None:
+        try:
+            role = self._client.role()
+        except WorkerError as error:
+            _LOG.info("the role of the token could not be read: %s", error)
+            return
+        if role != "worker":
+            _LOG.warning(
+                "the token has the role %s: anyone who can read its file on this machine has that role; "
+                "give the worker a token of its own, made with `layout-tuner token create NAME --role "
+                "worker --out FILE`",
+                role,
+            )
 
     def _work(
-        self, registration: Registration, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
+        self, registration: WorkerCreated, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
     ) -> None:
-        with self._drain.waiting():  # for the nodes of an allocation, perhaps for minutes
+        with self._drain.waiting():  # starting on an allocation may take minutes
             launcher = self._start_launcher()
         packer = Packer(share_nodes=self._options.share_nodes)
         roster = NodeRoster(
@@ -140,13 +264,19 @@ class Worker:
             cpu=self._options.devices_are_cores,
         )
         try:
-            scheduler = Scheduler(
+            trials = TrialBook(
                 launcher=launcher,
                 packer=packer,
                 roster=roster,
-                leasing=leasing,
                 posting=posting,
                 events=self._events,
+                share_nodes=self._options.share_nodes,
+            )
+            scheduler = Scheduler(
+                trials=trials,
+                packer=packer,
+                roster=roster,
+                leasing=leasing,
                 registration=registration,
                 num_nodes=self._identity.num_nodes,
                 options=self._options,
@@ -178,7 +308,7 @@ class Worker:
     def _unregister(self, worker_id: str) -> None:
         try:
             self._client.unregister(worker_id)
-        except (WorkerUnknownError, WorkerSupersededError):
+        except (WorkerUnknownError, WorkerReplacedError):
             return
         except WorkerError as error:
-            _LOG.warning("the leases could not be returned, so they run out: %s", error)
+            _LOG.warning("the leases could not be returned and will expire: %s", error)

@@ -1,34 +1,44 @@
-"""Known machines, and the reading of a user's description of one."""
+"""Cluster presets, and the reading of a user's description of a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from search_spaces.cluster import (
+from search_spaces.documents.reading import (
+    Problems,
+    is_positive_number,
+    nearest,
+    read_mapping,
+    shown,
+    unknown_names,
+)
+from search_spaces.errors import ClusterInvalidError
+from search_spaces.spec.cluster import (
     GIB,
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
     Cluster,
     detect_local_cpu,
 )
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.reading import (
-    is_positive_number,
-    nearest,
-    read_mapping,
-    refuse_unknown,
-    shown,
-)
 
 LOCAL_CPU: Final = "local-cpu"
-"""The one cluster that is detected rather than listed."""
+"""The cluster that is detected instead of listed."""
 
 _MAX_DEVICE_MEMORY_GB: Final = MAX_DEVICE_MEMORY_BYTES // GIB
 
 _A100_PEAKS: Final = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
+_HOPPER_PEAKS: Final = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12}
+
+_DATA_SHEET: Final = "{} data sheet; bandwidths are nominal, inside a node 80 % of that"
+
+
+def _reached(nominal_bytes_per_s: float) -> float:
+    """Bandwidth of collectives inside a node: 80 % of the nominal rate in one direction."""
+    return 0.8 * nominal_bytes_per_s
+
 
 _CLUSTERS: Final = (
     Cluster(
@@ -41,7 +51,7 @@ _CLUSTERS: Final = (
         memory_bandwidth_bytes_per_s=1.6e12,
         # Not monotonic: four ranks span two packages over the thinnest links.
         intra_node_bandwidth_bytes_per_s={2: 129e9, 4: 52e9, 8: 135e9},
-        # With all eight devices of a node in groups of their own.
+        # Measured with all eight devices of a node in different groups.
         inter_node_bandwidth_bytes_per_s=5e9,
         source="OLCF user guide; collectives as measured in arXiv:2502.08145",
     ),
@@ -75,11 +85,88 @@ _CLUSTERS: Final = (
         num_nodes=128,
         devices_per_node=8,
         device_memory_bytes=80 * GIB,
-        peak_flops_per_s={"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12},
+        peak_flops_per_s=_HOPPER_PEAKS,
         memory_bandwidth_bytes_per_s=3.35e12,
         intra_node_bandwidth_bytes_per_s={2: 360e9, 4: 360e9, 8: 360e9},
         inter_node_bandwidth_bytes_per_s=50e9,
         source="NVIDIA's data sheet; bandwidths are nominal",
+    ),
+    Cluster(
+        name="a100-sxm-4",
+        # The board of JUWELS Booster, Leonardo and others, here with NVIDIA's 80 GB devices.
+        device="NVIDIA A100-SXM4-80GB",
+        num_nodes=128,
+        devices_per_node=4,
+        device_memory_bytes=80 * GIB,
+        peak_flops_per_s=_A100_PEAKS,
+        memory_bandwidth_bytes_per_s=2.039e12,  # A100 80GB data sheet
+        # HGX A100 4-GPU has no NVSwitch: each pair has 4 links of 25 GB/s each way.
+        intra_node_bandwidth_bytes_per_s={2: _reached(100e9), 4: _reached(300e9)},
+        inter_node_bandwidth_bytes_per_s=25e9,  # one HDR-200 port a device
+        source=_DATA_SHEET.format("NVIDIA A100 80GB and HGX A100 4-GPU"),
+    ),
+    Cluster(
+        name="h200",
+        device="NVIDIA H200-SXM5-141GB",
+        num_nodes=128,
+        devices_per_node=8,
+        device_memory_bytes=141 * GIB,
+        # H200 data sheet: 67 fp32, 1,979 bf16 with sparsity (half of it dense); the H100's die.
+        peak_flops_per_s=_HOPPER_PEAKS,
+        memory_bandwidth_bytes_per_s=4.8e12,  # H200 data sheet, HBM3e
+        # NVLink 4 with NVSwitch: 18 links of 25 GB/s each way, for a group of any size.
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(450e9)),
+        inter_node_bandwidth_bytes_per_s=50e9,  # one NDR-400 port a device, as in DGX H200
+        source=_DATA_SHEET.format("NVIDIA H200"),
+    ),
+    Cluster(
+        name="mi300x",
+        device="AMD Instinct MI300X",
+        num_nodes=128,
+        devices_per_node=8,
+        device_memory_bytes=192 * GIB,
+        # MI300X data sheet: matrix units, without sparsity.
+        peak_flops_per_s={"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12},
+        memory_bandwidth_bytes_per_s=5.3e12,  # MI300X data sheet, HBM3
+        # No switch: each pair has one Infinity Fabric link of 64 GB/s each way, 7 links a device.
+        intra_node_bandwidth_bytes_per_s={
+            2: _reached(64e9),
+            4: _reached(3 * 64e9),
+            8: _reached(7 * 64e9),
+        },
+        inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device
+        source=_DATA_SHEET.format("AMD Instinct MI300X"),
+    ),
+    Cluster(
+        name="gb200",
+        device="NVIDIA GB200",
+        num_nodes=18,  # compute trays of one NVL72 rack
+        devices_per_node=4,
+        # GB200 NVL72 data sheet over its 72 devices: 13.4 TB of HBM3e, 576 TB/s, 5,760 TFLOP/s of
+        # fp32 and 360 PFLOP/s of bf16 with sparsity, which is 2.5 dense (an HGX B200 has 2.25).
+        device_memory_bytes=186 * GIB,
+        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12},
+        memory_bandwidth_bytes_per_s=8e12,
+        # NVLink 5: 18 links of 50 GB/s each way.
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
+        # For jobs over several racks (one 400 Gb/s port per device). NVLink also connects the trays
+        # of a rack: for jobs inside a rack start from the preset and state 720e9.
+        inter_node_bandwidth_bytes_per_s=50e9,
+        source=_DATA_SHEET.format("NVIDIA GB200 NVL72"),
+    ),
+    Cluster(
+        name="alps",
+        device="NVIDIA GH200-96GB",
+        num_nodes=2688,  # docs.cscs.ch/alps/hardware
+        devices_per_node=4,
+        device_memory_bytes=96 * GIB,  # GH200 data sheet, HBM3
+        peak_flops_per_s=_HOPPER_PEAKS,  # GH200 data sheet, without sparsity
+        memory_bandwidth_bytes_per_s=4e12,  # GH200 data sheet, HBM3
+        # Six NVLink 4 links, 150 GB/s each way, between each pair (arXiv:2408.11556).
+        intra_node_bandwidth_bytes_per_s={2: _reached(150e9), 4: _reached(450e9)},
+        inter_node_bandwidth_bytes_per_s=25e9,  # a Slingshot port of 200 Gb/s a device, likewise
+        source="CSCS documentation and NVIDIA's GH200 data sheet; bandwidths are nominal, inside a node "
+        "80 % of that",
     ),
 )
 
@@ -99,39 +186,68 @@ _GENERIC: Final[Mapping[str, Any]] = MappingProxyType(
         "inter_node_bandwidth_bytes_per_s": 25e9,
     }
 )
-# The peak is not among them: it is measured where nobody states it.
+# Peaks are not guessed: where none is stated, the worker measures it.
 
 
 def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | None]:
-    """The cluster that a user described, and a warning where constants had to be guessed.
+    """The cluster that a user described, and a warning if constants had to be guessed.
 
     A description is a preset's name, or a mapping of `Cluster` fields. A mapping may start from a
-    preset (`{preset: frontier, num_nodes: 16}`) and may give the memory as `device_memory_gb`
-    (of 2^30 bytes, as vendors count). A name that nobody knows gets generic constants for whatever
-    is not given; the warning lists them. A preset's own name is a description by itself, or stands
-    beside everything that layouts are held to, as `Cluster.to_mapping` writes it.
+    preset (`{preset: frontier, num_nodes: 16}`), and may give the memory as `device_memory_gb` (of
+    2^30 bytes). A mapping with a new `name` gets generic constants for all missing fields; the
+    warning lists them. A mapping with a preset's `name` must have no other field, or all required
+    ones, as `Cluster.to_mapping` writes them.
 
     Raises:
-        ClusterInvalidError: a field is unknown or impossible, local-cpu is asked for more than this
-            machine has, or a preset's name stands beside some fields in place of `preset`.
+        ClusterInvalidError: a preset or a field is unknown or impossible, local-cpu is larger than
+            this machine, or a preset's name has some of the required fields only.
     """
     if isinstance(described, str):
-        described = {"preset": described} if _is_preset(described) else {"name": described}
+        if not is_cluster_preset(described):
+            raise unknown_cluster(described)
+        described = {"preset": described}
     values = read_mapping(described, ClusterInvalidError, "the cluster")
     known = [f.name for f in fields(Cluster)]
-    refuse_unknown(
-        values, ["preset", "device_memory_gb", *known], ClusterInvalidError, "cluster field"
-    )
-    _read_memory(values)
+    names = ["preset", "device_memory_gb", *known]
+    problems = Problems()
+    problems.add(*unknown_names(values, names, ClusterInvalidError, "cluster field"))
+    values = {name: value for name, value in values.items() if name in names}
+    with problems.collecting():
+        _read_memory(values)
+    with problems.collecting():
+        resolved = _resolved(values)
+    problems.refuse()
+    return resolved
+
+
+def _resolved(values: dict[str, Any]) -> tuple[Cluster, str | None]:
     if "preset" in values:
         return _from_preset(values), None
-    if set(values) == {"name"} and _is_preset(values["name"]):
+    if set(values) == {"name"} and is_cluster_preset(values["name"]):
         return _from_preset({"preset": values["name"]}), None
     return _from_generic(values)
 
 
-def _is_preset(name: object) -> bool:
+def is_cluster_preset(name: object) -> bool:
+    """Whether a name is a cluster preset, or local-cpu."""
     return isinstance(name, str) and (name == LOCAL_CPU or name in CLUSTER_PRESETS)
+
+
+def unknown_cluster(
+    name: str, *, own: Collection[str] = (), searched: str = ""
+) -> ClusterInvalidError:
+    """The error about an unknown name of a cluster.
+
+    Args:
+        name: the name.
+        own: clusters that are stored in the service.
+        searched: other places that were searched, as the end of a sentence.
+    """
+    known = [LOCAL_CPU, *CLUSTER_PRESETS, *own]
+    return ClusterInvalidError(
+        f"unknown cluster {shown(name)}{nearest(name, known)}{searched}; describe a cluster of "
+        "your own as a mapping with name: and its fields, in a file where a command asks for it"
+    )
 
 
 def _read_memory(values: dict[str, Any]) -> None:
@@ -139,30 +255,36 @@ def _read_memory(values: dict[str, Any]) -> None:
         return
     gigabytes = values.pop("device_memory_gb")
     if "device_memory_bytes" in values:
-        raise ClusterInvalidError("give device_memory_gb or device_memory_bytes, not both")
+        raise ClusterInvalidError.of_field(
+            "device_memory_gb", "give device_memory_gb or device_memory_bytes, not both"
+        )
     if not is_positive_number(gigabytes):
-        raise ClusterInvalidError(f"device_memory_gb={shown(gigabytes)} is not a number over 0")
+        raise ClusterInvalidError.of_field(
+            "device_memory_gb", f"device_memory_gb={shown(gigabytes)} is not a number over 0"
+        )
     if gigabytes > _MAX_DEVICE_MEMORY_GB:
-        raise ClusterInvalidError(
+        raise ClusterInvalidError.of_field(
+            "device_memory_gb",
             f"device_memory_gb={shown(gigabytes)} is more than {_MAX_DEVICE_MEMORY_GB}, the largest "
-            "that is accepted"
+            "that is accepted",
         )
     values["device_memory_bytes"] = int(gigabytes * GIB)
 
 
 def _from_preset(values: dict[str, Any]) -> Cluster:
     preset = values.pop("preset")
-    if not _is_preset(preset):
+    if not is_cluster_preset(preset):
         choices = [LOCAL_CPU, *CLUSTER_PRESETS]
-        raise ClusterInvalidError(
-            f"unknown cluster preset {shown(preset)}{nearest(str(preset)[:80], choices)}"
+        raise ClusterInvalidError.of_field(
+            "preset", f"unknown cluster preset {shown(preset)}{nearest(preset, choices)}"
         )
     if preset != LOCAL_CPU:
         return Cluster.from_mapping(CLUSTER_PRESETS[preset].to_mapping() | values)
     base = detect_local_cpu(values.pop("devices_per_node", None))
     if values.get("num_nodes", 1) != 1:
-        raise ClusterInvalidError(
-            f"num_nodes={shown(values['num_nodes'])}: local-cpu is this machine, one node"
+        raise ClusterInvalidError.of_field(
+            "num_nodes",
+            f"num_nodes={shown(values['num_nodes'])}: local-cpu is this machine, one node",
         )
     return Cluster.from_mapping(base.to_mapping() | values)
 
@@ -181,15 +303,15 @@ def _from_generic(values: dict[str, Any]) -> tuple[Cluster, str | None]:
         return cluster, None
     listed = ", ".join(f"{name}={value}" for name, value in guessed.items())
     why = "is written out without all of its constants"
-    if not _is_preset(cluster.name):
+    if not is_cluster_preset(cluster.name):
         why = f"is not a preset ({', '.join([LOCAL_CPU, *CLUSTER_PRESETS])})"
     return cluster, f"cluster {cluster.name!r} {why}: generic constants stand in for {listed}"
 
 
 def _refuse_half_a_preset(values: Mapping[str, Any], guessed: Mapping[str, Any]) -> None:
-    """Whoever names a known machine means its limits, not guesses at them."""
+    """Refuses a preset's name with missing required fields, which would be guessed."""
     lacking = [name for name in REQUIRED_FIELDS if name in guessed]
-    if lacking and _is_preset(values["name"]):
+    if lacking and is_cluster_preset(values["name"]):
         preset = values["name"]
         raise ClusterInvalidError(
             f"name={preset!r} is a preset's, and {', '.join(lacking)} would have to be guessed; to "

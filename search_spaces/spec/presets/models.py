@@ -1,4 +1,4 @@
-"""Known models: two for each CPU-sized demonstration, and the published shapes."""
+"""Model presets: small ones for CPUs, and published shapes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from search_spaces.documents.reading import nearest, read_mapping, shown
 from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import nearest, read_mapping, shown
+from search_spaces.spec.model_shape import ModelShape
 
 
 def _gpt(
@@ -62,7 +62,7 @@ def _llama(
 
 
 _SHAPES: Final = (
-    # For a few CPU cores. Untied, so that a pipeline's result equals one process's bit for bit.
+    # For a few CPU cores. Untied, so that a pipeline gives the same bits as one process.
     _gpt("tiny", layers=4, hidden=128, heads=4, seq=128, vocab=1024, tied=False),
     _llama("tiny-llama", layers=4, hidden=128, ffn=384, heads=4, kv_heads=2, seq=128, vocab=1024),
     _gpt("small", layers=8, hidden=256, heads=8, seq=256, vocab=4096, tied=False),
@@ -87,14 +87,14 @@ _SHAPES: Final = (
 MODEL_PRESETS: Final[Mapping[str, ModelShape]] = MappingProxyType(
     {shape.name: shape for shape in _SHAPES}
 )
-"""Every known model by name."""
+"""All model presets by name."""
 
 
 def model_preset(name: str) -> ModelShape:
-    """The known model of that name.
+    """The model preset of a name.
 
     Raises:
-        ModelShapeInvalidError: there is none; the message lists those that there are.
+        ModelShapeInvalidError: it is unknown; the message lists the presets.
     """
     if name not in MODEL_PRESETS:
         raise ModelShapeInvalidError(f"unknown model {shown(name)}{nearest(name, MODEL_PRESETS)}")
@@ -104,8 +104,8 @@ def model_preset(name: str) -> ModelShape:
 def resolve_model(described: str | Mapping[str, Any]) -> ModelShape:
     """The model that a user described: a preset's name, a shape, or a preset with changes.
 
-    A changed preset is named after it ("tiny-custom") unless a name is given, so that a leaderboard
-    never calls two shapes by one name.
+    A changed preset without a name is called "PRESET-custom", so that different shapes have
+    different names on a leaderboard.
 
     Raises:
         ModelShapeInvalidError: the preset is unknown, or a field is unknown, missing or impossible.

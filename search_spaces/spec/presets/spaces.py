@@ -1,4 +1,4 @@
-"""Known search spaces."""
+"""Presets of search spaces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from search_spaces.documents.reading import nearest, read_mapping, shown
 from search_spaces.errors import SpaceInvalidError
-from search_spaces.reading import nearest, read_mapping, shown
-from search_spaces.space import SearchSpace
+from search_spaces.spec.layout import Precision
+from search_spaces.spec.space import SearchSpace
 
 # Table V of Dash et al. (arXiv:2312.12705), for gpt-175b on frontier. The recipe that the same
 # paper publishes as its best for that model (TP 4, PP 16, micro-batch 1, 640 sequences a replica)
@@ -31,11 +32,18 @@ _PAPER_TABLE_V: Final = SearchSpace(
 SPACE_PRESETS: Final[Mapping[str, SearchSpace]] = MappingProxyType(
     {"paper-table-v": _PAPER_TABLE_V}
 )
-"""Every known space by name."""
+"""All space presets by name."""
 
 
-def resolve_space(described: str | Mapping[str, Any]) -> SearchSpace:
+def resolve_space(
+    described: str | Mapping[str, Any], *, precision: Precision = "fp32"
+) -> SearchSpace:
     """The space that a user described: a preset's name, knobs, or a preset with other knobs.
+
+    Args:
+        described: the description.
+        precision: the precision of a space that names none (see
+            `search_spaces.spec.default_precision`).
 
     Raises:
         SpaceInvalidError: the preset or a knob is unknown, or a value impossible.
@@ -44,7 +52,7 @@ def resolve_space(described: str | Mapping[str, Any]) -> SearchSpace:
         return _space_preset(described)
     values = read_mapping(described, SpaceInvalidError, "the search space")
     if "preset" not in values:
-        return SearchSpace.from_mapping(values)
+        return SearchSpace.from_mapping({"precision": precision, **values})
     base = _space_preset(values.pop("preset")).to_mapping()
     if isinstance(values.get("global_batch_size"), int) and "num_microbatches" not in values:
         del base["num_microbatches"]  # a batch that is now fixed derives them
@@ -53,7 +61,5 @@ def resolve_space(described: str | Mapping[str, Any]) -> SearchSpace:
 
 def _space_preset(name: object) -> SearchSpace:
     if not isinstance(name, str) or name not in SPACE_PRESETS:
-        raise SpaceInvalidError(
-            f"unknown search space {shown(name)}{nearest(str(name)[:80], SPACE_PRESETS)}"
-        )
+        raise SpaceInvalidError(f"unknown search space {shown(name)}{nearest(name, SPACE_PRESETS)}")
     return SPACE_PRESETS[name]

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from api.access_schemas import TokenCreate
 from api.client.clients import Calls
-from api.client.route import Follow, Route, Walk
-from api.worker_schemas import HeartbeatBody, LeaseRequest, OutcomePost, WorkerCreate
-from results_db.campaign_filter import CampaignFilter
-from results_db.trial_filter import CHOICES, LISTED_FIELDS, METRICS, TEXTS, TrialFilter
-from tests.api.service import INTRODUCTION
-from tests.results_db.factories import completed
+from api.client.methods import ClientMethod
+from api.schemas.access import TokenCreate
+from results_db.campaigns.filter import CampaignFilter
+from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
 
 
 def full_filter() -> TrialFilter:
@@ -52,19 +50,19 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     bytes: lambda: b"a,b\n",
     TrialFilter: full_filter,
     CampaignFilter: full_campaign_filter,
-    WorkerCreate: lambda: WorkerCreate(**INTRODUCTION),
-    LeaseRequest: LeaseRequest,
-    HeartbeatBody: HeartbeatBody,
     TokenCreate: lambda: TokenCreate(name="some", role="viewer"),
     datetime: lambda: datetime(2026, 1, 2, tzinfo=UTC),
-    OutcomePost: lambda: OutcomePost(worker_id="w", attempt=1, outcome=completed().to_mapping()),
 }
 """A value of each type that a method takes."""
 
 
-def described(kinds: tuple[type, ...] = (Route, Walk, Follow)) -> list[str]:
-    """Names of the methods that routes are described by."""
-    return [name for name, value in inspect.getmembers(Calls) if isinstance(value, kinds)]
+def described(*kinds: str) -> list[str]:
+    """Names of the methods that send calls, walk lists and follow streams, or of some kinds."""
+    return [
+        name
+        for name, value in inspect.getmembers(Calls)
+        if isinstance(value, ClientMethod) and (not kinds or value.kind in kinds)
+    ]
 
 
 def arguments(name: str) -> dict[str, Any]:

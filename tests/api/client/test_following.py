@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from api.client import AsyncClient, Client
-from api.client.retries import Retries
+from api.client.sending import Retries
 from api.errors import EventsMissedError, ServiceError
 from api.settings import Settings
-from results_db.data_dir import DataDir
 from results_db.store import Store
-from tests.api.service import TOKEN
+from tests.api.local_api import TOKEN
 from tests.api.streams import live_service
+from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign
 
 IMPATIENT = Retries(attempts=2, first_pause_s=0.01)
@@ -25,7 +25,7 @@ ROUNDS = 20
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(DataDir(tmp_path / "data"))) as store:
+    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
         yield store
 
 
@@ -76,7 +76,7 @@ def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: S
     store.pause_campaign(campaign)
     store.resume_campaign(campaign)
     store.prune_events(store._clock())
-    with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="read anew"):
+    with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="no longer stored"):
         next(client.campaign_events("first", after=1))
 
 

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from api.client import AsyncClient, Client, Retries
-from api.client.retries import NO_RETRIES
+from api.client.sending import NO_RETRIES
+from api.client.service import ServiceCalls
 from api.errors import ServiceError
 
 HEALTH = {
@@ -143,8 +144,6 @@ def test_without_retries_everything_is_sent_once(ask: Ask) -> None:
 
 
 def pauses(retries: Retries, answers: Sequence[httpx.Response]) -> list[float | None]:
-    from api.client.service import ServiceCalls
-
     call = ServiceCalls.health.describe(None)
     return [
         retries.pause_after_answer(call, attempt, answer)

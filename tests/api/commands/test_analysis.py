@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
-from search_spaces.layout import Layout
-from tests.api.service import TOKEN, Api
-from tests.results_db.test_analyses import make_analysis
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import TOKEN, Api
+from tests.results_db.campaigns.test_analyses import make_analysis
 
 BEST = Layout(num_microbatches=8)
 

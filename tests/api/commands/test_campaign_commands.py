@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from api.commands.campaign import campaign
 from api.commands.catalogue import cluster, model
 from api.commands.report import report
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
 from tests.api.report.page import Page
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed, failed, lease_one, make_worker
 
 Run = Callable[..., Result]
@@ -82,7 +82,7 @@ def test_a_list_shows_what_is_asked_for(run: Run, name: str) -> None:
 def test_a_time_that_is_none_is_bad_usage(run: Run) -> None:
     refused = run("campaign", "list", "--created-after", "yesterday")
     assert refused.exit_code == 2
-    assert "'yesterday' is no time" in refused.output
+    assert "'yesterday' is not a time" in refused.output
 
 
 def test_an_update_changes_what_it_names(run: Run, name: str, tmp_path: Path) -> None:
@@ -119,7 +119,9 @@ def test_an_update_of_an_ended_campaign_names_the_clone(run: Run, name: str) -> 
     assert refused.exit_code == 1
     assert "layout-tuner campaign clone" in refused.output
     told = done(run("campaign", "clone", name, "--trials", "9"))
-    assert told.startswith(f"campaign {name}-2 submitted: 4 legal layouts, at most 9 trials\n")
+    assert told.startswith(
+        f"campaign {name}-2 submitted: 4 legal layouts, precision fp32, at most 9 trials\n"
+    )
 
 
 def test_a_clone_differs_in_what_is_set(run: Run, name: str) -> None:
@@ -143,10 +145,10 @@ def test_a_clone_differs_in_what_is_set(run: Run, name: str) -> None:
         ("strategy", "write it as FIELD=VALUE"),
         ("=3", "write it as FIELD=VALUE"),
         ("space..tp=3", "write it as FIELD=VALUE"),
-        ("seed.deep=3", "set it in whole"),
+        ("seed.deep=3", "set the whole field"),
         ("seed=[1", "malformed YAML"),
-        ("notes=2026-08-01", "no JSON has such a value"),
-        ("seed=.nan", "no JSON has such a value"),
+        ("notes=2026-08-01", "put it in quotes"),
+        ("seed=.nan", "NaN is not a JSON number"),
     ],
 )
 def test_a_setting_that_is_none_is_bad_usage(run: Run, name: str, setting: str, says: str) -> None:
@@ -242,7 +244,7 @@ def write(path: Path, document: Any) -> str:
 
 def test_a_model_is_put_listed_shown_and_deleted(run: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "m.yaml", {"preset": "tiny", "num_layers": 6})
-    assert "model six is kept" in done(run("model", "put", "six", file))
+    assert "model six is stored" in done(run("model", "put", "six", file))
     assert "six" in done(run("model", "list"))
     shown = yaml.safe_load(done(run("model", "show", "six")))
     assert (shown["name"], shown["num_layers"]) == ("six", 6)
@@ -256,7 +258,7 @@ def test_a_model_is_put_listed_shown_and_deleted(run: Run, tmp_path: Path) -> No
 def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
-    assert "cluster desk is kept" in done(told)
+    assert "cluster desk is stored" in done(told)
     assert "generic constants stand in for" in told.output
     assert "desk" in done(run("cluster", "list"))
     shown = tmp_path / "shown.yaml"

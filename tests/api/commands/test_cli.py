@@ -103,3 +103,15 @@ def test_every_command_s_short_help_is_what_click_would_show() -> None:
         assert isinstance(command, click.Command)
         first_line = (command.help or "").partition("\n")[0]
         assert cli.short_help(entry.value) == first_line
+
+
+def test_a_command_that_ctrl_c_ends_says_so_by_its_name(
+    entries: dict[str, metadata.EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("api.commands.serve.serve.callback", be_interrupted)
+    interrupted = CliRunner().invoke(cli.main, ["serve", "--port", "0"])
+    assert interrupted.exit_code == cli.INTERRUPTED
+    assert interrupted.stderr == "\nserve was interrupted\n"

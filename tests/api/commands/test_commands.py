@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -16,14 +18,15 @@ from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
-from api.commands.display import unit, zero
 from api.errors import ServiceError
-from results_db.data_dir import DataDir
+from api.exporters import FORMATS
+from api.service.formatting import unit, zero
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.campaign import OBJECTIVES
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.objectives import OBJECTIVES
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed, failed, lease_one, make_worker
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
@@ -78,7 +81,10 @@ def test_submit_reads_yaml_and_json(run, tmp_path: Path, name: str) -> None:
     as_json.write_text(json.dumps({**CAMPAIGN, "name": f"{name}.json"}))
     done = run("campaign", "submit", str(as_yaml))
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"campaign {name}.yaml submitted: 4 legal layouts, at most 5 trials\n"
+    assert (
+        done.stdout
+        == f"campaign {name}.yaml submitted: 4 legal layouts, precision fp32, at most 5 trials\n"
+    )
     done = run("campaign", "submit", str(as_json), "--json")
     assert json.loads(done.stdout)["name"] == f"{name}.json"
 
@@ -98,13 +104,32 @@ def test_submit_refuses_a_malformed_file_as_bad_usage_with_its_line(run, tmp_pat
     assert run("campaign", "submit", str(tmp_path / "nowhere.yaml")).exit_code == 2
 
 
+def test_submit_lists_all_that_the_service_refuses_of_a_file(run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    wrong = {"model": {"preset": "tiny", "layers": 2}, "space": {"tp": 0}, "buget": {"trials": 3}}
+    file.write_text(yaml.safe_dump({**CAMPAIGN, **wrong}))
+    refused = run("campaign", "submit", str(file))
+    assert refused.exit_code == 1
+    first, *lines = refused.stderr.splitlines()
+    assert first == "Error: the service refuses 4 things:"
+    assert [line.partition(":")[0].strip() for line in lines] == [
+        "buget",
+        "model.layers",
+        "space.global_batch_size",
+        "space.tp",
+    ]
+    assert "did you mean 'budget'?" in lines[0]
+    assert "did you mean 'num_layers'?" in lines[1]
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf", "2026-01-01"])
 def test_submit_refuses_yaml_that_json_has_no_word_for(run, tmp_path: Path, value: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(f"name: odd\nseed: {value}\n")
     refused = run("campaign", "submit", str(file))
     assert refused.exit_code == 2
-    assert "c.yaml: cannot be sent" in refused.output
+    assert "c.yaml: seed: " in refused.output
+    assert "is not a JSON number" in refused.output or "put it in quotes" in refused.output
 
 
 def test_the_leaderboard_shows_a_layouts_figures_at_the_median_of_its_runs(
@@ -149,6 +174,7 @@ def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) 
     shown = run("campaign", "show", name).output
     assert "best          2,000 tokens/s, trial 2" in shown
     assert "constants     generic constants" in shown
+    assert "precision     fp32\n" in shown
     # Two probes of 4 s on one and on two of four devices, five steps of 0.512 s, then of 0.256 s.
     shares = "iterations 16.0%, start 21.5%, idle 62.5%, lost 0.0%"
     assert f"cost          0.00222 node-hours held: {shares}" in shown
@@ -237,8 +263,7 @@ def test_export_writes_files_and_overwrites_none(
     printed = json.loads(run("export", name, "--format", "megatron-lm", "--json").stdout)
     assert printed["trial"] == 2
     refused = run("export", name, "--format", "paper", "--out", str(tmp_path / "none"))
-    assert refused.exit_code == 1
-    assert "megatron-lm, trainer" in refused.output
+    assert refused.exit_code == 2
     assert not (tmp_path / "none").exists()
 
 
@@ -298,6 +323,73 @@ def test_a_token_that_is_none_is_one_clear_error(
     assert len(done.output.splitlines()) == 1
 
 
+def printed_commands(printed: str) -> list[str]:
+    lines = printed.splitlines()
+    return [line.partition(": ")[2] for line in lines if line.startswith("run it ")]
+
+
+@pytest.mark.parametrize("out", [".", "job", "a job's", "-job", "/"])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_the_commands_that_an_export_prints_name_its_files_from_here(
+    run,
+    service,
+    store,
+    name: str,
+    out: str,
+    format_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    campaign = "exported-commands"
+    if not [each for each in store.campaigns() if each.name == campaign]:
+        submit(service, store, campaign, trials=1)
+    folder = tmp_path / "absolute" if out == "/" else Path(out)
+    done = run("export", campaign, "--format", format_name, f"--out={folder}")
+    assert done.exit_code == 0, done.output
+    commands = [shlex.split(line) for line in printed_commands(done.stdout)]
+    assert commands
+    for words in commands:
+        (file,) = [word for word in words if Path(word).is_file()]
+        assert Path(file).parent == folder
+        assert not file.startswith("-")
+    if format_name == "megatron-lm":
+        words[words.index("MEGATRON_DIR=/path/to/Megatron-LM")] = "MEGATRON_DIR="
+        started = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert "set it to a checkout of Megatron-LM" in started.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_that_an_export_prints_train(
+    run, service, store, name: str, tmp_path: Path
+) -> None:
+    submit(service, store, name, trials=1)
+    done = run("export", name, "--format", "trainer", "--out", str(tmp_path / "a job"))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    lines = printed_commands(done.stdout)
+    assert len(lines) == 2
+    for line in lines:
+        trained = subprocess.run(
+            f"{line} --steps 3",
+            shell=True,
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=110,
+            check=False,
+        )
+        assert trained.returncode == 0, trained.stderr
+        assert "step    1" in trained.stdout
+
+
+def test_formats_stand_in_the_help_and_in_the_refusal_of_another(run) -> None:
+    assert f"[{'|'.join(FORMATS)}]" in run("export", "--help").stdout
+    refused = run("export", "c", "--format", "paper")
+    assert refused.exit_code == 2
+    assert f"'paper' is not one of {', '.join(map(repr, FORMATS))}" in refused.stderr
+
+
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".", "", "a\x00b", "a\nb"])
 def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -306,7 +398,14 @@ def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
         {"name": "good", "content": "x", "executable": False},
         {"name": name, "content": "bad", "executable": False},
     ]
-    answer = {"format": "f", "trial": 1, "target_version": "1", "files": files, "notes": []}
+    answer = {
+        "format": "f",
+        "trial": 1,
+        "target_version": "1",
+        "files": files,
+        "commands": [],
+        "notes": [],
+    }
     client = Client(
         "http://service",
         "token",
@@ -314,7 +413,9 @@ def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
     )
     monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
     out = tmp_path / "out"
-    done = CliRunner().invoke(main, ["export", "c", "--format", "f", "--out", str(out), "--force"])
+    done = CliRunner().invoke(
+        main, ["export", "c", "--format", "trainer", "--out", str(out), "--force"]
+    )
     assert done.exit_code == 1
     assert f"the service sent the file name {name!r}; nothing written" in done.output
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -359,6 +460,7 @@ def test_the_client_follows_pages(service, store, name: str) -> None:
             client.campaign("b c?#")
 
 
+@pytest.mark.slow
 def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
     service = ServeProcess(tmp_path)
     port = service.service["url"].rpartition(":")[2]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from api.client import Client
 from api.commands.leaderboard import leaderboard
-from search_spaces.layout import Layout
-from tests.api.service import TOKEN, Api
+from api.service.parquet import num_rows
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import TOKEN, Api
+from tests.api.terminal import Terminal
 
 Run = Callable[..., Result]
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
@@ -51,6 +56,32 @@ def test_a_table_has_the_same_layouts(run: Run) -> None:
     assert len(rows) == 1
 
 
+def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Run) -> None:
+    where = ("--where", "tp=1")
+    page = json.loads(run("--json", *where).stdout)
+    assert [(each["number"], each["rank"]) for each in page["trials"]] == [(2, 2), (1, 3)]
+    table = run(*where).stdout
+    shown = [
+        line.split()[:2]
+        for line in table.splitlines()
+        if line.split()[:1] and line.split()[0].isdigit()
+    ]
+    assert shown == [["2", "2"], ["3", "1"]]
+    assert "where tp=1" in table
+    assert "the best that is listed is rank 2" in table
+    rows = list(csv.DictReader(io.StringIO(run("--csv", "--intervals", *where).stdout)))
+    assert [row["rank"] for row in rows] == ["2", "3"]
+
+
+def test_a_first_place_that_is_not_listed_is_not_called_the_first(run: Run, api: Api) -> None:
+    worker = api.register("w2")
+    api.complete(worker, "first", LAYOUTS[3], tokens_per_s=3000.0)
+    everything, narrowed = run().stdout, run("--where", "pp=2").stdout
+    assert "cannot be told apart from the first (95 %): trial 4" in everything
+    assert "ranks are those" not in everything
+    assert "cannot be told apart from rank 1, which is not listed (95 %): trial 4" in narrowed
+
+
 def test_a_ranking_without_any_says_that_none_meets_the_conditions(run: Run) -> None:
     assert run("--where", "dp=7").stdout == (
         "campaign first has no ranked trial that meets every --where yet\n"
@@ -61,3 +92,23 @@ def test_a_condition_that_is_none_is_bad_usage(run: Run) -> None:
     refused = run("--where", "tpp=2")
     assert refused.exit_code == 2
     assert "did you mean 'tp'?" in refused.output
+
+
+def test_a_parquet_file_is_named_with_its_rows(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "best.parquet"
+    written = run("--parquet", str(file))
+    assert written.stdout == f"wrote 3 rows to {file}\n"
+    assert num_rows(file.read_bytes()) == 3
+    assert "--limit is 2, there may be more" in run("--parquet", str(file), "--limit", "2").stdout
+    piped = run("--parquet", "-")
+    assert piped.stdout_bytes == run("--parquet", "-").stdout_bytes
+    assert num_rows(piped.stdout_bytes) == 3
+    assert "wrote 3 rows to the output" in piped.stderr
+
+
+def test_parquet_is_not_written_to_a_terminal(run: Run) -> None:
+    with Terminal() as terminal:
+        refused = run("--parquet", terminal.path)
+    assert refused.exit_code == 2
+    assert "the table is binary" in refused.stderr
+    assert terminal.printed == ""

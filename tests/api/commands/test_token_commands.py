@@ -61,7 +61,7 @@ def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Any, tmp_path: Path
     assert out.read_text().strip() not in made.output
     again = run(token, "create", "another", "--role", "worker", "--out", str(out))
     assert again.exit_code == 2
-    assert "is there already" in again.stderr
+    assert f"{out} exists" in again.stderr
     nowhere = run(token, "create", "another", "--role", "worker", "--out", "/none/x")
     assert nowhere.exit_code == 2
     assert "another" not in run(token, "list", "--json").stdout

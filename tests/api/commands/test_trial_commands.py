@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from api.client import Client
 from api.commands.trial import trial
 from api.commands.trial_conditions import read_conditions
-from results_db.trial_filter import TrialFilter
-from search_spaces.layout import Layout
-from tests.api.service import TOKEN, Api
+from results_db.trials.filter import TrialFilter
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import TOKEN, Api
 from tests.results_db.factories import failed
 
 Run = Callable[..., Result]
@@ -92,7 +92,7 @@ def test_a_log_is_printed_as_it_came(run: Run) -> None:
     assert run("log", "first/2").stdout == "Traceback ..."
     waiting = run("log", "first/3")
     assert waiting.exit_code == 1
-    assert "is PENDING and has no log" in waiting.output
+    assert "trial first/3 (id 3) is PENDING and has no log" in waiting.output
 
 
 def test_trials_are_repeated_queued_again_and_cancelled(run: Run) -> None:
@@ -101,7 +101,7 @@ def test_trials_are_repeated_queued_again_and_cancelled(run: Run) -> None:
     assert "number 6" in run("requeue", "first/2").stdout
     again = run("requeue", "first/2")
     assert (again.exit_code, "of the same layout" in again.output) == (1, True)
-    assert run("cancel", "first/6").stdout == "trial 6 is CANCELLED\n"
+    assert run("cancel", "first/6").stdout == "trial first/6 (id 6) is CANCELLED\n"
     assert json.loads(run("requeue", "first/2", "--json").stdout)["number"] == 7
     assert len(json.loads(run("repeat", "first/1", "--json").stdout)["trials"]) == 1
     assert json.loads(run("cancel", "first/3", "--json").stdout)["state"] == "CANCELLED"

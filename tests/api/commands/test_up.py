@@ -1,14 +1,17 @@
 """`layout-tuner up`: what it refuses to start on, and that nothing outlives it."""
 
+import os
 import socket
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.api.process import run_command, wait_until
+from tests.api.process import ServeProcess, run_command, wait_until
 from tests.e2e.conftest import Service
 
 
@@ -53,12 +56,54 @@ def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_pa
     assert {file.name for file in tmp_path.iterdir()} - listing <= {"serve.lock"}
 
 
+@pytest.mark.slow
 def test_a_data_directory_that_is_served_already_is_one_clear_error(tmp_path: Path) -> None:
     data = DataDir(tmp_path)
     data.create()
     with data.lock("serve"):
         line = refused_line("--port", "0", "--data-dir", str(tmp_path))
     assert f"holds the serve lock of the data directory {tmp_path}" in line
+
+
+@pytest.mark.slow
+def test_a_second_up_names_the_first_ones_address_and_process_and_what_to_do(
+    tmp_path: Path,
+) -> None:
+    served = ServeProcess(tmp_path)
+    try:
+        url, pid = served.service["url"], served.service["pid"]
+        line = refused_line("--port", "0", "--data-dir", str(tmp_path))
+        assert f"on the data directory {tmp_path} already, at {url} (process {pid})" in line
+        assert f"end it with `kill {pid}`" in line
+        assert "another --data-dir and --port" in line
+    finally:
+        served.end()
+
+
+@pytest.mark.slow
+def test_a_service_that_up_runs_is_ended_by_ending_up_and_its_token_is_nowhere_printed(
+    tmp_path: Path,
+) -> None:
+    """On a terminal too."""
+    data, (ours, theirs) = tmp_path / "data", os.openpty()
+    command = [sys.executable, "-m", "api.cli", "up", "--port", "0", "--data-dir", str(data)]
+    up = subprocess.Popen(command, stdout=theirs, stderr=theirs)
+    try:
+        os.close(theirs)
+        shown = b""
+        while b"ready:" not in shown:
+            shown += os.read(ours, 65536)
+        line = refused_line("--port", "0", "--data-dir", str(data))
+        assert f"end it with `kill {up.pid}`" in line
+    finally:
+        up.terminate()
+        assert up.wait(60) == 0
+    assert str(data / "token").encode() in shown
+    for name in ("token", "worker-token"):
+        token = (data / name).read_bytes().strip()
+        assert token not in shown
+        for log in (data / "logs").iterdir():
+            assert token not in log.read_bytes()
 
 
 @pytest.mark.slow

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from api.exporters import (
+    FORMATS,
     ExportBundle,
     ExportFormatUnknownError,
     ExportImpossibleError,
     ExportSource,
     export,
 )
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from workers.trainer.job import TrainJob
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.job.job import TrainJob
 
 GPT = ModelShape(
     name="gpt",
@@ -173,5 +174,5 @@ def test_a_compiled_probe_is_exported_as_a_compiled_job() -> None:
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ExportFormatUnknownError, match=r"'nemo'.*megatron-lm, trainer"):
+    with pytest.raises(ExportFormatUnknownError, match=rf"'nemo'.*{', '.join(FORMATS)}"):
         export("nemo", make_source())

@@ -13,15 +13,15 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api import documents
 from api.app import create_app
-from api.documents import read_json, read_yaml
 from api.errors import DocumentMalformedError
+from api.http import documents
+from api.http.documents import read_json, read_yaml
 from api.settings import Settings
-from results_db.data_dir import DataDir
 from results_db.store import Store
-from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
-from tests.search_spaces.test_malformed_documents import PATHS
+from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
+from tests.postgres import upgraded
+from tests.search_spaces.documents.test_malformed_documents import PATHS
 
 HALF_A_PAIR = "\ud800"
 JSON = {"Content-Type": "application/json"}
@@ -31,7 +31,7 @@ YAML = {"Content-Type": "application/yaml"}
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A service that many examples share."""
-    with closing(Store.open(DataDir(tmp_path_factory.mktemp("data")))) as store:
+    with closing(Store.open(upgraded(tmp_path_factory.mktemp("data")))) as store:
         app = create_app(Settings(token=TOKEN), store)
         with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
             yield http
@@ -63,8 +63,11 @@ def test_text_that_cannot_be_shown_is_refused_and_nothing_is_kept(
 ) -> None:
     document = changed(path, [text] if path == ("warnings",) else text)
     answer = http.post("/v1/campaigns", content=json.dumps(document), headers=JSON)
-    assert answer.status_code == 400, answer.text
-    assert "cannot be shown" in answer.json()["detail"]
+    assert answer.status_code == 422, answer.text
+    (error,) = answer.json()["errors"]
+    named = "warnings.0" if path == ("warnings",) else ".".join(path)
+    assert error["field"] == f"body.{named}"
+    assert "cannot be shown" in error["message"]
     assert api.get("/campaigns")["campaigns"] == []
 
 
@@ -108,7 +111,7 @@ def test_yaml_that_would_surprise_is_refused_with_its_line(
 
 def test_both_readers_of_yaml_read_the_same(loader: None) -> None:
     text = "a: {b: [1, 2.5, true, null], c: 'x'}\n? d\n: |-\n  word\n2: 3\n"
-    document = {"a": {"b": [1, 2.5, True, None], "c": "x"}, "d": "word", 2: 3}
+    document = {"a": {"b": [1, 2.5, True, None], "c": "x"}, "d": "word", "2": 3}
     assert read_yaml(text.encode()) == document
 
 
@@ -144,7 +147,7 @@ def test_the_service_answers_others_while_it_reads_a_document(
     def reader_of(_content_type: str) -> Callable[[bytes], Any]:
         return read_slowly
 
-    monkeypatch.setattr("api.campaign_documents.reader_of", reader_of)
+    monkeypatch.setattr("api.http.request_bodies.reader_of", reader_of)
     statuses: list[int] = []
     posting = threading.Thread(
         target=lambda: statuses.append(http.post("/v1/campaigns", json=CAMPAIGN).status_code)

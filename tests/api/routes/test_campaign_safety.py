@@ -1,7 +1,7 @@
-"""A campaign's file is data and nothing else: what reaches a rank is numbers, choices, and one name.
+"""A campaign's file is data and nothing else: ranks receive numbers, choices, and one name.
 
-What could run code, name a file or a host would have to be text. These tests hold the documents to the
-few fields of text that there are, and follow hostile text to where it ends.
+Only text could run code or name a file or a host. These tests check that documents have only the
+few known text fields, and follow hostile text to every place where it is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
-from search_spaces.layout import Layout
-from search_spaces.measured_constants import constants_file
-from search_spaces.outcome import ProbeRequest
-from tests.api.service import CAMPAIGN, CLUSTER, Api
+from search_spaces.documents.calibration_file import constants_file
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 
 HOSTILE = [
     "../../../../etc/passwd",
@@ -64,7 +64,7 @@ def test_what_a_rank_is_asked_has_one_field_of_text() -> None:
 
 
 def test_a_campaign_has_these_fields_of_text() -> None:
-    # Choices by name are Literals; the knobs' words are held to their lists by the space's own reader.
+    # Choices by name are Literals; the space's own reader checks the words of the knobs.
     found = {field for field in text_fields(CampaignSpec, "") if not field.startswith("space.")}
     assert found <= {
         "name",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import MODEL_PRESETS
-from tests.api.service import CAMPAIGN, CLUSTER, Api
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import MODEL_PRESETS
+from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 
 KINDS = ["models", "clusters"]
 MODEL = {
@@ -172,3 +172,52 @@ def test_a_description_of_another_type_or_size_is_refused(
     text = {"Content-Type": "text/plain"}
     assert http.put(path, content=b"tiny", headers=text).status_code == 415
     assert http.put(path, content=b"{", headers={}).status_code == 400
+
+
+def test_an_unknown_bare_name_of_a_cluster_is_refused_with_the_nearest(api: Api) -> None:
+    problem = api.post("/campaigns", {**CAMPAIGN, "cluster": "a100-sxm4"}, status=422)
+    assert "cluster: unknown cluster 'a100-sxm4' (did you mean 'a100-sxm-4'?)" in problem["detail"]
+    assert problem["errors"][0]["field"] == "body.cluster"
+    put(api, "/clusters/our-a100", MACHINE)
+    problem = api.post("/campaigns", {**CAMPAIGN, "cluster": "our-a10"}, status=422)
+    assert "did you mean 'our-a100'" in problem["detail"]
+    problem = put(api, "/clusters/mine", "our-a10", status=422)
+    assert "did you mean 'our-a100'" in problem["detail"]
+    named = api.submit(cluster={"name": "brand-new"})
+    assert named["spec"]["cluster"]["name"] == "brand-new"
+
+
+@pytest.mark.parametrize("value", [2**63, 1e-300, 1e308], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "field", "says"),
+    [
+        ("clusters", "memory_bandwidth_bytes_per_s", "is not a number from 1000 to 1e+15 bytes/s"),
+        ("clusters", "inter_node_latency_s", "is not a number from 1e-15 to 10 s"),
+        (
+            "clusters",
+            "device_memory_bytes",
+            "is not a whole number from 1 to 1125899906842624 bytes",
+        ),
+        ("models", "num_layers", "is not a whole number from 1 to 16384"),
+    ],
+)
+def test_numbers_that_the_estimates_cannot_use_are_refused_with_the_allowed_range(
+    api: Api, kind: str, field: str, value: float, says: str
+) -> None:
+    body = {**(MODEL if kind == "models" else MACHINE), field: value}
+    assert f"{field}={value} {says}" in put(api, f"/{kind}/mine", body, status=422)["detail"]
+    described = (
+        {"model": {**MODEL, **body}} if kind == "models" else {"cluster": {**CLUSTER, **body}}
+    )
+    problem = api.post("/campaigns", {**CAMPAIGN, **described}, status=422)
+    assert says in problem["detail"]
+
+
+@pytest.mark.parametrize("value", [2**63, 1e-300, 1e308], ids=str)
+def test_budgets_that_cannot_be_counted_are_refused(api: Api, value: float) -> None:
+    document = {**CAMPAIGN, "budget": {"node_hours": value}}
+    problem = api.post("/campaigns", document, status=422)
+    assert "is not a number from 1e-06 to 1e+09 node-hours" in problem["detail"]
+    api.submit()
+    answer = api.http.patch("/v1/campaigns/first", json={"budget": {"node_hours": value}})
+    assert answer.status_code == 422, answer.text

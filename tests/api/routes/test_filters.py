@@ -6,9 +6,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from api.filter_query import filter_query
-from api.filters import TrialFilterDep, read_trial_filter
-from results_db.trial_filter import LISTED_FIELDS, METRICS, TrialFilter
+from api.http.filter_encoding import filter_query
+from api.http.query_parameters import TrialFilterDep, read_trial_filter
+from results_db.trials.filter import LISTED_FIELDS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
 from tests.api.client.samples import full_filter
 from tests.api.conftest import TestClient
 

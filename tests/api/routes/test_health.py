@@ -13,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.app import create_app
 from api.routes import health
 from api.settings import Settings
-from results_db import migrate
+from results_db.admin import migrate
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from search_spaces.layout import Layout
-from tests.api.service import HEADERS, TOKEN, Api
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import HEADERS, TOKEN, Api
+from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 
 def metrics(http: TestClient) -> dict[tuple[str, ...], float]:
@@ -39,7 +40,7 @@ def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise DatabaseUnavailableError("the database db.example of user service cannot be used")
 
-    for name in ("driver_seen_at", "why_not_usable", "vital_signs"):
+    for name in ("driver_seen_at", "why_not_usable", "service_stats"):
         monkeypatch.setattr(http.app.state.store, name, refuse)  # type: ignore[attr-defined]
 
 
@@ -80,14 +81,14 @@ def served(database_url: str) -> Iterator[tuple[str, TestClient]]:
 
 
 def test_a_database_of_another_schema_is_told_from_a_good_one(
-    served: tuple[str, TestClient],
+    served: tuple[str, TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, client = served
     assert client.get("/v1/ready").status_code == 200
-    migrate.downgrade(url, "0006")
+    become_next_version(monkeypatch)
     (reason,) = client.get("/v1/ready").json()["reasons"]
     assert reason == (
-        f"the database cannot be worked on: its schema is 0006, and this version's is {migrate.head()}"
+        f"the database cannot be worked on: its schema is {THIS}, and this version's is {NEXT}"
     )
     migrate.upgrade(url)
     assert client.get("/v1/ready").status_code == 200
@@ -153,13 +154,13 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
     api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    look: Callable[[], Any] = api.store.vital_signs
+    look: Callable[[], Any] = api.store.service_stats
 
     def counted() -> Any:
         asked.append(1)
         return look()
 
-    monkeypatch.setattr(api.store, "vital_signs", counted)
+    monkeypatch.setattr(api.store, "service_stats", counted)
     for _ in range(5):
         metrics(http)
     assert len(asked) == 1

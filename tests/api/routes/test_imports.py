@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from api import imports
 from api.cli import main
 from api.client import Client
-from search_spaces.layout import Layout
+from api.service import imports
+from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
-from tests.api.service import TOKEN, Api
+from tests.api.local_api import TOKEN, Api
+from tests.results_db.campaigns.test_imports import unnumbered, varied_rows
 from tests.results_db.factories import failed
-from tests.results_db.test_imports import unnumbered, varied_rows
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 CSV = {"Content-Type": "text/csv"}

@@ -14,11 +14,11 @@ from pyarrow import parquet
 
 from api.cli import main
 from api.client import Client
-from api.schemas import LeaderboardPage
-from results_db.standing import Listing
-from search_spaces.layout import Layout
+from api.schemas.campaigns_and_trials import LeaderboardPage
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CLUSTER, TOKEN, Api
 from tests.api.ranked_trials import ranked_trials
-from tests.api.service import CLUSTER, TOKEN, Api
 
 GIB = 1 << 30
 FAST = Layout(tp=2, num_microbatches=8)
@@ -30,7 +30,7 @@ PATH = "/campaigns/first/leaderboard"
 
 @pytest.fixture
 def measured(api: Api) -> Api:
-    """Four layouts, of which the close one was measured three times and the slow one takes two nodes."""
+    """Four layouts: the close one was measured three times, and the slow one takes two nodes."""
     api.submit(
         objective=["tokens_per_s", "memory_headroom"],
         cluster={**CLUSTER, "num_nodes": 2},
@@ -58,12 +58,16 @@ def run(measured: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Resu
     return CliRunner().invoke(main, arguments)
 
 
-def expected_page(api: Api, ranked_by: str, listing: Listing, limit: int, offset: int) -> Any:
+def expected_page(
+    api: Api, ranked_by: str, listing: LeaderboardQuery, limit: int, offset: int
+) -> Any:
     """The page as it was made of records, one validated document after another."""
     campaign = api.store.campaign_by_name("first")
-    found = api.store.standings(campaign.id, ranked_by, listing=listing, limit=limit, offset=offset)
+    found = api.store.ranked_layouts(
+        campaign.id, ranked_by, listing=listing, limit=limit, offset=offset
+    )
     front = api.store.front(campaign)
-    total = len(front) if listing.front else api.store.count_ranked(campaign.id)
+    total = len(front) if listing.front else len(api.store.ranked_values(campaign.id))
     end = offset + len(found)
     return LeaderboardPage(
         objective=ranked_by,
@@ -71,7 +75,7 @@ def expected_page(api: Api, ranked_by: str, listing: Listing, limit: int, offset
         source=None,
         total=total,
         constrained=api.store.count_constrained(campaign.id),
-        trials=ranked_trials(campaign, found, after=offset, ranked_by=ranked_by, front=front),
+        trials=ranked_trials(campaign, found, ranked_by=ranked_by, front=front),
         next_offset=end if found and end < total else None,
     ).model_dump(mode="json")
 
@@ -94,7 +98,7 @@ def test_a_page_says_what_the_records_say_to_the_last_digit(
     assert page == expected_page(
         measured,
         query.get("objective", "tokens_per_s"),
-        Listing(front=query.get("front", False)),
+        LeaderboardQuery(front=query.get("front", False)),
         query.get("limit", 100),
         query.get("offset", 0),
     )
@@ -113,18 +117,21 @@ def test_a_filter_narrows_what_is_listed_and_nothing_else(measured: Api) -> None
     page = measured.get(PATH, tp=1, max_peak_memory_bytes=5 * GIB)
     assert [trial["number"] for trial in page["trials"]] == [2, 3, 4]
     assert page["total"] == 3
-    # Each stays compared with the first of all, which is not listed.
+    # Each keeps its rank, and stays compared with the first of all, which is not listed.
     for trial in page["trials"]:
-        assert {**trial, "rank": 0} == {**whole[trial["number"]], "rank": 0}
-    assert [trial["rank"] for trial in page["trials"]] == [1, 2, 3]
+        assert trial == whole[trial["number"]]
+    assert min(trial["rank"] for trial in page["trials"]) > 1
     second = measured.get(PATH, tp=1, limit=1, offset=1)
     assert ([trial["number"] for trial in second["trials"]], second["next_offset"]) == ([3], 2)
+    assert second["trials"][0]["rank"] == whole[3]["rank"]
 
 
 def test_the_cheapest_within_a_share_of_the_best_come_first(measured: Api) -> None:
     page = measured.get(PATH, within=5)
     # The layout on two nodes is within 5 % too, at twice the node-hours a token.
     assert [trial["number"] for trial in page["trials"]] == [1, 2, 3]
+    ranks = {trial["number"]: trial["rank"] for trial in measured.get(PATH)["trials"]}
+    assert [trial["rank"] for trial in page["trials"]] == [ranks[1], ranks[2], ranks[3]]
     costs = [trial["objectives"]["tokens_per_node_hour"] for trial in page["trials"]]
     assert costs == sorted(costs, reverse=True)
     assert costs[2] < costs[1] / 1.9

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from api.settings import Settings
-from search_spaces.measured_constants import MeasuredConstants, constants_file, write_constants
-from tests.api.service import CAMPAIGN, CLUSTER, TOKEN, Api
+from search_spaces.documents.calibration_file import (
+    MeasuredConstants,
+    constants_file,
+    write_constants,
+)
+from tests.api.local_api import CAMPAIGN, CLUSTER, TOKEN, Api
 
 LATENCY_S = 4.2e-5
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.service import Api
+from tests.api.local_api import Api
 
 
 @pytest.mark.parametrize("written", ["2026", "0.5", "1767225600"])

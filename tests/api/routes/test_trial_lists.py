@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from search_spaces.layout import Layout
-from tests.api.service import Api
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import Api
 from tests.results_db.factories import failed
 
 PATH = "/campaigns/first/trials"
@@ -136,6 +136,7 @@ def test_a_log_is_plain_text_whatever_ranks_printed(measured: Api, http: TestCli
     assert answer.text == "Traceback ..."
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-content-type-options"] == "nosniff"
+    assert http.get("/v1/trials/1/log").text == "the last line\n"  # of a completed trial
     assert "PENDING and has no log" in measured.get("/trials/5/log", status=404)["detail"]
     measured.get("/trials/99/log", status=404)
 

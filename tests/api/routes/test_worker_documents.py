@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.api.allocation import NODES, node, register
-from tests.api.service import INTRODUCTION, Api
+from tests.api.local_api import INTRODUCTION, Api
 
 
 @pytest.fixture

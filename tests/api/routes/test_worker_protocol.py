@@ -3,24 +3,35 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from results_db.allocation_records import ALLOCATION_STATES, ATTEMPT_PHASES, NODE_STATES
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.protocol.worker_messages import (
+    ATTEMPT_PHASES,
+    NODE_STATES,
+    AllocationBody,
+    BeatBody,
+    HeartbeatBody,
+    LeaseRequest,
+    NodeBody,
+    NodeStatusBody,
+    OutcomeReport,
+    RoomBody,
+    SetAside,
+    StatusBody,
+    WorkerCreate,
+)
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed
-from workers import protocol
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
-from workers.lease_client import LeaseClient
-from workers.protocol import Beat, LeaseAsk, OutcomeReport, WorkerIdentity
+from workers.service.lease_client import LeaseClient
 
-IDENTITY = WorkerIdentity(
+IDENTITY = WorkerCreate(
     name="w1",
     host="node-1",
     cluster="local-cpu",
@@ -51,32 +62,34 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     store = Store(DataDir(service.data_dir).database_url)
     registration = client.register(IDENTITY)
     assert registration.heartbeat_interval_s == 2.0
-    assert client.lease(registration.worker_id, LeaseAsk(wait_s=0)) is None
+    assert client.lease(registration.worker_id, LeaseRequest(wait_s=0)) is None
 
     trial = store.add_trial(campaign["id"], LAYOUT)
-    lease = client.lease(registration.worker_id, LeaseAsk(wait_s=5))
+    lease = client.lease(registration.worker_id, LeaseRequest(wait_s=5))
     assert lease is not None
     assert (lease.trial_id, lease.campaign, lease.number) == (trial.id, "first", 1)
     assert ProbeRequest.from_mapping(lease.request).layout == LAYOUT
 
-    beat = Beat(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=3)
-    assert client.heartbeat(registration.worker_id, [beat]).stop == ()
+    beat = BeatBody(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=3)
+    assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == ()
     report = OutcomeReport(
         trial_id=lease.trial_id,
         attempt=lease.attempt,
         worker_id=registration.worker_id,
-        outcome=completed(LAYOUT).to_mapping(),
+        outcome=completed(LAYOUT),
     )
     assert client.post_outcome(report)
     assert client.post_outcome(report)
     assert store.trial(trial.id).state == "COMPLETED"
-    assert client.heartbeat(registration.worker_id, [beat]).stop == (trial.id,)
+    assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == (
+        trial.id,
+    )
 
     with pytest.raises(RequestRefusedError, match="no attempt 9"):
         client.post_outcome(dataclasses.replace(report, attempt=9))
     client.unregister(registration.worker_id)
     with pytest.raises(WorkerUnknownError):
-        client.heartbeat(registration.worker_id, [])
+        client.heartbeat(registration.worker_id, HeartbeatBody())
     store.close()
 
 
@@ -88,16 +101,10 @@ def test_the_lease_client_knows_a_refused_token(service: ServeProcess, tmp_path:
         client.register(IDENTITY)
 
 
-def test_service_and_worker_use_the_same_words() -> None:
-    assert set(get_args(protocol.NodeState)) == set(NODE_STATES)
-    assert set(get_args(protocol.Phase)) == set(ATTEMPT_PHASES)
-    assert set(get_args(protocol.WorkerState)) == set(ALLOCATION_STATES)
-
-
 def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
     service: ServeProcess, client: LeaseClient
 ) -> None:
-    nodes = tuple(protocol.NodeIdentity(name=f"n-{s}", num_devices=4) for s in NODE_STATES)
+    nodes = [NodeBody(name=f"n-{s}", num_devices=4) for s in NODE_STATES]
     registration = client.register(
         dataclasses.replace(
             IDENTITY,
@@ -105,19 +112,19 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
             cluster="elsewhere",
             num_nodes=len(nodes),
             nodes=nodes,
-            allocation=protocol.AllocationIdentity(
+            allocation=AllocationBody(
                 scheduler="slurm", job_id="12", launcher="srun", ends_in_s=60.0, shares_nodes=True
             ),
         )
     )
-    ask = LeaseAsk(wait_s=0, room=protocol.LeaseRoom(nodes=1, devices=2), longest_s=30.0)
+    ask = LeaseRequest(wait_s=0, room=RoomBody(nodes=1, devices=2), longest_s=30.0)
     assert client.lease(registration.worker_id, ask) is None
-    status = protocol.WorkerStatus(
+    status = StatusBody(
         state="draining",
         ends_in_s=30.0,
         idle_node_s=3.5,
-        nodes=tuple(
-            protocol.NodeStatus(
+        nodes=[
+            NodeStatusBody(
                 name=f"n-{state}",
                 state=state,
                 doing="trial 1 of first",
@@ -126,10 +133,10 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
                 health={"gemm_tflops": [1.0, 2.0], "link_gbytes_per_s": None},
             )
             for state in NODE_STATES
-        ),
+        ],
     )
     beats = [
-        Beat(
+        BeatBody(
             trial_id=999,
             attempt=1,
             iterations_done=0,
@@ -140,7 +147,7 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
         )
         for phase in ATTEMPT_PHASES
     ]
-    answer = client.heartbeat(registration.worker_id, beats, status)
+    answer = client.heartbeat(registration.worker_id, HeartbeatBody(trials=beats, status=status))
     assert set(answer.stop) == {999}
     read = service.get(f"/allocations/{registration.worker_id}")
     assert [(node["name"], node["state"]) for node in read["nodes"]] == [
@@ -150,11 +157,11 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
 
     service.post("/nodes/elsewhere/n-quarantined/release")
     service.post("/nodes/elsewhere/n-idle/quarantine", {"reason": "loud"})
-    answer = client.heartbeat(registration.worker_id, [], status)
+    answer = client.heartbeat(registration.worker_id, HeartbeatBody(status=status))
     assert answer.release == ("n-quarantined",)
-    assert answer.quarantine == (protocol.NodeWish(node="n-idle", reason="loud"),)
+    assert answer.quarantine == (SetAside(node="n-idle", reason="loud"),)
     again = client.register(dataclasses.replace(IDENTITY, name="later", cluster="elsewhere"))
-    assert again.quarantined == (protocol.NodeWish(node="n-idle", reason="loud"),)
+    assert again.quarantined == (SetAside(node="n-idle", reason="loud"),)
 
 
 def test_a_worker_of_the_version_before_goes_on_as_it_did(service: ServeProcess) -> None:

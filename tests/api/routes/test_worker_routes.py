@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
-from tests.api.service import HEADERS, INTRODUCTION, Api
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import HEADERS, INTRODUCTION, Api
 from tests.results_db.factories import completed, failed
 
 LAYOUT = Layout(num_microbatches=8)
@@ -243,7 +243,7 @@ def test_an_outcome_s_wrong_field_is_named(api: Api, campaign_id: int) -> None:
     body["outcome"]["measurement"]["iterations"][1]["loss"] = "6.0"
     problem = api.post(f"/trials/{trial.id}/outcome", body, status=422)
     assert problem["detail"] == (
-        "body.outcome: measurement.iterations.1.loss: '6.0' is not a finite number"
+        "body.outcome.measurement.iterations.1.loss: '6.0' is not a finite number"
     )
 
 

@@ -1,4 +1,4 @@
-"""Every route that changes something on somebody's wish writes down who it was; reading writes nothing."""
+"""Every route that changes something for a user records the user; reading records nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from httpx import Response
 
-from search_spaces.layout import Layout
-from tests.api.service import CAMPAIGN, Api
-from tests.api.test_gate import GUARDED
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, Api
+from tests.api.security.test_gate import GUARDED
+from tests.results_db.campaigns.test_imports import varied_rows
 from tests.results_db.factories import completed, failed
-from tests.results_db.test_imports import varied_rows
 from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {
@@ -114,6 +114,10 @@ EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
     "delete_model": ("model.delete", lambda a: a.on_described("DELETE", "model", MODEL)),
     "put_cluster": ("cluster.put", lambda a: a.on_described("PUT", "cluster", CLUSTER)),
     "delete_cluster": ("cluster.delete", lambda a: a.on_described("DELETE", "cluster", CLUSTER)),
+    "remove_allocation": (
+        "allocation.remove",
+        lambda a: a.ask("DELETE", f"/allocations/{a.api.register()}"),
+    ),
     "quarantine_node": ("node.quarantine", lambda a: a.on_node("quarantine")),
     "release_node": ("node.release", lambda a: a.on_node("release")),
     "register_worker": ("worker.register", Group.registered),

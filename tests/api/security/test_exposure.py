@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from api.client import Client, Retries
 from api.commands.token import token as token_command
 from api.errors import ServiceError
-from api.listening import Endpoint, listening
-from results_db.data_dir import DataDir
+from api.http.bind_address import Endpoint, listening
+from results_db.database.data_dir import DataDir
+from search_spaces.protocol.worker_messages import WorkerCreate
 from tests.api.process import run_command, wait_until
 from workers.errors import ServiceUnreachableError
-from workers.lease_client import LeaseClient
-from workers.protocol import WorkerIdentity
+from workers.service.lease_client import LeaseClient
 
 
 class Served:
@@ -82,6 +82,7 @@ def refusal(tmp_path: Path, *options: str) -> str:
     return line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_beyond_loopback_it_takes_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
     line = refusal(tmp_path, "--host", host)
@@ -120,7 +121,7 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
         worker_token = served.data.worker_token_file.read_text().strip()
         _refuse_what_is_not_trusted(tmp_path, served, options, worker_token)
         with LeaseClient(served.url, worker_token, certificate=file) as worker:
-            identity = WorkerIdentity(
+            identity = WorkerCreate(
                 name="w",
                 host="h",
                 cluster="c",
@@ -142,7 +143,7 @@ def _refuse_what_is_not_trusted(
     untold = CliRunner().invoke(token_command, ["list", *options])
     assert untold.exit_code == 1
     (line,) = untold.output.splitlines()
-    assert "nobody that this machine trusts vouches for" in line
+    assert "no authority that this machine trusts has signed" in line
     assert "name it with --certificate FILE or $LAYOUT_TUNER_CERTIFICATE" in line
     assert "is it running" not in line
     other = tmp_path / "other.pem"
@@ -178,6 +179,7 @@ def _address(served: Served) -> tuple[str, int]:
     return url.host, url.port
 
 
+@pytest.mark.slow
 def test_certificates_that_cannot_be_used_are_one_clear_error(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
@@ -306,5 +308,8 @@ def test_a_stream_ends_with_the_token_that_opened_it(served: Served) -> None:
             chunks = watching.iter_raw()
             assert b"stream.opened" in next(chunks)
             admin.delete(f"/v1/tokens/{made['id']}")
-            assert all(b"event: trial" not in chunk for chunk in chunks)  # to its end, in order
+            rest = b"".join(chunks)  # to its end, in order
+            assert b"event: trial" not in rest
+            assert b"event: stream.closed" in rest
+            assert b"the token is not valid any more" in rest
     assert "ERROR" not in served.log.read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.throttle import Throttle
+from api.security.rate_limit import Throttle
 
 
 class Clock:

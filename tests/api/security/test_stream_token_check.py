@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from api.lasting import answer_while_valid
+from api.security.stream_token_check import answer_while_valid
 from results_db.errors import DatabaseUnavailableError
 
 
@@ -36,7 +36,7 @@ def answered(app: Any, receive: Receive, verdicts: list[Any]) -> list[Any]:
 
     asyncio.run(
         asyncio.wait_for(
-            answer_while_valid(app, {}, receive, send, still_valid, asked_every_s=0.001), 20
+            answer_while_valid(app, {}, receive, send, still_valid, check_interval_s=0.001), 20
         )
     )
     return sent

@@ -9,12 +9,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from api.token_book import BELIEVED_FOR_S, MAX_REMEMBERED, Holder, TokenBook, local_holders
-from results_db.access_records import TokenRecord
-from results_db.data_dir import DataDir
+from api.security.token_cache import (
+    BELIEVED_FOR_S,
+    MAX_REMEMBERED,
+    Holder,
+    TokenBook,
+    local_holders,
+)
+from results_db.access.tokens import TokenRecord, hash_of_token
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from results_db.tokens import hash_of_token
+from tests.postgres import upgraded
 
 T = TypeVar("T")
 
@@ -43,7 +48,7 @@ class CountingStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(DataDir(tmp_path))) as store:
+    with closing(Store.open(upgraded(tmp_path))) as store:
         yield store
 
 

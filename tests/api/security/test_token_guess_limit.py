@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from api.guesses import PER_S, PER_S_OF_ALL, Guesses, network_of
+from api.security.token_guess_limit import PER_S, PER_S_OF_ALL, Guesses, network_of
 
 WRONG = [f"hash-{number}" for number in range(1000)]
 

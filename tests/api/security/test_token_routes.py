@@ -13,10 +13,10 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from results_db.data_dir import DataDir
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from tests.api.service import CAMPAIGN, TOKEN, Api
+from tests.api.local_api import CAMPAIGN, TOKEN, Api
+from tests.postgres import upgraded
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -133,7 +133,7 @@ def test_a_campaign_belongs_to_the_name_that_submitted_it(api: Api) -> None:
 
 
 def test_when_a_token_was_used_last_is_kept_as_the_service_ends(tmp_path: Path) -> None:
-    with closing(Store.open(DataDir(tmp_path))) as store:
+    with closing(Store.open(upgraded(tmp_path))) as store:
         _, token = store.create_token("ci", "viewer")
         with TestClient(create_app(Settings(token=TOKEN), store)) as http:
             assert http.get("/v1/whoami", headers=bearer(token)).status_code == 200
@@ -145,7 +145,7 @@ def slow(tmp_path: Path) -> Iterator[Api]:
     """A service of which a viewer may ask two things, and whose guessers may guess thrice."""
     settings = Settings(token=TOKEN, requests_per_s=0.4, wrong_tokens=3)
     with (
-        closing(Store.open(DataDir(tmp_path))) as store,
+        closing(Store.open(upgraded(tmp_path))) as store,
         TestClient(create_app(settings, store), headers=bearer(TOKEN)) as http,
     ):
         yield Api(http)

@@ -1,16 +1,21 @@
+"""The background jobs of the service go on whatever fails, and leases survive pauses."""
+
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from api.sweeper import Sweeper, sweeping
-from results_db.data_dir import DataDir
+from api.service.background_jobs import Sweeper, in_background, prune, sweeping
+from results_db.admin.retention import Pruned, Retention
 from results_db.errors import DatabaseUnavailableError
-from results_db.leases import LEASE_S
-from results_db.records import TrialBeat
 from results_db.store import Store
-from search_spaces.layout import Layout
+from results_db.trials.leases import LEASE_S
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
+from tests.api.process import run_command
+from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
 
 
@@ -19,7 +24,7 @@ class Machine:
 
     def __init__(self, path: Path) -> None:
         self.clock = TurnableClock()
-        self.store = Store.open(DataDir(path), clock=self.clock)
+        self.store = Store.open(upgraded(path), clock=self.clock)
         self.sweeper = self.start()
 
     def start(self) -> Sweeper:
@@ -113,7 +118,7 @@ def test_a_clock_that_jumps_costs_no_worker_its_trials(machine: Machine, jump_s:
     first, second = machine.store.workers(live=False)
     for worker in (first, second):
         held = [t for t in trials if machine.store.trial(t).worker_id == worker.id]
-        beats = [TrialBeat(trial_id=t, attempt=1, iterations_done=2) for t in held]
+        beats = [BeatBody(trial_id=t, attempt=1, iterations_done=2) for t in held]
         assert machine.store.heartbeat(worker.id, beats).stop == ()
     machine.sweep_for(int(LEASE_S) - 1)
     assert all(machine.store.trial(trial).state == "RUNNING" for trial in trials)
@@ -170,6 +175,8 @@ def test_sweeping_goes_on_after_whatever_went_wrong(
             sweeps += 1
             if sweeps <= 2:
                 raise error
+            if sweeps == 3:
+                return []
             loop.call_soon_threadsafe(recovered.set)
             return []
 
@@ -179,5 +186,54 @@ def test_sweeping_goes_on_after_whatever_went_wrong(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(sweep_until_it_has_recovered())
-    assert caplog.text.count("no lease was taken back") == 2
+    assert caplog.text.count("no lease was taken back") == 1
+    assert "taking leases back works again after" in caplog.text
     assert str(error) in caplog.text
+
+
+class FakeStore:
+    """Fails at first, as while a database is away."""
+
+    def __init__(self, turns: list[Any]) -> None:
+        self.turns = turns
+        self.asked: list[Retention] = []
+        self.done = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def prune(self, retention: Retention) -> Pruned:
+        self.asked.append(retention)
+        turn = self.turns.pop(0) if self.turns else Pruned()
+        if not self.turns:
+            self.loop.call_soon_threadsafe(self.done.set)
+        if isinstance(turn, Exception):
+            raise turn
+        return cast("Pruned", turn)
+
+
+def test_it_prunes_again_and_again_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
+    turns = [DatabaseUnavailableError("it is away"), ValueError("a bug"), Pruned(events=3)]
+
+    async def run() -> list[Retention]:
+        store = FakeStore(turns)
+        retention = Retention(logs=3)
+        pruning = prune(cast("Store", store), retention, first_after_s=0, every_s=0.01)
+        async with in_background(pruning):
+            await asyncio.wait_for(store.done.wait(), 30)
+        assert store.asked[:3] == [retention] * 3
+        return store.asked
+
+    with caplog.at_level(logging.INFO, "api.service.background_jobs"):
+        asyncio.run(run())
+    assert "nothing was pruned: it is away" in caplog.text
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_service_that_is_told_nonsense_to_keep_does_not_start(tmp_path: Path) -> None:
+    refused = run_command("serve", "--data-dir", str(tmp_path / "data"), "--keep", "trials=3")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "Error: 'trials=3' does not say what is kept: write KIND=DAYS, of logs, iterations, events, "
+        "audit, requests\n"
+    )
+    assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""What is asked at the same time is answered together: each its own, in order, whatever becomes of the others."""
+"""Calls at the same time run as one batch: each gets its own answer, even if others fail."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.batcher import Batcher
+from api.service.batcher import Batcher
 
 
 class Work:
-    """Doubles numbers; a negative one is refused. Waits for a word in each batch where it is told to."""
+    """Doubles numbers and refuses negative ones. Waits for `goes_on` in each batch, if given."""
 
     def __init__(self, *, goes_on: threading.Event | None = None) -> None:
         self.batches: list[list[int]] = []

@@ -1,6 +1,7 @@
-"""The database damaged, full, locked or gone under a running service: clear errors, then recovery."""
+"""The database is damaged, full, locked or gone under a running service: clear errors, recovery."""
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,22 +13,23 @@ from sqlalchemy import event
 
 from api.app import create_app
 from api.settings import Settings
-from benchmarks.postgres_server import running_server
-from results_db import migrate
-from results_db.backup import back_up
-from results_db.data_dir import DataDir
-from results_db.integrity import check_database
-from results_db.restore import restore_into_data_dir
+from benchmarks.service.postgres_server import running_server
+from results_db.admin import migrate
+from results_db.admin.backup import back_up
+from results_db.admin.integrity import check_database
+from results_db.admin.restore import restore_into_data_dir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
 from tests.api.process import ServeProcess, wait_until
-from tests.api.service import CAMPAIGN, HEADERS, TOKEN, Api
+from tests.postgres import upgraded
 from tests.results_db.factories import completed
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> DataDir:
-    return DataDir(tmp_path / "data")
+    return upgraded(tmp_path / "data")
 
 
 def serving(store: Store) -> TestClient:
@@ -118,7 +120,7 @@ def test_a_full_disk_loses_no_outcome(data_dir: DataDir) -> None:
 def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
     data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.sqlite.BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("results_db.database.sqlite.BUSY_TIMEOUT_S", 0.2)
     with closing(Store.open(data_dir)) as store, serving(store) as http:
         api = Api(http)
         api.submit()
@@ -197,3 +199,60 @@ def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(se
         wait_until("it is ready again", lambda: http.get("/v1/ready").status_code == 200)
         assert api.get("/campaigns/first")["state"] == "RUNNING"
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
+
+
+def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits_for_it(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.execute("CREATE DATABASE mine")
+    url = server.url("mine")
+    migrate.upgrade(url)
+    answers: list[int] = []
+
+    def serve() -> None:
+        with serving(store) as http:
+            answers.append(http.get("/v1/ready").status_code)
+
+    with closing(Store(url)) as store:
+        server.stop()
+        starting = threading.Thread(target=serve)
+        starting.start()
+        wait_until("it waits", lambda: "it is tried again for up to" in caplog.text)
+        server.start()
+        starting.join()
+    assert answers == [200]
+
+
+def test_a_full_disk_is_one_outage_though_reading_works_meanwhile(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Store.open(data_dir)) as store, serving(store) as http:
+        pages = {"limit": 1000000}
+
+        @event.listens_for(store._db.engine, "begin")
+        def limit(connection: Any) -> None:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['limit']}")
+
+        api = Api(http)
+        api.submit()
+        worker = api.register()
+        trial = api.store.add_trial(1, Layout())
+        body = outcome_body(worker, api.lease(worker))
+        body["outcome"]["log_tail"] = "more than the pages that are there can take\n" * 2000
+        pages["limit"] = 1
+        for _ in range(5):
+            assert http.post(f"/v1/trials/{trial.id}/outcome", json=body).status_code == 503
+            assert http.get("/v1/campaigns/first").status_code == 200
+        (line,) = outage_lines(caplog)
+        assert "disk is full" in line
+        pages["limit"] = 1000000
+        wait_until(
+            "its end is logged",
+            lambda: api.post("/campaigns/first/pause") and len(outage_lines(caplog)) == 2,
+        )
+        assert "works again after" in outage_lines(caplog)[1]
+
+
+def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    name = "results_db.database.outage_log"
+    return [record.getMessage() for record in caplog.records if record.name == name]

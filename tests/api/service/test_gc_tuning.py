@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from api.collection import YOUNG_AT_MOST, keep_for_good, nothing_collected
+from api.service.gc_tuning import YOUNG_AT_MOST, keep_for_good, nothing_collected
 
 
 class Node:
@@ -29,4 +29,5 @@ def test_what_was_there_is_not_looked_through_and_what_comes_later_is() -> None:
         assert any(each is later for each in gc.get_objects())
     finally:
         gc.unfreeze()
+        gc.freeze()  # as it was: tests/conftest.py froze what had been collected
         gc.set_threshold(*threshold)

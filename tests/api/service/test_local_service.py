@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from api.local_service import announced, find_service, serving
-from results_db.data_dir import DataDir
+from api.service.local_service import announced, serving
+from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirLockedError
+from search_spaces.connection.running_service import find_service
 from tests.api.process import ServeProcess, run_command
 
 URL = "http://127.0.0.1:9"
@@ -33,15 +34,16 @@ def dead_pid() -> int:
 
 
 def test_a_service_is_found_while_it_serves(data: DataDir) -> None:
-    assert find_service(data) is None
+    assert find_service(data.path) is None
     with serving(data), announced(data, URL):
-        found = find_service(data)
+        found = find_service(data.path)
         assert found is not None
         assert (found.url, found.pid) == (URL, os.getpid())
-    assert find_service(data) is None
+    assert find_service(data.path) is None
     assert not data.service_file.exists()
 
 
+@pytest.mark.slow
 def test_the_token_is_not_sent_to_whoever_listens_where_a_killed_service_did(
     tmp_path: Path,
 ) -> None:
@@ -74,14 +76,14 @@ def test_where_no_data_directory_is_no_service_runs_and_the_command_says_so(tmp_
 
 def test_a_living_process_that_serves_nothing_is_no_service(data: DataDir) -> None:
     data.service_file.write_text(json.dumps({"url": URL, "pid": os.getpid()}))
-    assert find_service(data) is None
+    assert find_service(data.path) is None
 
 
 def test_a_service_that_starts_is_not_taken_for_the_one_before_it(data: DataDir) -> None:
     stale = json.dumps({"url": URL, "pid": dead_pid()})
     data.service_file.write_text(stale)
     with data.lock("serve"):
-        assert find_service(data) is None
+        assert find_service(data.path) is None
     with serving(data):
         assert not data.service_file.exists()
 
@@ -108,7 +110,7 @@ def test_a_service_that_starts_is_not_taken_for_the_one_before_it(data: DataDir)
 def test_a_file_that_says_nothing_names_no_service(data: DataDir, content: bytes) -> None:
     data.service_file.write_bytes(content)
     with data.lock("serve"):
-        assert find_service(data) is None
+        assert find_service(data.path) is None
 
 
 def test_who_looks_for_a_service_keeps_none_from_starting(data: DataDir) -> None:
@@ -129,4 +131,4 @@ def test_who_looks_for_a_service_keeps_none_from_starting(data: DataDir) -> None
 
 
 def test_where_there_is_no_data_directory_there_is_no_service(tmp_path: Path) -> None:
-    assert find_service(DataDir(tmp_path / "nowhere")) is None
+    assert find_service(tmp_path / "nowhere") is None

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from api.listening import Endpoint, listening
-from results_db.data_dir import DataDir
+from api.http.bind_address import Endpoint, listening
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess, run_command
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed
 
 WORKER = {
@@ -66,6 +66,7 @@ def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     assert "can be read by others (mode 644)" in refused.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("content", ["", "\n", "tök", "two words", "a\x00b"])
 def test_a_file_that_holds_no_token_is_one_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
@@ -123,6 +124,7 @@ def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) 
     assert not (service.data_dir / "service.json").exists()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -144,6 +146,7 @@ def test_an_address_that_is_not_ours_is_one_clear_error(tmp_path: Path) -> None:
     assert "192.0.2.1" in refused.stderr
 
 
+@pytest.mark.slow
 def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> None:
     refused = run_command("serve", "--port", "0", "--data-dir", str(service.data_dir))
     assert refused.returncode == 1
@@ -200,7 +203,7 @@ def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
         "import api.commands.serve\n"
         "from api.app import create_app\n"
         "from api.settings import Settings\n"
-        "from results_db.data_dir import DataDir\n"
+        "from results_db.database.data_dir import DataDir\n"
         "from results_db.store import Store\n"
         "create_app(Settings(token='x'), Store.open(DataDir(Path(sys.argv[1])))).openapi()\n"
         "print({'torch', 'ray', 'deephyper', 'sklearn', 'pandas', 'scipy'} & set(sys.modules))\n"
@@ -234,3 +237,21 @@ def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement()
     asyncio.run(accept_one())
     (no_delay,) = seen
     assert no_delay
+
+
+def test_files_of_a_service_are_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "serve", "--port=0", f"--data-dir={tmp_path}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        umask=0,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it says where it is
+    open_to_others = [path.name for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
+    names = {path.name for path in tmp_path.iterdir()}
+    process.terminate()
+    process.communicate(timeout=60)
+    assert {"service.json", "serve.lock", "token", "logs"} <= names
+    assert open_to_others == []

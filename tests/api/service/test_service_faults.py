@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import completed
 
 NODES = [{"name": f"n{number}", "num_devices": 4} for number in range(4)]

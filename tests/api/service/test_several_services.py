@@ -1,4 +1,4 @@
-"""Several services on one PostgreSQL: one campaign, one token, leases that none of them takes back wrongly."""
+"""Several services on one PostgreSQL: one campaign, one token, and no lease taken back wrongly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from api.local_service import find_service
-from api.sweeper import Sweeper
-from results_db.data_dir import DataDir
-from results_db.leases import LEASE_S
+from api.service.background_jobs import Sweeper
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
+from results_db.trials.leases import LEASE_S
+from search_spaces.connection.running_service import find_service
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
 from tests.api.process import run_command, wait_until
-from tests.api.service import CAMPAIGN
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
 
 
@@ -84,7 +85,7 @@ def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_pa
     # The command line finds either, and the other once one is killed.
     data = DataDir(tmp_path / "data")
     for service in services:
-        found = find_service(data, pid=service.process.pid)
+        found = find_service(data.path, pid=service.process.pid)
         assert found is not None
         assert f"{found.url}/v1/" == str(service.http.base_url)
     first.end(signal.SIGKILL)
@@ -92,7 +93,7 @@ def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_pa
     assert [campaign["name"] for campaign in json.loads(listed.stdout)["campaigns"]] == ["first"]
     second.end()
     assert second.process.returncode == 0
-    assert find_service(data) is None
+    assert find_service(data.path) is None
 
 
 def test_a_data_directory_s_own_database_is_not_shared(
@@ -100,22 +101,23 @@ def test_a_data_directory_s_own_database_is_not_shared(
 ) -> None:
     refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
     assert refused.returncode == 1
-    assert "another process holds the serve lock of the data directory" in refused.stderr
+    assert "on the data directory" in refused.stderr
+    assert "already, at http://" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "driver", "up"])
 def test_a_database_that_refuses_is_one_clear_line_without_the_password(
-    tmp_path: Path, command: str
+    postgres_server: PostgresServer, tmp_path: Path, command: str
 ) -> None:
-    url = "postgresql://service:open-sesame@127.0.0.1:1/tuning"
+    url = postgres_server.url("postgres", user="nobody:open-sesame")
     port = () if command == "driver" else ("--port", "0")
     where = ("--data-dir", str(tmp_path / "data"))
     refused = run_command(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith(
-        "Error: the database postgresql://service@127.0.0.1:1/tuning cannot be used"
-    )
+    assert line.startswith("Error: the database postgresql://nobody@")
+    assert 'role "nobody" does not exist' in line
     logs = (tmp_path / "data" / "logs").glob("*.log")
     assert "sesame" not in line + "".join(log.read_text() for log in logs)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
-from tests.api.service import Api
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import Api
 from tests.results_db.factories import completed
 
 BEST = Layout(num_microbatches=8)

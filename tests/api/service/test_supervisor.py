@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api import supervisor
 from api.errors import ServiceStartError, ServiceUnstableError
-from api.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
+from api.service import supervisor
+from api.service.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
 from tests.api.process import wait_until
+from tests.workers.process_checks import is_alive
 
 STAYS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAYS
@@ -130,7 +131,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from api.supervisor import Child\n"
+        "from api.service.supervisor import Child\n"
         f"child = Child(name='c', argv=[sys.executable, '-c', {STAYS!r}], log=Path(sys.argv[1]))\n"
         "child.start()\n"
         "print(child.process.pid, flush=True)\n"
@@ -147,7 +148,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     try:
         wait_until(
             "the child has ended with its parent",
-            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+            lambda: not is_alive(child.pid),
         )
     finally:
         if child.is_running():

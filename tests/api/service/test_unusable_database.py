@@ -1,12 +1,16 @@
-"""What starts on a database that is none says so in one line, and leaves it as it is."""
+"""What starts on a database that it cannot use says so in one line, and leaves it as it is."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.api.process import run_command
+from tests.results_db.first_weeks import write_first_weeks
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", ["serve", "driver", "up"])
 @pytest.mark.parametrize("how", ["garbage", "directory"])
 def test_a_database_that_is_none_is_one_clear_error(tmp_path: Path, how: str, command: str) -> None:
@@ -23,3 +27,37 @@ def test_a_database_that_is_none_is_one_clear_error(tmp_path: Path, how: str, co
     assert line.startswith(f"Error: the database {database} cannot be used: ")
     if how == "garbage":
         assert database.read_bytes() == garbage
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", "--port", "0"),
+        ("up", "--port", "0"),
+        ("driver",),
+        ("db", "upgrade"),
+        ("db", "check"),
+        ("db", "prune"),
+        ("db", "backup", "FOLDER/backup"),
+        ("db", "restore", "FOLDER/old.sqlite3"),
+    ],
+    ids=" ".join,
+)
+def test_a_database_from_before_the_first_migration_is_one_clear_error(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    database = tmp_path / ("old.sqlite3" if "restore" in command else "data/results.sqlite3")
+    (tmp_path / "data").mkdir()
+    write_first_weeks(database)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0007'")
+    before = database.read_bytes()
+    words = [word.replace("FOLDER", str(tmp_path)) for word in command]
+    refused = run_command(*words, "--data-dir", str(tmp_path / "data"))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: the database is at revision 0007, which this version (r001) ")
+    assert "`layout-tuner campaign import FILE.csv --name CAMPAIGN`" in line
+    assert database.read_bytes() == before
+    assert not (tmp_path / "backup").exists()

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from api.service.worker_batches import WorkerBatches
 from api.settings import Settings
-from api.worker_batches import WorkerBatches
-from api.worker_schemas import LeaseRead
-from results_db.data_dir import DataDir
 from results_db.errors import DatabaseUnavailableError
-from results_db.lease_batch import LeaseAsk
 from results_db.records import WorkerRecord
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from results_db.trials.leases import LeaseAsk
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import Layout
-from tests.api.service import CAMPAIGN, TOKEN
+from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, TOKEN
+from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8)
@@ -27,7 +27,7 @@ LAYOUT = Layout(num_microbatches=8)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(DataDir(tmp_path / "data"))) as store:
+    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
         yield store
 
 
@@ -42,7 +42,7 @@ def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead]
 
     async def ask() -> list[list[LeaseRead] | BaseException]:
         batches = WorkerBatches.of(store, Settings(token=TOKEN))
-        asks = [LeaseAsk(worker_id=worker.id, max_trials=1) for worker in workers]
+        asks = [LeaseAsk(worker_id=worker.id, request=LeaseRequest()) for worker in workers]
         return await asyncio.gather(*map(batches.leases.ask, asks), return_exceptions=True)
 
     return asyncio.run(ask())

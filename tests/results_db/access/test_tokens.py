@@ -4,11 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from results_db.actor import Actor
+from results_db.access.actor import Actor
+from results_db.access.tokens import hash_of_token
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
 from results_db.store import Store
-from results_db.tokens import hash_of_token
 from tests.results_db.factories import TurnableClock
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 OPERATIONS = Actor(name="operations", role="admin", address="192.0.2.7")
 
@@ -38,6 +40,7 @@ def test_tokens_are_valid_until_they_expire_or_are_revoked(
     assert [token.name for token in store.tokens(revoked=True)] == ["brief", "lasting"]
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_name_has_one_valid_token(store: Store, clock: TurnableClock) -> None:
     first, _ = store.create_token("ci", "viewer", expires_at=clock() + timedelta(hours=1))
     with pytest.raises(TokenDuplicateError, match="'ci' is valid; revoke it first"):
@@ -81,6 +84,7 @@ def test_the_last_use_is_known_to_the_minute(store: Store, clock: TurnableClock)
     assert store.tokens()[0].last_used_at == clock()
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_the_audit_says_who_changed_what_from_where_and_when(
     store: Store, clock: TurnableClock
 ) -> None:

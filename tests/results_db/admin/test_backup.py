@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db import migrate
-from results_db.backup import back_up
-from results_db.data_dir import DataDir
+from results_db.admin import migrate
+from results_db.admin.backup import back_up
+from results_db.admin.integrity import check_database
+from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
+from results_db.database.data_dir import DataDir
+from results_db.database.session import Database
 from results_db.errors import (
     BackupInvalidError,
     BackupPathError,
@@ -20,11 +23,8 @@ from results_db.errors import (
     DatabaseUnavailableError,
     SchemaNewerError,
 )
-from results_db.integrity import check_database
-from results_db.restore import restore_into_data_dir, restore_into_postgresql
-from results_db.session import Database
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -32,7 +32,9 @@ from tests.results_db.factories import (
     make_campaign,
     make_worker,
 )
-from tests.results_db.test_released_databases import REVISIONS, rows, write_released
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
+from tests.results_db.test_upgraded_databases import rows
 
 
 def fill(store: Store, num_trials: int = 3) -> int:
@@ -82,12 +84,14 @@ def test_a_backup_into_a_postgresql_and_out_of_it_again_has_every_value(
     assert rows(str(tmp_path / "again.sqlite3")) == rows(str(backup))
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
-def test_a_backup_of_every_released_schema_is_restored_into_both_kinds(
-    revision: str, empty_postgres_url: str, tmp_path: Path
+@pytest.mark.parametrize("revision", [THIS, NEXT])
+def test_a_backup_of_every_schema_is_restored_into_both_kinds(
+    revision: str, empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup = tmp_path / "old.sqlite3"
-    write_released(backup, revision)
+    url = write_first_weeks(backup)
+    become_next_version(monkeypatch)
+    migrate.upgrade(url, revision)
     into_file = restore_into_data_dir(backup, DataDir(tmp_path / "data"))
     into_postgresql = restore_into_postgresql(backup, empty_postgres_url)
     assert into_file == into_postgresql
@@ -98,15 +102,14 @@ def test_a_backup_of_every_released_schema_is_restored_into_both_kinds(
     )
 
 
-@pytest.mark.parametrize("revision", REVISIONS[-2:])
 def test_a_postgresql_of_an_earlier_schema_is_backed_up_as_it_is(
-    revision: str, empty_postgres_url: str, tmp_path: Path
+    empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Before an upgrade is when a backup is wanted most.
-    write_released(tmp_path / "old.sqlite3", revision)
+    write_first_weeks(tmp_path / "old.sqlite3")
     restore_into_postgresql(tmp_path / "old.sqlite3", empty_postgres_url)
-    migrate.downgrade(empty_postgres_url, revision)
-    assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == revision
+    become_next_version(monkeypatch)
+    assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == THIS
     assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(tmp_path / "old.sqlite3"))
     migrate.upgrade(empty_postgres_url)
     assert check_database(empty_postgres_url).findings == ()
@@ -128,6 +131,7 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
             assert seqs == sorted(set(seqs))
 
 
+@pytest.mark.slow
 def test_a_backup_that_is_made_under_load_is_of_one_moment(
     store: Store, database_url: str, tmp_path: Path
 ) -> None:
@@ -195,7 +199,7 @@ def test_a_database_that_is_not_there_is_not_backed_up(tmp_path: Path) -> None:
 
 def test_a_damaged_database_makes_no_backup(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite3"
-    write_released(path, REVISIONS[-1])
+    write_first_weeks(path)
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 4096] = b"\xff" * 4096
     path.write_bytes(content)
@@ -216,7 +220,7 @@ def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
     full: DataDir, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.sqlite3"
-    write_released(other, "0005")
+    write_first_weeks(other)
     place = full.path / "results.sqlite3"
     before = rows(str(place))
     with pytest.raises(DatabaseNotEmptyError, match=r"holds a database already: --force"):
@@ -230,7 +234,7 @@ def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
 
 def test_a_database_that_holds_nothing_makes_place(sqlite_url: str, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite3"
-    write_released(other, "0005")
+    write_first_weeks(other)
     report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
     assert (report.num_campaigns, report.set_aside) == (7, None)
 
@@ -239,15 +243,15 @@ def test_a_database_that_holds_nothing_makes_place(sqlite_url: str, tmp_path: Pa
 def test_a_database_that_is_at_work_is_not_replaced(
     full: DataDir, tmp_path: Path, lock: str
 ) -> None:
-    write_released(tmp_path / "other.sqlite3", "0005")
+    write_first_weeks(tmp_path / "other.sqlite3")
     with full.lock(lock), pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first"):
         restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
 
 
 def test_a_database_that_somebody_has_open_is_not_replaced(full: DataDir, tmp_path: Path) -> None:
-    write_released(tmp_path / "other.sqlite3", "0005")
+    write_first_weeks(tmp_path / "other.sqlite3")
     with closing(Store(full.database_url)) as store:
-        store.ping()
+        store.campaigns()
         with pytest.raises(DatabaseInUseError, match="open; end it first"):
             restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
 
@@ -256,7 +260,7 @@ def test_a_postgresql_that_is_at_work_or_holds_something_is_not_replaced(
     postgres_url: str, tmp_path: Path
 ) -> None:
     backup = tmp_path / "other.sqlite3"
-    write_released(backup, "0005")
+    write_first_weeks(backup)
     with closing(Store(postgres_url)) as store:
         fill(store)
         with pytest.raises(DatabaseInUseError, match="stop them first"):
@@ -273,7 +277,7 @@ def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
     postgres_url: str, tmp_path: Path
 ) -> None:
     backup = tmp_path / "other.sqlite3"
-    write_released(backup, "0005")
+    write_first_weeks(backup)
     with closing(sqlite3.connect(backup)) as connection, connection:
         # SQLite keeps it; PostgreSQL has no such text.
         connection.execute("UPDATE trials SET message = 'a' || char(0) || 'b' WHERE id = 3")
@@ -315,7 +319,7 @@ def test_a_backup_of_a_newer_version_and_a_damaged_one_are_refused(
     full: DataDir, tmp_path: Path
 ) -> None:
     backup, damaged = tmp_path / "backup", tmp_path / "damaged"
-    write_released(backup, REVISIONS[-1])
+    write_first_weeks(backup)
     content = bytearray(backup.read_bytes())
     content[40960:45056] = b"\xff" * 4096
     damaged.write_bytes(content)
@@ -327,10 +331,30 @@ def test_a_backup_of_a_newer_version_and_a_damaged_one_are_refused(
         restore_into_data_dir(backup, full, replace=True)
 
 
+def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
+    full: DataDir, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = tmp_path / "backup"
+    url = write_first_weeks(tmp_path / "next.sqlite3")
+    become_next_version(monkeypatch)
+    migrate.upgrade(url)
+    assert back_up(url, backup).revision == NEXT
+    become_this_version(monkeypatch)
+    before = rows(full.database_url)
+    for restore in (
+        lambda: restore_into_data_dir(backup, full, replace=True),
+        lambda: restore_into_postgresql(backup, postgres_url, replace=True),
+    ):
+        with pytest.raises(SchemaNewerError, match=NEXT):
+            restore()
+    assert rows(full.database_url) == before
+    assert migrate.check(postgres_url) == THIS
+
+
 def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
     full: DataDir, tmp_path: Path
 ) -> None:
-    write_released(tmp_path / "other.sqlite3", "0005")
+    write_first_weeks(tmp_path / "other.sqlite3")
     place = full.path / "results.sqlite3"
     place.write_bytes(b"\xff" * 8192)
     place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")
@@ -346,7 +370,7 @@ def test_events_without_a_number_have_one_in_a_backup(postgres_url: str, tmp_pat
     # On PostgreSQL they are numbered a moment after the commit; in a file nobody would ever do it.
     with closing(Store(postgres_url)) as store:
         make_campaign(store)
-        assert store.count_unnumbered_events() == 1
+        assert store.service_stats().unnumbered_events == 1
     back_up(postgres_url, tmp_path / "backup.sqlite3")
     copy = Database(f"sqlite:///{tmp_path / 'backup.sqlite3'}")
     with closing(copy), copy.read() as session:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from results_db.commands import db
-from tests.results_db.test_released_databases import write_released
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.admin.commands import db
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -20,26 +22,29 @@ def run(*arguments: str, **environment: str) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path) -> tuple[str, str]:
-    """The options of a data directory whose database an earlier version wrote."""
+    """The options of a data directory whose database holds a group's first weeks."""
     folder = tmp_path / "data"
     folder.mkdir()
-    write_released(folder / "results.sqlite3", "0005")
+    write_first_weeks(folder / "results.sqlite3")
     return "--data-dir", str(folder)
 
 
 def test_an_operator_upgrades_checks_backs_up_and_restores(
-    place: tuple[str, str], tmp_path: Path
+    place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    become_next_version(monkeypatch)
     backup = str(tmp_path / "backup.sqlite3")
     made = run("backup", backup, *place)
     assert made.exit_code == 0
-    assert made.output.startswith(f"{backup}: 7 campaigns, 35 trials, 0.2 MB, schema 0005; checked")
+    assert made.output.startswith(
+        f"{backup}: 7 campaigns, 35 trials, 0.4 MB, schema {THIS}; checked"
+    )
     outdated = run("check", *place)
     assert outdated.exit_code == 1
     assert "upgrade it with `layout-tuner db upgrade`" in outdated.output
-    assert "schema 0005 before, 0007 now" in run("upgrade", *place).output
+    assert f"schema {THIS} before, {NEXT} now" in run("upgrade", *place).output
     assert "which is this version's" in run("upgrade", *place).output
-    assert "whole; schema 0007" in run("check", *place).output
+    assert f"whole; schema {NEXT}" in run("check", *place).output
     refused = run("restore", backup, *place)
     assert (refused.exit_code, "--force sets it aside" in refused.output) == (1, True)
     restored = run("restore", backup, *place, "--force")
@@ -56,11 +61,10 @@ def test_a_service_moves_from_sqlite_to_postgresql(
     assert "7 campaigns and 35 trials" in run("restore", backup, *target).output
     checked = run("check", "--json", LAYOUT_TUNER_DATABASE_URL=empty_postgres_url)
     report = json.loads(checked.output)
-    assert (checked.exit_code, report["revision"], report["findings"]) == (0, "0007", [])
+    assert (checked.exit_code, report["revision"], report["findings"]) == (0, THIS, [])
 
 
 def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str]) -> None:
-    run("upgrade", *place)
     with closing(sqlite3.connect(Path(place[1]) / "results.sqlite3")) as connection, connection:
         connection.execute("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1")
         connection.execute("DELETE FROM standings WHERE campaign_id = 1")
@@ -78,7 +82,6 @@ def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str
 def test_what_is_old_goes_when_the_options_or_the_environment_say_so(
     place: tuple[str, str],
 ) -> None:
-    run("upgrade", *place)
     pruned = run("prune", *place, LAYOUT_TUNER_KEEP="logs=1 iterations=1")
     assert pruned.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in pruned.output.splitlines())
@@ -101,17 +104,18 @@ def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path, command:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_password_is_shown(tmp_path: Path) -> None:
-    url = "postgresql://service:hunter2@127.0.0.1:1/tuner"
+def test_no_password_is_shown(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    url = postgres_server.url("postgres", user="nobody:hunter2")
     for command in (("check",), ("backup", str(tmp_path / "b")), ("upgrade",)):
         refused = run(*command, "--database", url)
         assert refused.exit_code == 1
         assert "hunter2" not in refused.output
 
 
-@pytest.mark.parametrize("module", ["results_db.restore", "results_db.integrity"])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["results_db.admin.restore", "results_db.admin.integrity"])
 def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
-    count = "len(__import__('results_db.base').base.Base.metadata.tables)"
+    count = "len(__import__('results_db.models.base').models.base.Base.metadata.tables)"
     script = "import {}; print({})"
     known, all_of_them = (
         subprocess.run(

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db import migrate
+from results_db.admin.integrity import RULES, check_database
+from results_db.database.session import Database
 from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
-from results_db.integrity import check_database
-from results_db.invariants import RULES
-from results_db.session import Database
-from tests.results_db.test_constraints import fill
-from tests.results_db.test_released_databases import write_released
+from tests.results_db.database.test_constraints import fill
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.next_version import THIS, become_next_version
 
 BROKEN = {
     "measured": (
@@ -60,7 +59,7 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 def run(database: Database, *statements: str, unchecked: bool = False) -> None:
-    """Runs statements; unchecked: without triggers and references, as a bug of the database would."""
+    """Runs statements; unchecked: without triggers and foreign keys, as a bug of the database."""
     with database.engine.connect() as connection:
         is_sqlite = connection.dialect.name == "sqlite"
         if unchecked:
@@ -92,6 +91,7 @@ def test_there_is_a_way_to_break_every_rule() -> None:
     assert set(BROKEN) == set(RULES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_broken_rule_is_found_with_the_rows_that_break_it(
     database: Database, database_url: str, rule: str
@@ -142,8 +142,7 @@ def test_long_lists_of_rows_are_shortened(database: Database, database_url: str)
 def test_a_damaged_page_is_found_and_named(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite3"
     url = f"sqlite:///{path}"
-    write_released(path, "0005")
-    migrate.upgrade(url)
+    write_first_weeks(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_trials_campaign_id_state'"
@@ -158,10 +157,13 @@ def test_a_damaged_page_is_found_and_named(tmp_path: Path) -> None:
     assert any("ix_trials_campaign_id_state" in finding.message for finding in findings)
 
 
-def test_other_schemas_and_no_databases_are_refused(tmp_path: Path) -> None:
+def test_other_schemas_and_no_databases_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "results.sqlite3"
-    write_released(path, "0004")
-    with pytest.raises(SchemaOutdatedError, match=r"0004.*layout-tuner db upgrade"):
+    write_first_weeks(path)
+    become_next_version(monkeypatch)
+    with pytest.raises(SchemaOutdatedError, match=rf"{THIS}.*layout-tuner db upgrade"):
         check_database(f"sqlite:///{path}")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from results_db.actor import Actor
+from results_db.access.actor import Actor
+from results_db.admin.integrity import check_database
+from results_db.admin.retention import Pruned, Retention
+from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import RetentionInvalidError
-from results_db.idempotency import RequestKey
-from results_db.integrity import check_database
-from results_db.retention import Pruned, Retention
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -40,7 +40,7 @@ def count(store: Store, table: str) -> int:
 
 @pytest.fixture
 def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
-    """One that ended ten days ago with two measured trials, and one that goes on with one of each age."""
+    """One ended ten days ago, with two measured trials; one runs, with one trial of each age."""
     old, going = make_campaign(store, "old"), make_campaign(store, "going")
     measure(store, old, 1)
     measure(store, old, 2)
@@ -75,7 +75,7 @@ def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_go
     # The losses of a campaign that goes on are still compared with those that come.
     assert [len(store.trial_detail(trial).iterations) for trial in (1, 2, 3, 4)] == [0, 0, 5, 5]
     assert store.trial(1).measurement == before
-    assert len(store.standings(campaigns[0], "tokens_per_s")) == 2
+    assert len(store.ranked_layouts(campaigns[0], "tokens_per_s")) == 2
     assert check_database(database_url).findings == ()
     assert store.prune(Retention(iterations=5, events=None)) == Pruned()
 
@@ -130,7 +130,7 @@ def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: Turna
 def test_more_rows_than_a_transaction_takes_all_go(
     store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("results_db.admin.retention.ROWS_AT_ONCE", 1)
     assert store.prune(Retention(logs=0, events=None)).logs == 3, (
         "the youngest ended this very moment"
     )

@@ -1,40 +1,45 @@
 import pytest
 
-from results_db.allocation_records import (
-    AllocationStatus,
-    HeartbeatAnswer,
-    NodeFacts,
-    NodeState,
-    NodeStatus,
-    SetAside,
-)
+from results_db.allocations.node_status import RELEASE_TIME_S
 from results_db.errors import NodeNotFoundError, NodeStateError, WorkerSupersededError
-from results_db.node_quarantine import RELEASE_TOLD_FOR_S
 from results_db.records import WorkerRecord
 from results_db.store import Store
+from search_spaces.protocol.worker_messages import (
+    HeartbeatReply,
+    NodeBody,
+    NodeState,
+    NodeStatusBody,
+    SetAside,
+    StatusBody,
+    WorkerCreate,
+)
 from tests.results_db.factories import TurnableClock, make_worker
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 CLUSTER = "local-cpu"
 
 
 def make_allocation(store: Store, name: str = "w1") -> WorkerRecord:
     return store.register_worker(
-        name=name,
-        host="login",
-        cluster=CLUSTER,
-        num_nodes=1,
-        devices_per_node=8,
-        device="GCD",
-        versions={},
-        nodes=[NodeFacts(name="n1", num_devices=8)],
+        WorkerCreate(
+            name=name,
+            host="login",
+            cluster=CLUSTER,
+            num_nodes=1,
+            devices_per_node=8,
+            device="GCD",
+            versions={},
+            nodes=[NodeBody(name="n1", num_devices=8)],
+        )
     )
 
 
 def show(
-    store: Store, worker_id: str, state: NodeState, reason: str = "", *others: NodeStatus
-) -> HeartbeatAnswer:
-    node = NodeStatus(name="n1", state=state, reason=reason)
-    return store.heartbeat(worker_id, [], status=AllocationStatus(nodes=(node, *others)))
+    store: Store, worker_id: str, state: NodeState, reason: str = "", *others: NodeStatusBody
+) -> HeartbeatReply:
+    node = NodeStatusBody(name="n1", state=state, reason=reason)
+    return store.heartbeat(worker_id, [], status=StatusBody(nodes=[node, *others]))
 
 
 def quarantined(store: Store) -> list[str]:
@@ -45,7 +50,7 @@ def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
     store: Store, clock: TurnableClock
 ) -> None:
     worker = make_allocation(store)
-    assert show(store, worker.id, "quarantined", "slow") == HeartbeatAnswer()
+    assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow"]
     store.release_node(CLUSTER, "n1")
     assert quarantined(store) == []
@@ -64,7 +69,7 @@ def test_a_node_that_is_set_aside_again_after_its_release_stays_aside(
     show(store, worker.id, "quarantined", "slow")
     store.release_node(CLUSTER, "n1")
     show(store, worker.id, "idle")
-    assert show(store, worker.id, "quarantined", "slow again") == HeartbeatAnswer()
+    assert show(store, worker.id, "quarantined", "slow again") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow again"]
 
 
@@ -75,8 +80,8 @@ def test_a_node_that_fails_its_check_between_two_heartbeats_is_not_released_for_
     show(store, worker.id, "quarantined", "slow")
     store.release_node(CLUSTER, "n1")
     assert show(store, worker.id, "quarantined", "slow").release == ("n1",)
-    clock.forward(RELEASE_TOLD_FOR_S + 1)
-    assert show(store, worker.id, "quarantined", "slow") == HeartbeatAnswer()
+    clock.forward(RELEASE_TIME_S + 1)
+    assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow"]
 
 
@@ -88,7 +93,7 @@ def test_a_worker_that_came_after_a_release_has_set_the_node_aside_anew(
     store.release_node(CLUSTER, "n1")
     clock.forward(1)
     now = make_allocation(store)
-    assert show(store, now.id, "quarantined", "no answer") == HeartbeatAnswer()
+    assert show(store, now.id, "quarantined", "no answer") == HeartbeatReply(stop=())
     assert quarantined(store) == ["no answer"]
 
 
@@ -97,7 +102,7 @@ def test_every_worker_that_has_the_node_hears_of_a_quarantine(store: Store) -> N
     show(store, first.id, "quarantined", "slow")
     assert show(store, second.id, "idle").quarantine == (SetAside(node="n1", reason="slow"),)
     store.release_node(CLUSTER, "n1")
-    assert show(store, first.id, "idle") == HeartbeatAnswer()
+    assert show(store, first.id, "idle") == HeartbeatReply(stop=())
 
 
 def test_setting_a_node_aside_twice_is_once_and_the_last_reason_stands(
@@ -135,7 +140,7 @@ def test_a_status_of_a_session_that_has_ended_changes_nothing(store: Store) -> N
 
 def test_nodes_that_join_late_make_room_and_nodes_that_leave_are_forgotten(store: Store) -> None:
     worker = make_allocation(store)
-    show(store, worker.id, "busy", "", NodeStatus(name="n2", state="idle"))
+    show(store, worker.id, "busy", "", NodeStatusBody(name="n2", state="idle"))
     allocation = store.allocation(worker.id)
     assert [(n.name, n.num_devices) for n in allocation.nodes] == [("n1", 8), ("n2", 8)]
     assert allocation.worker.num_nodes == 2
@@ -158,10 +163,10 @@ def test_a_heartbeat_without_a_status_leaves_the_last_one_and_still_tells_wishes
 
 def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     worker = make_worker(store, num_nodes=1000)
-    nodes = [NodeStatus(name=f"n{number}", state="idle") for number in range(1000)]
+    nodes = [NodeStatusBody(name=f"n{number}", state="idle") for number in range(1000)]
     for state in ("idle", "busy"):
-        nodes[500] = NodeStatus(name="n500", state=state)  # type: ignore[arg-type]
-        store.heartbeat(worker.id, [], status=AllocationStatus(nodes=tuple(nodes)))
+        nodes[500] = NodeStatusBody(name="n500", state=state)  # type: ignore[arg-type]
+        store.heartbeat(worker.id, [], status=StatusBody(nodes=nodes))
     kept = store.allocation(worker.id).nodes
     assert [node.name for node in kept] == [node.name for node in nodes]
     assert kept[500].state == "busy"

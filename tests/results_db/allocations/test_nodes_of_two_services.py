@@ -1,4 +1,4 @@
-"""Two services that first hear of a node's quarantine at the same moment: neither of them fails over it.
+"""Two services receive a node's first quarantine at the same moment: neither of them fails.
 
 On PostgreSQL alone: SQLite has one writer at a time.
 """
@@ -11,12 +11,12 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.postgres_server import PostgresServer
-from results_db.allocation_records import AllocationStatus, NodeStatus
-from results_db.node_quarantine import note_quarantines
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.allocations.node_status import note_quarantines
+from results_db.models.service_tables import WorkerRow
 from results_db.records import WorkerRecord
 from results_db.store import Store
-from results_db.worker_tables import Worker
+from search_spaces.protocol.worker_messages import NodeStatusBody, StatusBody
 from tests.api.process import wait_until
 from tests.postgres import is_anybody_waiting
 from tests.results_db.factories import make_worker
@@ -24,15 +24,15 @@ from tests.results_db.factories import make_worker
 CLUSTER = "local-cpu"
 
 
-def node(reason: str) -> NodeStatus:
-    return NodeStatus(name="n0", state="quarantined" if reason else "idle", reason=reason)
+def node(reason: str) -> NodeStatusBody:
+    return NodeStatusBody(name="n0", state="quarantined" if reason else "idle", reason=reason)
 
 
-def show(store: Store, worker: WorkerRecord, status: NodeStatus) -> None:
-    store.heartbeat(worker.id, [], status=AllocationStatus(nodes=(status,)))
+def show(store: Store, worker: WorkerRecord, status: NodeStatusBody) -> None:
+    store.heartbeat(worker.id, [], status=StatusBody(nodes=[status]))
 
 
-def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatus) -> None:
+def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatusBody) -> None:
     store.quarantine_node(CLUSTER, status.name, status.reason)
 
 
@@ -40,7 +40,7 @@ def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatus) -> None:
 def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
     postgres_server: PostgresServer,
     postgres_url: str,
-    do: Callable[[Store, WorkerRecord, NodeStatus], None],
+    do: Callable[[Store, WorkerRecord, NodeStatusBody], None],
     stands: str,
 ) -> None:
     with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
@@ -49,7 +49,7 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
             show(here, worker, node(""))
         with ThreadPoolExecutor(1) as pool:
             with here._db.write() as session:
-                row = session.get_one(Worker, first.id)
+                row = session.get_one(WorkerRow, first.id)
                 note_quarantines(session, row, [node("slow")], here.now())
                 done = pool.submit(do, there, second, node("loud"))
                 wait_until(

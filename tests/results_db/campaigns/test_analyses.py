@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from results_db import migrate
-from results_db.records import Analysis, KnobStep
+from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     START,
     TurnableClock,
@@ -22,8 +20,10 @@ from tests.results_db.factories import (
     make_worker,
 )
 
+pytestmark = pytest.mark.sqlite_is_enough
 
-def make_step(**changes: Any) -> KnobStep:
+
+def make_step(**changes: Any) -> KnobStepRead:
     values: dict[str, Any] = {
         "knob": "tp",
         "direction": "up",
@@ -37,7 +37,7 @@ def make_step(**changes: Any) -> KnobStep:
         "is_apart": None,
         "trial_id": None,
     }
-    return KnobStep(**{**values, **changes})
+    return KnobStepRead(**{**values, **changes})
 
 
 def make_analysis(winner_id: int, **changes: Any) -> Analysis:
@@ -63,6 +63,7 @@ def measured_trial(store: Store, campaign: int) -> int:
     return trial.id
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_an_analysis_reads_as_it_was_kept(store: Store) -> None:
     campaign = make_campaign(store)
     assert store.analysis(campaign) is None
@@ -91,21 +92,4 @@ def test_a_prediction_claims_no_trial(store: Store) -> None:
     winner = measured_trial(store, campaign)
     with pytest.raises(IntegrityError):
         store.keep_analysis(campaign, make_analysis(winner, steps=(make_step(trial_id=winner),)))
-    assert store.analysis(campaign) is None
-
-
-def test_a_downgrade_leaves_what_was_measured(store: Store, database_url: str) -> None:
-    campaign = make_campaign(store)
-    winner = measured_trial(store, campaign)
-    store.keep_analysis(campaign, make_analysis(winner))
-    before = store.trial_detail(winner)
-    migrate.downgrade(database_url, "0002")
-    with store._db.read() as session:
-        assert session.scalar(text("SELECT count(*) FROM measurements")) == 1
-    migrate.upgrade(database_url)
-    after = store.trial_detail(winner)
-    assert (after.iterations, after.trial.measurement) == (
-        before.iterations,
-        before.trial.measurement,
-    )
     assert store.analysis(campaign) is None

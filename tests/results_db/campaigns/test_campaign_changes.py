@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import text
 
 from results_db.errors import CampaignNotFoundError, CampaignStateError
-from results_db.models import Base
-from results_db.records import Analysis, KnobStep
+from results_db.models.tables import Base
+from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     completed,
     failed,
@@ -21,6 +21,8 @@ from tests.results_db.factories import (
     make_spec,
     make_worker,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
 def rows(store: Store, statement: str, **values: Any) -> list[Any]:
@@ -111,7 +113,7 @@ def full_campaign(store: Store, name: str = "first") -> int:
     store.post_outcome(again.id, lease_one(store, worker.id).attempt, completed())
     other = store.add_trial(campaign, Layout(tp=2))
     store.post_outcome(other.id, lease_one(store, worker.id).attempt, failed())
-    step = KnobStep(
+    step = KnobStepRead(
         knob="tp",
         direction="up",
         value="1",
@@ -148,6 +150,7 @@ def count_rows(store: Store) -> dict[str, int]:
         return {name: session.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in tables}
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_deletion_takes_all_that_was_measured_and_nothing_of_others(store: Store) -> None:
     full_campaign(store, "other")
     before = count_rows(store)
@@ -175,6 +178,7 @@ def test_a_campaign_that_has_not_ended_is_not_deleted(store: Store) -> None:
         store.delete_campaign(campaign)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_campaign_is_not_deleted_under_a_worker_that_stops_its_trial(store: Store) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
@@ -187,6 +191,7 @@ def test_a_campaign_is_not_deleted_under_a_worker_that_stops_its_trial(store: St
     store.delete_campaign(campaign)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_campaign_that_an_open_one_starts_from_is_not_deleted(store: Store) -> None:
     source = full_campaign(store, "source")
     spec = make_spec("heir", start_from=["source"])

@@ -1,8 +1,7 @@
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from results_db.allocation_records import HeartbeatAnswer
-from results_db.campaign_filter import CampaignFilter
+from results_db.campaigns.filter import CampaignFilter
 from results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
@@ -10,7 +9,8 @@ from results_db.errors import (
 )
 from results_db.rows import MAX_CLOCK_GAP_S
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import HeartbeatReply
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -19,6 +19,8 @@ from tests.results_db.factories import (
     make_spec,
     make_worker,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
 def test_a_campaign_is_kept_as_it_was_described(store: Store, clock: TurnableClock) -> None:
@@ -33,6 +35,7 @@ def test_a_campaign_is_kept_as_it_was_described(store: Store, clock: TurnableClo
     assert read.created_at.tzinfo is not None
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_name_belongs_to_one_campaign(store: Store) -> None:
     make_campaign(store, "mine")
     with pytest.raises(CampaignDuplicateError, match="'mine' exists already"):
@@ -40,6 +43,7 @@ def test_a_name_belongs_to_one_campaign(store: Store) -> None:
     assert len(store.campaigns()) == 1
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_only_a_name_that_is_taken_is_called_a_duplicate(store: Store) -> None:
     spec = make_spec("mine", strategy=None)
     with pytest.raises(
@@ -55,6 +59,7 @@ def test_an_unknown_campaign_is_named_in_the_error(store: Store) -> None:
         store.campaign_by_name("nobody")
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
     ids = [make_campaign(store, f"c{n}") for n in range(5)]
     store.pause_campaign(ids[1])
@@ -127,7 +132,7 @@ def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(store: Store) -
     trial = store.add_trial(campaign, Layout())
     lease_one(store, worker.id)
     store.pause_campaign(campaign)
-    assert store.heartbeat(worker.id, []) == HeartbeatAnswer()
+    assert store.heartbeat(worker.id, []) == HeartbeatReply(stop=())
     assert store.post_outcome(trial.id, 1, completed()).state == "COMPLETED"
 
 
@@ -177,4 +182,4 @@ def test_the_driver_takes_back_what_nobody_has_started(store: Store) -> None:
     assert store.cancel_pending(campaign, "the budget is spent") == 1
     assert store.count_open_trials(campaign) == 1
     assert store.trial(running.id).state == "RUNNING"
-    assert store.heartbeat(worker.id, []) == HeartbeatAnswer()
+    assert store.heartbeat(worker.id, []) == HeartbeatReply(stop=())

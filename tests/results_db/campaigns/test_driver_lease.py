@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from results_db.driver_lease import DRIVER_LEASE_S, DriverLease
+from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from results_db.errors import DriverLeaseLostError
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import TurnableClock, make_campaign
 
 
@@ -39,7 +39,7 @@ def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
         store.renew_driver_lease(first.fence)
     clock.forward(DRIVER_LEASE_S + 0.1)
     assert acquired(store).fence == first.fence + 1
-    with pytest.raises(DriverLeaseLostError, match="another driver has taken over since tenure 1"):
+    with pytest.raises(DriverLeaseLostError, match="another driver has taken over since fence 1"):
         store.renew_driver_lease(first.fence)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from results_db.actor import Actor
+from results_db.access.actor import Actor
+from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import (
     CampaignDuplicateError,
     IdempotencyKeyInUseError,
     IdempotencyKeyReusedError,
 )
-from results_db.idempotency import RequestKey
 from results_db.store import Store
 from tests.results_db.factories import make_spec
 

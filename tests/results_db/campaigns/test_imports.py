@@ -1,12 +1,12 @@
-"""Cells of measurement tables as campaigns: what is kept, what is not invented, and the way back."""
+"""Cells of measurement tables as campaigns: what is stored, what stays unknown, and the export."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from results_db.campaigns.imports import NewImport
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
-from results_db.imports import NewImport
 from results_db.store import Store
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
 from tests.results_db.factories import make_spec, make_worker
@@ -127,12 +127,12 @@ def test_flops_follow_from_the_shape_and_their_share_from_a_stated_peak(store: S
 
 def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) -> None:
     (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
-    standings = store.standings(campaign.id, "tokens_per_s")
+    standings = store.ranked_layouts(campaign.id, "tokens_per_s")
     assert [standing.trial.number for standing in standings] == [2, 1, 3, 4, 8]
     assert standings[1].num_runs == 2
     repeat = store.trial_by_number(campaign.id, 7)
     assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
-    assert store.count_ranked(campaign.id) == 5
+    assert len(store.ranked_values(campaign.id)) == 5
     assert store.front(campaign) == {standings[0].trial.id}
 
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from results_db import descriptions
-from results_db.actor import Actor
-from results_db.descriptions import DescriptionKind
+from results_db.access.actor import Actor
+from results_db.campaigns import models_and_clusters
+from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.errors import (
     DescriptionLimitError,
     DescriptionNotFoundError,
@@ -16,6 +16,8 @@ from results_db.errors import (
 )
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 KINDS: list[DescriptionKind] = ["model", "cluster"]
 
@@ -52,6 +54,7 @@ def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
     physics.delete_description(kind, "mine")
 
 
+@pytest.mark.sqlite_is_enough(False)
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_submitters_who_put_one_name_at_once_one_has_it(
     store: Store, kind: DescriptionKind
@@ -86,13 +89,14 @@ def test_models_and_clusters_do_not_share_names(store: Store) -> None:
 
 
 def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptions, "MAX_DESCRIPTIONS", 1)
+    monkeypatch.setattr(models_and_clusters, "MAX_DESCRIPTIONS", 1)
     store.put_description("model", "a", {})
     with pytest.raises(DescriptionLimitError, match="1 models already"):
         store.put_description("model", "b", {})
     store.put_description("model", "a", {"size": 2})
 
 
+@pytest.mark.sqlite_is_enough(False)
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_those_who_put_one_name_at_once_one_is_the_first(
     store: Store, kind: DescriptionKind

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.postgres_server import PostgresServer
-from results_db import campaign_changes, campaigns
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.campaigns import campaigns
 from results_db.errors import CampaignNotFoundError, CampaignStateError
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -39,7 +39,7 @@ class Race:
         self.there.delete_campaign(self.source)
 
     def begin_second(self, do: Callable[[], Any]) -> None:
-        """Lets the other service begin in the middle of a transaction, until it waits for that one."""
+        """Starts a call of the other service within a transaction; waits until it is blocked."""
         if self.second is None:
             self.second = self._pool.submit(do)
             wait_until("it waits", lambda: is_anybody_waiting(self._server, self._url))
@@ -77,8 +77,8 @@ def test_a_deletion_waits_for_the_campaign_that_is_made_from_it_and_is_refused(
 def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from_and_is_refused(
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile = before(campaign_changes.emit, lambda: race.begin_second(race.make_heir))
-    monkeypatch.setattr(campaign_changes, "emit", meanwhile)
+    meanwhile = before(campaigns.emit, lambda: race.begin_second(race.make_heir))
+    monkeypatch.setattr(campaigns, "emit", meanwhile)
     race.delete()
     with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'sou"):
         race.end_of_second()

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from results_db.knowledge import MAX_KNOWN_TRIALS, software_of
+from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, software_of
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import WorkerCreate
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -15,6 +16,8 @@ from tests.results_db.factories import (
     lease_one,
     make_spec,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 TORCH = {"python": "3.11", "torch": "2.13.0+cpu"}
 BOX = {"name": "box", "device": "A100", "num_nodes": 4, "devices_per_node": 8}
@@ -35,13 +38,15 @@ class Lab:
     def worker(self, versions: Mapping[str, str] = TORCH, *, cluster: str = "box") -> str:
         self.clock.forward(1)
         return self.store.register_worker(
-            name="w1",
-            host="node-1",
-            cluster=cluster,
-            num_nodes=4,
-            devices_per_node=8,
-            device="A100",
-            versions=versions,
+            WorkerCreate(
+                name="w1",
+                host="node-1",
+                cluster=cluster,
+                num_nodes=4,
+                devices_per_node=8,
+                device="A100",
+                versions=dict(versions),
+            )
         ).id
 
     def campaign(self, name: str, *, box: Mapping[str, Any] = BOX, **changes: Any) -> int:
@@ -172,7 +177,7 @@ def test_a_trial_that_is_named_and_alike_counts_once(lab: Lab) -> None:
 def test_only_the_newest_are_known_the_oldest_of_them_first(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.knowledge.MAX_KNOWN_TRIALS", 3)
+    monkeypatch.setattr("results_db.campaigns.start_from.MAX_KNOWN_TRIALS", 3)
     assert MAX_KNOWN_TRIALS == 2000
     lab.ended("earlier", lab.worker(), A, B, C, D)
     assert lab.known(lab.campaign("mine")) == [B, C, D]

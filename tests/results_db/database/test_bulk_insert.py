@@ -13,12 +13,12 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.database.bulk_insert import insert_many
 from results_db.errors import DatabaseUnavailableError, ValueUnstorableError
-from results_db.event_tables import EventRow
-from results_db.many_rows import insert_many
-from results_db.models import Attempt, IterationRow
+from results_db.models.service_tables import EventRow
+from results_db.models.tables import Attempt, IterationRow
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -116,7 +116,7 @@ def test_rows_of_nothing_are_refused(store: Store, trial_id: int) -> None:
     ("change", "why"),
     [
         ({"kind": "t" * 300}, "a text has 300 characters"),
-        ({"kind": "a\0b"}, "a text has a NUL in it"),
+        ({"kind": "a\0b"}, "a text cannot be kept: .* holds a NUL character"),
         ({"index": 2**31}, "2147483648 is beyond"),
     ],
 )

@@ -4,16 +4,16 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from results_db.data_dir import DataDir
 from results_db.errors import TrialDuplicateError
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from tests.postgres import upgraded
 from tests.results_db.factories import completed, make_campaign, make_worker
 
 LEASE_EVERYTHING = """
 import sys
 from pathlib import Path
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
 store = Store(DataDir(Path(sys.argv[1])).database_url)
 while leases := store.lease(sys.argv[2], 1):
@@ -22,8 +22,7 @@ while leases := store.lease(sys.argv[2], 1):
 
 
 def test_processes_that_lease_at_once_never_get_the_same_trial(tmp_path: Path) -> None:
-    data_dir = DataDir(tmp_path)
-    store = Store.open(data_dir)
+    store = Store.open(upgraded(tmp_path))
     campaign = make_campaign(store)
     trials = [store.add_trial(campaign, Layout(micro_batch_size=n)).id for n in range(1, 41)]
     workers = [make_worker(store, f"w{n}").id for n in range(3)]
@@ -42,7 +41,7 @@ def test_processes_that_lease_at_once_never_get_the_same_trial(tmp_path: Path) -
 
 
 def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    store = Store.open(DataDir(tmp_path))
+    store = Store.open(upgraded(tmp_path))
     campaign = make_campaign(store)
     wanted = 40
     ran: Counter[int] = Counter()
@@ -76,13 +75,13 @@ def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path
     assert not faults
     assert len(ran) == wanted
     assert set(ran.values()) == {1}
-    places = [trial.ended_seq for trial in store.trials_told_since(campaign, 0)]
+    places = [trial.ended_seq for trial in store.trials_ended_since(campaign, 0)]
     assert places == list(range(1, wanted + 1))
     store.close()
 
 
 def test_of_two_that_propose_one_layout_one_is_refused(tmp_path: Path) -> None:
-    store = Store.open(DataDir(tmp_path))
+    store = Store.open(upgraded(tmp_path))
     campaign = make_campaign(store)
     barrier = threading.Barrier(4)
     answers: list[str] = []

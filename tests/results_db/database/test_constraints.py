@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 
-from results_db import migrate
-from results_db.base import Base
+from results_db.admin import migrate
+from results_db.database.session import Database
+from results_db.models.base import Base
 from results_db.records import TrialRecord
-from results_db.session import Database
 from results_db.store import Store
-from search_spaces.layout import Layout
-from tests.postgres import TEMPLATE
+from search_spaces.spec.layout import Layout
+from tests.postgres import TEMPLATE, upgraded
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -26,7 +26,7 @@ from tests.results_db.factories import (
 
 
 def fill(url: str) -> None:
-    """A campaign with a trial of each kind: 1 measured, 2 failed, 3 running, 4 waiting; and one that ended."""
+    """A campaign with trials 1 measured, 2 failed, 3 running, 4 waiting; and one that ended."""
     with closing(Store(url, clock=TurnableClock())) as store:
         campaign = make_campaign(store)
         worker = make_worker(store)
@@ -50,8 +50,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A database for statements that are all refused, and leave it as it was."""
     with ExitStack() as stack:
         if request.param == "sqlite":
-            url = f"sqlite:///{tmp_path_factory.mktemp('constraints') / 'results.sqlite3'}"
-            migrate.upgrade(url)
+            url = upgraded(tmp_path_factory.mktemp("constraints")).database_url
         else:
             server = request.getfixturevalue("postgres_server")
             url = stack.enter_context(server.database(template=TEMPLATE))
@@ -388,7 +387,7 @@ def test_both_databases_have_every_constraint_under_its_name(database_url: str) 
 
 
 def test_the_constraints_are_back_after_a_downgrade_and_an_upgrade(database_url: str) -> None:
-    migrate.downgrade(database_url, "0006")
+    migrate.downgrade(database_url, "base")
     migrate.upgrade(database_url)
     test_both_databases_have_every_constraint_under_its_name(database_url)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirInvalidError, DataDirLockedError
 from results_db.store import Store
 from tests.results_db.factories import make_campaign
@@ -13,7 +13,7 @@ from tests.results_db.factories import make_campaign
 HOLD_THE_LOCK = """
 import sys
 from pathlib import Path
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 with DataDir(Path(sys.argv[1])).lock("serve"):
     print("held", flush=True)
     sys.stdin.read()
@@ -33,6 +33,17 @@ def test_only_its_owner_can_look_into_a_data_directory(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path / "deep" / "data")
     data_dir.create()
     assert data_dir.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_data_directory_that_everybody_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(DataDirInvalidError) as refused:
+        DataDir(tmp_path).create()
+    assert str(refused.value).startswith(
+        f"every user of this machine can replace the files in the data directory {tmp_path} "
+        "(mode 1777): chmod o-w it, or choose a directory below it"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_its_owner_can_read_the_database_in_a_directory_that_was_there(tmp_path: Path) -> None:

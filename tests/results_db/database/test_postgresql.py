@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
-from benchmarks.postgres_server import SUPERUSER, PostgresServer, running_server
-from results_db import postgresql
+from benchmarks.service.postgres_server import SUPERUSER, PostgresServer, running_server
+from results_db.database import postgresql
+from results_db.database.retry import MOST_TRIES, retried
 from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
-from results_db.retry import MOST_TRIES, retried
 from results_db.store import Store
-from tests.results_db.factories import make_campaign, make_spec
+from tests.results_db.factories import make_campaign
 
 PASSWORD = "open-sesame"
 
@@ -68,7 +68,7 @@ def test_passwords_open_and_are_never_shown(guarded: PostgresServer) -> None:
     assert "give the right password in ~/.pgpass" in line
     assert "no password supplied" in refusal(f"postgresql://{SUPERUSER}@{where}")
     with closing(Store.connect(f"postgresql://{SUPERUSER}:{PASSWORD}@{where}")) as store:
-        store.ping()
+        store.campaigns()
         assert PASSWORD not in repr(store._db.engine)
 
 
@@ -125,13 +125,13 @@ def test_a_server_that_was_away_is_used_again_when_it_is_back() -> None:
 def test_connections_that_were_cut_while_idle_are_noticed_before_they_are_used(
     postgres_server: PostgresServer, fresh: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql, "ASKED_AFTER_S", 0.0)
-    fresh.ping()
+    monkeypatch.setattr(postgresql, "TESTED_AFTER_S", 0.0)
+    fresh.campaigns()
     postgres_server.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         f"WHERE datname = '{fresh._db.engine.url.database}'"
     )
-    fresh.ping()
+    fresh.campaigns()
 
 
 def test_a_reader_sees_one_state_whatever_is_written_meanwhile(fresh: Store) -> None:
@@ -174,7 +174,7 @@ def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_
 
         with pytest.raises(DatabaseUnavailableError, match="idle-in-transaction timeout"):
             sleep_in_a_transaction()
-        stopped.ping()
+        stopped.campaigns()
 
 
 def test_transactions_that_wait_for_each_other_end_with_one_that_may_be_run_again(
@@ -230,11 +230,11 @@ def test_what_was_undone_for_another_s_sake_is_run_again_and_not_for_ever() -> N
 
 
 def test_what_the_server_alone_can_tell_to_be_unstorable_is_a_value_s_fault(fresh: Store) -> None:
-    spec = make_spec(budget={"node_hours": float("nan")})
-    with pytest.raises(
-        ResultsDbError, match="cannot keep this: invalid input syntax for type json"
+    with (
+        pytest.raises(ResultsDbError, match="cannot keep this: invalid input syntax for type json"),
+        fresh._db.write() as session,
     ):
-        fresh.create_campaign(spec, num_legal_layouts=1)
+        session.execute(text("SELECT CAST('{' AS json)"))
 
 
 def test_all_processes_go_by_the_server_s_clock(
@@ -247,9 +247,9 @@ def test_all_processes_go_by_the_server_s_clock(
             )
 
     # A machine whose own count jumped by an hour, as one that was asleep.
-    monkeypatch.setattr("results_db.database_clock.time.monotonic", lambda: 10_000.0)
+    monkeypatch.setattr("results_db.database.store_base.time.monotonic", lambda: 10_000.0)
     fresh.agree_on_time()
-    monkeypatch.setattr("results_db.database_clock.time.monotonic", lambda: 13_600.0)
+    monkeypatch.setattr("results_db.database.store_base.time.monotonic", lambda: 13_600.0)
     assert fresh.now().timestamp() > server_time() + 3000
     fresh.agree_on_time()
     assert abs(fresh.now().timestamp() - server_time()) < 60

@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import pytest
 
-from results_db.actor import Actor
-from results_db.allocation_records import NodeFacts
+from results_db.access.actor import Actor
 from results_db.errors import CampaignNotFoundError, ValueUnstorableError
 from results_db.store import Store
+from search_spaces.protocol.worker_messages import NodeBody, WorkerCreate
 from tests.results_db.factories import make_campaign, make_spec, make_worker
 
 INTRODUCTION: Final[dict[str, Any]] = {
@@ -24,9 +24,9 @@ INTRODUCTION: Final[dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("a\0b", r"a text has a NUL in it: 'a\\x00b'"),
+        ("a\0b", r"a text cannot be kept: 'a\\x00b' holds a NUL character"),
         ("n" * 201, "a text has 201 characters, and at most 200 are kept: 'nnnn"),
-        ("half \ud800", "a text has half of a surrogate pair in it"),
+        ("half \ud800", "a text cannot be kept: 'half .* holds a lone surrogate"),
     ],
 )
 def test_a_text_that_one_database_would_not_keep_is_kept_by_none(
@@ -46,10 +46,10 @@ def test_a_text_that_is_too_long_to_be_kept_can_be_looked_for(store: Store) -> N
 
 
 def test_of_many_rows_each_is_looked_at(store: Store) -> None:
-    nodes = [NodeFacts(name=f"n{number}", num_devices=1) for number in range(40)]
-    long = NodeFacts(name="n" * 256, num_devices=1)
+    nodes = [NodeBody(name=f"n{number}", num_devices=1) for number in range(40)]
+    long = NodeBody(name="n" * 256, num_devices=1)
     with pytest.raises(ValueUnstorableError, match="256 characters, and at most 255"):
-        store.register_worker(**INTRODUCTION, nodes=[*nodes, long])
+        store.register_worker(WorkerCreate(**INTRODUCTION, nodes=[*nodes, long]))
     assert store.workers() == []
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from results_db.database_url import postgresql_url, shown
+from results_db.database.url import postgresql_url, shown
 from results_db.errors import DatabaseUrlInvalidError
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from results_db.events import emit
-from results_db.records import TrialBeat
+from results_db.events.events import emit
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -57,14 +57,14 @@ def test_a_reader_that_goes_on_after_a_number_misses_nothing(store: Store) -> No
 
 def test_the_mark_of_a_campaign_changes_with_each_of_its_events_and_no_other(store: Store) -> None:
     first, second = make_campaign(store, "first"), make_campaign(store, "second")
-    marks = [store.campaign_mark(first)]
+    marks = [store.page_version(first)]
     store.pause_campaign(second)
-    assert store.campaign_mark(first) == marks[-1]
+    assert store.page_version(first) == marks[-1]
     for change in (store.pause_campaign, store.resume_campaign, store.cancel_campaign):
         change(first)
-        marks.append(store.campaign_mark(first))
+        marks.append(store.page_version(first))
     assert len(set(marks)) == 4
-    assert store.campaign_mark(second) not in marks
+    assert store.page_version(second) not in marks
 
 
 def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
@@ -74,12 +74,12 @@ def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
     store.add_trial(campaign, LAYOUT)
     worker = make_worker(store)
     lease = lease_one(store, worker.id)
-    plain, live = store.campaign_mark(campaign), store.campaign_mark(campaign, beats=True)
+    plain, live = store.page_version(campaign), store.page_version(campaign, beats=True)
     clock.forward(2)
-    beat = TrialBeat(trial_id=lease.trial_id, attempt=1, iterations_done=1)
+    beat = BeatBody(trial_id=lease.trial_id, attempt=1, iterations_done=1)
     store.heartbeat(worker.id, [beat])
-    assert store.campaign_mark(campaign) == plain
-    assert store.campaign_mark(campaign, beats=True) != live
+    assert store.page_version(campaign) == plain
+    assert store.page_version(campaign, beats=True) != live
 
 
 def test_old_events_go_but_for_the_newest_of_each_campaign(
@@ -88,7 +88,7 @@ def test_old_events_go_but_for_the_newest_of_each_campaign(
     first, second = make_campaign(store, "first"), make_campaign(store, "second")
     store.pause_campaign(first)
     store.number_events()
-    mark = store.campaign_mark(second)
+    mark = store.page_version(second)
     clock.forward(3600)
     store.resume_campaign(first)
     store.number_events()
@@ -98,7 +98,7 @@ def test_old_events_go_but_for_the_newest_of_each_campaign(
         (4, first),
     ]
     assert (store.pruned_event_seq(), store.last_event_seq()) == (3, 4)
-    assert store.campaign_mark(second) == mark
+    assert store.page_version(second) == mark
     assert store.prune_events(clock()) == 0
     assert store.pruned_event_seq() == 3
 
@@ -106,7 +106,7 @@ def test_old_events_go_but_for_the_newest_of_each_campaign(
 def test_old_events_go_a_few_at_a_time_and_the_newest_of_each_campaign_stays(
     store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.event_log.MAX_PRUNED", 3)
+    monkeypatch.setattr("results_db.events.event_log.MAX_PRUNED", 3)
     transactions: list[int] = []
     campaigns = [make_campaign(store, name) for name in ("first", "second", "third")]
     for campaign in campaigns:
@@ -139,13 +139,13 @@ def test_an_empty_log_has_no_numbers(store: Store) -> None:
 
 def test_a_mark_is_never_that_of_before_while_numbers_come_late(store: Store) -> None:
     campaign = make_campaign(store)
-    marks = [store.campaign_mark(campaign)]
+    marks = [store.page_version(campaign)]
     for change in (store.pause_campaign, store.resume_campaign, store.pause_campaign):
         change(campaign)
-        unnumbered = store.campaign_mark(campaign)
+        unnumbered = store.page_version(campaign)
         assert unnumbered not in marks
         store.number_events()
-        numbered = store.campaign_mark(campaign)
+        numbered = store.page_version(campaign)
         assert numbered not in marks
         marks += [unnumbered, numbered]
 
@@ -186,5 +186,9 @@ def number_until(store: Store, writing: list[Future[None]]) -> None:
     """Numbers events until everything is written and numbered."""
     while True:
         all_written = all(done.done() for done in writing)
-        if store.number_events() == 0 and all_written and not store.count_unnumbered_events():
+        if (
+            store.number_events() == 0
+            and all_written
+            and not store.service_stats().unnumbered_events
+        ):
             return

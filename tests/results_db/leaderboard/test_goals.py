@@ -3,17 +3,21 @@
 from itertools import product
 
 import numpy as np
+import pytest
 
-from results_db.standing import Listing
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     completed,
     failed,
     lease_one,
     make_spec,
     make_worker,
+    ranked_trials,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 MEMORY = 1000
 
@@ -57,7 +61,7 @@ def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
     }
     assert found == expected
     assert len(found) == 2
-    listed = store.leaderboard(campaign, "tokens_per_s", listing=Listing(front=True))
+    listed = ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True))
     assert [trial.objective("tokens_per_s") for trial in listed] == [3000.0, 2000.0]
     shares = [trial.objective("memory_headroom", device_memory_bytes=MEMORY) for trial in listed]
     assert shares == [0.65, 0.7]
@@ -69,7 +73,7 @@ def test_node_hours_count_the_nodes_that_a_layout_holds(store: Store) -> None:
     large = run_trial(store, campaign, Layout(num_nodes=4, tp=8, dp=4), tokens_per_s=3000.0)
     worse = run_trial(store, campaign, Layout(num_nodes=3, tp=8, dp=3), tokens_per_s=900.0)
     assert store.front(store.campaign(campaign)) == {small, large}
-    by_cost = [trial.id for trial in store.leaderboard(campaign, "tokens_per_node_hour")]
+    by_cost = [trial.id for trial in ranked_trials(store, campaign, "tokens_per_node_hour")]
     assert by_cost == [small, large, worse]
     assert store.trial(small).objective("tokens_per_node_hour") == 3_600_000.0
 
@@ -85,7 +89,9 @@ def test_the_front_of_one_objective_is_the_best(store: Store) -> None:
 def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
     assert store.front(store.campaign(campaign)) == frozenset()
-    assert store.leaderboard(campaign, "tokens_per_s", listing=Listing(front=True)) == []
+    assert (
+        ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True)) == []
+    )
 
 
 def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(store: Store) -> None:
@@ -97,8 +103,8 @@ def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(sto
     assert store.campaign(campaign).max_peak_memory_bytes == 900
     tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
     just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
-    assert [trial.id for trial in store.leaderboard(campaign, "tokens_per_s")] == [just]
-    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (1, 1)
+    assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
+    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (1, 1)
     assert store.front(store.campaign(campaign)) == {just}
     kept = store.trial(tight)
     assert kept.state == "COMPLETED"
@@ -112,11 +118,11 @@ def test_what_never_counts_is_not_counted_as_constrained(store: Store) -> None:
     broken = store.add_trial(campaign, Layout(tp=2))
     lease_one(store, make_worker(store, num_nodes=4).id)
     store.post_outcome(broken.id, 1, failed())
-    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (0, 0)
+    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (0, 0)
 
 
 def test_without_constraints_a_device_may_be_full(store: Store) -> None:
     campaign = make_campaign(store)
     run_trial(store, campaign, Layout(), peak_memory_bytes=5 << 30)
     assert store.campaign(campaign).max_peak_memory_bytes is None
-    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (1, 0)
+    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (1, 0)

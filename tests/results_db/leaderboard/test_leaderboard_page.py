@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from results_db.errors import CampaignNotFoundError, ValueUnstorableError
-from results_db.standing import WHOLE, Listing, Standing
+from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
 from results_db.store import Store
-from results_db.trial_filter import TrialFilter
-from search_spaces.layout import Layout
+from results_db.trials.filter import TrialFilter
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, lease_one, make_spec, make_worker
 
 LAYOUTS = [
@@ -44,7 +44,7 @@ def _measure(store: Store, worker_id: str, tokens_per_s: float) -> None:
     store.post_outcome(lease.trial_id, lease.attempt, outcome)
 
 
-def as_document(standing: Standing) -> dict[str, Any]:
+def as_document(standing: RankedLayout) -> dict[str, Any]:
     """The fields that a record of the store has under the same names."""
     trial = asdict(standing.trial)
     for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
@@ -68,15 +68,15 @@ def as_document(standing: Standing) -> dict[str, Any]:
         (None, WHOLE, 0),
         (None, WHOLE, 1),
         ("tokens_per_s_per_device", WHOLE, 0),
-        (None, Listing(wanted=TrialFilter(pp=(2,))), 0),
-        (None, Listing(within_percent=3.0), 0),
+        (None, LeaderboardQuery(wanted=TrialFilter(pp=(2,))), 0),
+        (None, LeaderboardQuery(within_percent=3.0), 0),
     ],
 )
 def test_a_page_says_what_the_records_say(
-    measured: Store, objective: str | None, listing: Listing, offset: int
+    measured: Store, objective: str | None, listing: LeaderboardQuery, offset: int
 ) -> None:
     page = measured.page_of_layouts("first", objective, listing=listing, limit=3, offset=offset)
-    found = measured.standings(
+    found = measured.ranked_layouts(
         1, objective or "tokens_per_s", listing=listing, limit=3, offset=offset
     )
     assert len(page.layouts) >= 2
@@ -92,11 +92,11 @@ def test_a_campaign_is_found_by_its_id_too(measured: Store) -> None:
 
 def test_who_knows_the_mark_ends_the_reading(measured: Store) -> None:
     def know(mark: str) -> None:
-        assert mark == measured.campaign_mark(1)
+        assert mark == measured.page_version(1)
         raise LookupError(mark)
 
     with pytest.raises(LookupError):
-        measured.page_of_layouts("first", look_at_mark=know, limit=2)
+        measured.page_of_layouts("first", check_version=know, limit=2)
 
 
 @pytest.mark.parametrize("nothing", ["second", 2, 2**31 - 1, "x" * 300])

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
 from results_db.records import WorkerRecord
-from results_db.standing import Listing
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Iteration
-from search_spaces.pooling import Spread, pooled_estimate, spread_of_runs
+from search_spaces.protocol.outcome import Iteration
+from search_spaces.spec.layout import Layout
+from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares, squares_of_runs
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 Measure = Callable[..., int]
 
@@ -62,7 +64,7 @@ A, B, C, D = (Layout(tp=tp) for tp in (1, 2, 4, 8))
 
 
 def standings(store: Store, **page: Any) -> Any:
-    return store.standings(store.campaign_by_name("first").id, "tokens_per_s", **page)
+    return store.ranked_layouts(store.campaign_by_name("first").id, "tokens_per_s", **page)
 
 
 def test_repeats_of_a_layout_share_one_place_by_their_median(
@@ -77,7 +79,7 @@ def test_repeats_of_a_layout_share_one_place_by_their_median(
     assert second.num_runs == 3
     assert second.value == pytest.approx(512 / 0.60)
     assert second.step_time_s == 0.60
-    assert store.count_ranked(store.campaign_by_name("first").id) == 2
+    assert len(store.ranked_values(store.campaign_by_name("first").id)) == 2
 
 
 def test_an_interval_is_that_of_students_t_over_the_iterations(
@@ -152,7 +154,9 @@ def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
     measure(B, step_time_s=0.3, **short)
     campaign = store.campaign_by_name("first")
     assert store.front(campaign) == {full}
-    assert [each.trial.id for each in standings(store, listing=Listing(front=True))] == [full]
+    assert [each.trial.id for each in standings(store, listing=LeaderboardQuery(front=True))] == [
+        full
+    ]
 
 
 def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_rates_differ(
@@ -191,6 +195,10 @@ def test_equal_layouts_stand_in_the_order_in_which_they_were_measured(
     assert [each.trial.id for each in standings(store)] == ids
 
 
+def spread_of_runs(layouts: list[list[float]]) -> Spread | None:
+    return spread_of_squares((squares_of_runs(runs), len(runs)) for runs in layouts)
+
+
 def test_the_spread_of_runs_allows_each_layout_a_step_time_of_its_own() -> None:
     spread = spread_of_runs([[1.0, math.exp(0.02)], [5.0, 5.0 * math.exp(0.02)], [9.0]])
     assert spread is not None
@@ -210,7 +218,10 @@ def test_an_interval_over_runs_holds_the_truth_though_each_run_is_off() -> None:
     for _ in range(400):
         layouts = [[run() for _ in range(3)] for _ in range(3)]
         spread = spread_of_runs([[sorted(r)[5] for r in runs] for runs in layouts])
-        pooled, single = pooled_estimate(layouts[0], spread), pooled_estimate(layouts[0][:1], None)
+        pooled, single = (
+            PooledRuns.of(layouts[0]).estimate(spread),
+            PooledRuns.of(layouts[0][:1]).estimate(None),
+        )
         assert pooled is not None
         assert single is not None
         held += abs(pooled.log_s) <= math.log(pooled.factor)
@@ -222,7 +233,7 @@ def test_an_interval_over_runs_holds_the_truth_though_each_run_is_off() -> None:
 def test_more_runs_are_surer() -> None:
     run = [0.50, 0.51, 0.49, 0.50, 0.52]
     spread = Spread(log_variance=4e-4, dof=4)
-    one, two = (pooled_estimate([run] * num, spread) for num in (1, 2))
+    one, two = (PooledRuns.of([run] * num).estimate(spread) for num in (1, 2))
     assert one is not None
     assert two is not None
     assert two.error == pytest.approx(one.error / math.sqrt(2))

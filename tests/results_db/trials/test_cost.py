@@ -1,13 +1,14 @@
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_db.allocation_records import AllocationStatus
-from results_db.cost import Cost
-from results_db.leases import LEASE_S
-from results_db.records import TrialBeat
+from results_db.records import Cost
 from results_db.store import Store
-from search_spaces.layout import Layout
+from results_db.trials.leases import LEASE_S
+from search_spaces.protocol.worker_messages import BeatBody, StatusBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -16,6 +17,8 @@ from tests.results_db.factories import (
     make_campaign,
     make_worker,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 amounts = st.floats(0, 1e6, allow_nan=False)
 
@@ -32,8 +35,8 @@ def test_a_probe_s_parts_sum_to_what_it_held_and_none_is_negative(
     assert cost.total == pytest.approx(held_s * nodes)
 
 
-def beat(trial_id: int, attempt: int = 1, **said: object) -> TrialBeat:
-    return TrialBeat(trial_id=trial_id, attempt=attempt, iterations_done=1, **said)  # type: ignore[arg-type]
+def beat(trial_id: int, attempt: int = 1, **said: object) -> BeatBody:
+    return BeatBody(trial_id=trial_id, attempt=attempt, iterations_done=1, **said)  # type: ignore[arg-type]
 
 
 def test_a_probe_on_half_a_node_costs_half_a_node(store: Store) -> None:
@@ -143,7 +146,7 @@ def test_an_attempt_that_its_worker_gives_back_is_lost_time(store: Store) -> Non
 
 
 def idle(store: Store, worker_id: str, node_s: float) -> None:
-    store.heartbeat(worker_id, [], status=AllocationStatus(idle_node_s=node_s))
+    store.heartbeat(worker_id, [], status=StatusBody(idle_node_s=node_s))
     store.share_idle_time()
 
 
@@ -183,3 +186,31 @@ def test_idle_time_while_no_campaign_runs_is_nobody_s(store: Store) -> None:
     idle(store, worker.id, 101)
     assert store.campaign(campaign).cost.idle == 1
     assert store.allocation(worker.id).cost.idle == 101
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_the_parts_of_the_metrics_sum_to_those_of_all_campaigns_and_of_all_allocations(
+    store: Store, clock: TurnableClock
+) -> None:
+    ended, running = make_campaign(store, "ended"), make_campaign(store, "running")
+    first, second = make_worker(store, "w1"), make_worker(store, "w2")
+    for campaign, worker, layout in ((ended, first, Layout(dp=2)), (running, second, Layout(dp=4))):
+        trial = store.add_trial(campaign, layout)
+        lease_one(store, worker.id)
+        outcome = completed(layout, duration_s=10.0)
+        store.post_outcome(trial.id, 1, outcome, nodes_held=1.0, iterations_s=6.0)
+    idle(store, first.id, 30)
+    store.cancel_campaign(ended)
+    idle(store, second.id, 50)
+    lost = store.add_trial(running, Layout(tp=2))
+    lease_one(store, first.id)
+    store.heartbeat(first.id, [beat(lost.id, held_s=5.0, nodes_held=1.0)])
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    told = Cost(**store.service_stats().node_seconds)
+    assert told.idle > 80, "what allocations held for no probe is part of it"
+    assert min(told.iterations, told.start, told.lost) > 0
+    of_campaigns = sum((store.campaign(each).cost for each in (ended, running)), start=Cost())
+    of_allocations = sum((store.allocation(each.id).cost for each in (first, second)), start=Cost())
+    assert dataclasses.astuple(told) == pytest.approx(dataclasses.astuple(of_campaigns))
+    assert dataclasses.astuple(told) == pytest.approx(dataclasses.astuple(of_allocations))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -13,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from results_db.part import Clock
+from results_db.database.store_base import Clock
 from results_db.store import Store
-from tests.postgres import TEMPLATE
+from tests.postgres import TEMPLATE, upgraded
 from tests.results_db.history_machine import HistoryMachine
 
 ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -26,6 +25,7 @@ FEW: Final = settings(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
+SOME: Final = settings(ANY, max_examples=4, stateful_step_count=45)
 MANY: Final = settings(ANY, max_examples=12, stateful_step_count=60)
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
@@ -37,14 +37,13 @@ def new_database(request: pytest.FixtureRequest) -> NewDatabase:
     if request.param == "postgresql":
         server = request.getfixturevalue("postgres_server")
         return lambda: server.database(template=TEMPLATE)
-    template: Path = request.getfixturevalue("sqlite_template")
-    return lambda: _copy_of(template)
+    return _new_sqlite
 
 
 @contextmanager
-def _copy_of(template: Path) -> Iterator[str]:
+def _new_sqlite() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        yield f"sqlite:///{shutil.copy(template, folder)}"
+        yield upgraded(Path(folder)).database_url
 
 
 def _run(new_database: NewDatabase, how_many: settings) -> None:
@@ -71,4 +70,10 @@ def test_any_order_of_events_gives_a_legal_history(new_database: NewDatabase) ->
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_other_orders_each_time_give_legal_histories(new_database: NewDatabase) -> None:
+    _run(new_database, SOME)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_many_other_orders_each_time_give_legal_histories(new_database: NewDatabase) -> None:
     _run(new_database, MANY)

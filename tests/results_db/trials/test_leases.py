@@ -3,13 +3,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event
 
-from results_db.allocation_records import HeartbeatAnswer, Room
+from results_db.allocations.workers import WORKER_ALIVE_S
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
-from results_db.leases import LEASE_S
-from results_db.records import TrialBeat
 from results_db.store import Store
-from results_db.workers import WORKER_ALIVE_S
-from search_spaces.layout import Layout
+from results_db.trials.leases import LEASE_S
+from search_spaces.protocol.worker_messages import BeatBody, HeartbeatReply, RoomBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -62,8 +61,8 @@ def test_heartbeats_extend_a_lease_and_report_progress(store: Store, clock: Turn
     lease_one(store, worker.id)
     for done in range(1, 6):
         clock.forward(LEASE_S - 1)
-        beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=done)
-        assert store.heartbeat(worker.id, [beat]) == HeartbeatAnswer()
+        beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=done)
+        assert store.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
         assert store.expire_leases() == []
     assert store.trial(trial.id).iterations_done == 5
 
@@ -80,7 +79,7 @@ def test_a_lost_worker_costs_an_attempt_and_teaches_nothing(
     lost = store.trial(trial.id)
     assert (lost.state, lost.reason, lost.attempt, lost.lost_attempts) == ("PENDING", None, 1, 1)
     assert lost.worker_id is None
-    assert store.trials_told_since(campaign, 0) == []
+    assert store.trials_ended_since(campaign, 0) == []
     assert lease_one(store, worker.id).attempt == 2
 
 
@@ -91,7 +90,7 @@ def test_an_attempt_that_waited_for_devices_is_returned_when_its_worker_is_lost(
     trial = store.add_trial(campaign, Layout())
     for attempt in range(1, 6):
         lease_one(store, worker.id)
-        beat = TrialBeat(trial_id=trial.id, attempt=attempt, iterations_done=0, phase="waiting")
+        beat = BeatBody(trial_id=trial.id, attempt=attempt, iterations_done=0, phase="waiting")
         store.heartbeat(worker.id, [beat])
         clock.forward(LEASE_S + 1)
         assert store.expire_leases() == [trial.id]
@@ -123,13 +122,13 @@ def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
     store.expire_leases()
-    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
+    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
     assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
     lease_one(store, other.id)
     assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
-    current = TrialBeat(trial_id=trial.id, attempt=2, iterations_done=1)
-    assert store.heartbeat(other.id, [current]) == HeartbeatAnswer()
-    unheard_of = TrialBeat(trial_id=999, attempt=1, iterations_done=0)
+    current = BeatBody(trial_id=trial.id, attempt=2, iterations_done=1)
+    assert store.heartbeat(other.id, [current]) == HeartbeatReply(stop=())
+    unheard_of = BeatBody(trial_id=999, attempt=1, iterations_done=0)
     assert store.heartbeat(other.id, [current, unheard_of]).stop == (999,)
 
 
@@ -140,7 +139,7 @@ def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
     trial = store.add_trial(campaign, Layout())
     lease_one(store, worker.id)
     store.cancel_campaign(campaign)
-    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
+    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
     assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
     assert store.trial(trial.id).state == "RUNNING"
     clock.forward(LEASE_S + 1)
@@ -158,8 +157,8 @@ def test_leases_do_not_run_out_while_the_service_is_down(
     store.extend_leases()
     assert store.expire_leases() == []
     clock.forward(LEASE_S - 1)
-    beat = TrialBeat(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]) == HeartbeatAnswer()
+    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
+    assert store.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
 
 
 def test_extending_never_shortens_a_lease(store: Store, clock: TurnableClock) -> None:
@@ -263,7 +262,7 @@ def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: Turnabl
     trial = store.add_trial(campaign, layout)
     lease_one(store, worker.id)
     clock.forward(10)
-    store.heartbeat(worker.id, [TrialBeat(trial_id=trial.id, attempt=1, iterations_done=1)])
+    store.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=1)])
     clock.forward(LEASE_S + 1)
     store.expire_leases()
     # Heard of for 10 seconds, on two nodes.
@@ -296,7 +295,7 @@ def test_a_heartbeat_takes_a_few_statements_however_many_trials_are_leased(store
     for size in range(1, 201):
         store.add_trial(campaign, Layout(micro_batch_size=size))
     leases = store.lease(worker.id, 1000)
-    beats = [TrialBeat(trial_id=lease.trial_id, attempt=1, iterations_done=2) for lease in leases]
+    beats = [BeatBody(trial_id=lease.trial_id, attempt=1, iterations_done=2) for lease in leases]
     assert len(beats) == 200
     assert len(count_statements(store, lambda: store.heartbeat(worker.id, beats))) < 12
 
@@ -308,7 +307,7 @@ def test_a_look_for_work_that_finds_none_does_not_queue_for_the_write_lock(store
     store.add_trial(campaign, Layout(num_nodes=9, dp=9))
     with store._db.write():
         assert store.lease(worker.id, 1) == []
-        assert store.lease(worker.id, 1, room=Room(nodes=0, devices=0)) == []
+        assert store.lease(worker.id, 1, room=RoomBody(nodes=0, devices=0)) == []
     assert store.expire_leases() == []
 
 

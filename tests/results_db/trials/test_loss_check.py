@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.records import TrialRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.postgres import upgraded
 from tests.results_db.factories import (
     completed,
     failed,
@@ -23,7 +24,10 @@ from tests.results_db.factories import (
     make_campaign,
     make_measurement,
     make_worker,
+    ranked_trials,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 LAYOUTS = {
     "A": Layout(num_microbatches=8),
@@ -35,8 +39,8 @@ LAYOUTS = {
 """All of one batch."""
 
 OFFSETS = {"x": 0.0, "y": 0.5, "z": 1.0, "p": 5e-4, "q": 7e-4}
-"""What losses differ by from those of the factory, from the third iteration on; of loss 5.8 there, p is
-within what fp32 allows of x, q is not, and both agree with each other."""
+"""Differences of the losses from those of the factory, from the third iteration on. At a loss of
+5.8, p is within the fp32 tolerance of x, q is not, and p and q agree with each other."""
 
 
 def trained(layout: Layout, losses: str, **changes: object) -> Outcome:
@@ -103,9 +107,9 @@ def test_a_loss_that_is_off_those_of_several_layouts_fails_as_diverged(run: Run)
 def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run: Run) -> None:
     run.tell("Ax Bx")
     run.tell("Cy", tokens_per_s=1e6)
-    ranked = run.store.leaderboard(run.campaign, "tokens_per_s")
+    ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {1, 2}
-    assert run.store.count_ranked(run.campaign) == 2
+    assert len(run.store.ranked_values(run.campaign)) == 2
     detail = run.store.trial_detail(run.trial(3).id)
     assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 1e6
@@ -141,7 +145,7 @@ def test_a_third_layout_turns_the_vote_against_the_first(run: Run) -> None:
     assert "loss 5.8 of trial 1 at iteration 2 is off the 6.3 of trial 2" in run.trial(1).message
     restored = run.trial(2)
     assert (restored.state, restored.reason, restored.message) == ("COMPLETED", None, "")
-    ranked = run.store.leaderboard(run.campaign, "tokens_per_s")
+    ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {2, 5}, "the repeat of the second counts with it"
 
 
@@ -173,10 +177,10 @@ def test_the_words_follow_when_a_vote_is_settled(run: Run) -> None:
 
 def test_whoever_reads_endings_in_order_hears_of_a_verdict_that_turned(run: Run) -> None:
     run.tell("Ax By")
-    told = run.store.trials_told_since(run.campaign, 0)
+    told = run.store.trials_ended_since(run.campaign, 0)
     assert [(t.number, t.state) for t in told] == [(1, "COMPLETED"), (2, "FAILED")]
     run.tell("Cy")
-    news = run.store.trials_told_since(run.campaign, told[-1].ended_seq or 0)
+    news = run.store.trials_ended_since(run.campaign, told[-1].ended_seq or 0)
     assert [(t.number, t.state) for t in news] == [
         (3, "COMPLETED"),
         (1, "FAILED"),
@@ -227,7 +231,7 @@ def test_measurements_that_were_never_compared_are_with_the_next_one(
 
 
 def test_outcomes_that_come_at_once_are_judged_as_one(tmp_path: Path) -> None:
-    store = Store.open(DataDir(tmp_path))
+    store = Store.open(upgraded(tmp_path))
     run = Run(store)
     words = ["Ax", "By", "Cy", "Dx", "Ey"]
     leases = []
@@ -279,13 +283,13 @@ def test_any_order_of_outcomes_leaves_one_verdict_that_a_restart_does_not_change
     words: list[str],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = Store.open(DataDir(Path(folder)))
+        store = Store.open(upgraded(Path(folder)))
         run = Run(store)
         for word in words:
             run.tell(word)
         trials = store.trials(run.campaign)
         assert_one_verdict(store, trials)
-        places = [trial.ended_seq for trial in store.trials_told_since(run.campaign, 0)]
+        places = [trial.ended_seq for trial in store.trials_ended_since(run.campaign, 0)]
         assert len(places) == len(set(places)) == len(trials)
         doubtful = store.trials_in_doubt(run.campaign)
         store.close()

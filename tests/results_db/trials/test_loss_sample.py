@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import delete, update
 
-from results_db.kinship import Kinship, KnownLosses
-from results_db.models import IterationRow, MeasurementRow, Trial
+from results_db.models.tables import IterationRow, MeasurementRow, Trial
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Measurement
+from results_db.trials.loss_check import Kinship, KnownLosses
+from search_spaces.protocol.outcome import Measurement
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     completed,
     lease_one,
@@ -19,6 +19,8 @@ from tests.results_db.factories import (
     make_measurement,
     make_worker,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 LAYOUTS = [Layout(num_microbatches=8), Layout(dp=2, num_microbatches=4), Layout(tp=2, num_microbatches=8)]  # fmt: skip
 """All of one batch."""
@@ -46,7 +48,7 @@ class Lab:
         return trial_id
 
     def kins(self, *asked: tuple[int, float], known: KnownLosses | None = None) -> list[int | None]:
-        """The kin of new measurements of one batch, by trials and by how far their losses are off."""
+        """The kin of new measurements of one batch, by trials and by the offset of their losses."""
         with self.store._db.read() as session:
             kinship = Kinship.of(session, [self.campaign], known or KnownLosses())
             return [kinship.kin_of(session.get_one(Trial, id_), trained(off)) for id_, off in asked]
@@ -133,7 +135,7 @@ def test_no_more_losses_are_remembered_than_there_is_room_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = len(make_measurement().iterations)
-    monkeypatch.setattr("results_db.kinship.MAX_KNOWN", one)
+    monkeypatch.setattr("results_db.trials.loss_check.MAX_KNOWN", one)
     known = KnownLosses()
     trials = [lab.measure(LAYOUTS[0]), lab.measure(OTHER_BATCH)]
     with lab.store._db.read() as session:

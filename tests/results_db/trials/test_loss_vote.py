@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_db.verdict import Run, Verdict, judge
+from results_db.trials.loss_check import Verdict, VotedRun, judge
 
 
-def runs_of(told: str) -> list[Run]:
+def runs_of(told: str) -> list[VotedRun]:
     """Runs as words: the layout, then its losses, each a letter; "Ax" is A with losses x."""
     first: dict[str, int] = {}
     runs = []
     for trial_id, (layout, losses) in enumerate(told.split(), start=1):
         kin = first.setdefault(losses, trial_id)
-        runs.append(Run(trial_id=trial_id, layout_key=layout, kin=kin))
+        runs.append(VotedRun(trial_id=trial_id, layout_key=layout, kin=kin))
     return runs
 
 
@@ -77,7 +77,9 @@ RUNS = st.lists(st.sampled_from([f"{a}{b}" for a in "ABCDE" for b in "xyz"]), ma
 
 
 @given(runs=RUNS)
-def test_what_counts_has_the_same_losses_and_no_others_have_more_layouts(runs: list[Run]) -> None:
+def test_what_counts_has_the_same_losses_and_no_others_have_more_layouts(
+    runs: list[VotedRun],
+) -> None:
     verdict = judge(runs)
     kins: dict[str, set[int]] = defaultdict(set)
     for run in runs:
@@ -97,7 +99,9 @@ def test_what_counts_has_the_same_losses_and_no_others_have_more_layouts(runs: l
 
 
 @given(runs=RUNS)
-def test_measured_again_is_each_layout_once_and_only_while_all_are_alone(runs: list[Run]) -> None:
+def test_measured_again_is_each_layout_once_and_only_while_all_are_alone(
+    runs: list[VotedRun],
+) -> None:
     verdict = judge(runs)
     times = Counter(run.layout_key for run in runs)
     by_id = {run.trial_id: run for run in runs}

@@ -8,12 +8,12 @@ from results_db.errors import (
     MeasurementInvalidError,
     TrialNotFoundError,
 )
-from results_db.leases import LEASE_S
-from results_db.records import TrialBeat
 from results_db.store import Store
+from results_db.trials.leases import LEASE_S
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.layout import Layout
-from search_spaces.outcome import Iteration, IterationKind
+from search_spaces.protocol.outcome import Iteration, IterationKind
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -120,7 +120,7 @@ def test_a_late_measurement_stops_the_attempt_that_runs_now(
     other = make_worker(store, "w2")
     assert lease_one(store, other.id).attempt == 2
     assert store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0)).accepted
-    beat = TrialBeat(trial_id=trial_id, attempt=2, iterations_done=1)
+    beat = BeatBody(trial_id=trial_id, attempt=2, iterations_done=1)
     assert store.heartbeat(other.id, [beat]).stop == (trial_id,)
     too_late = store.post_outcome(trial_id, 2, completed(tokens_per_s=999.0))
     assert (too_late.accepted, too_late.state) == (False, "COMPLETED")
@@ -165,7 +165,7 @@ def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
     ended = store.trial_detail(trial_id)
     assert (ended.trial.reason, ended.trial.node) == ("node_lost", "node-1")
     assert ended.log_tail == "Traceback ..."
-    assert len(store.trials_told_since(campaign, 0)) == 1
+    assert len(store.trials_ended_since(campaign, 0)) == 1
 
 
 def test_a_worker_that_stops_a_trial_nobody_cancelled_puts_it_back(
@@ -222,7 +222,7 @@ def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) 
     ("changes", "message"),
     [
         ({"peak_memory_bytes_by_stage": (1, 2)}, "2 stages; the layout has pp=1"),
-        ({"iterations": (iteration(index=1),)}, "iteration 1 stands at place 0"),
+        ({"iterations": (iteration(index=1),)}, "iteration 1 is at position 0"),
         (
             {"step_time_s": 0.25},
             r"tokens_per_s=1000\.0, which is not tokens_per_step=512 over step_time_s=0\.25",

@@ -12,13 +12,13 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from results_db.allocation_records import AllocationStatus, NodeStatus
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
-from results_db.records import LeaseRecord, TrialBeat
+from results_db.records import LeaseRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, make_campaign, make_worker
-from tests.results_db.legal_history import violations
+from tests.results_db.legal_history import violations, wrong_leaderboards
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Thread:
     def beat(self) -> None:
         held = [lease for lease in [self.a_lease() for _ in range(4)] if lease is not None]
         beats = {
-            lease.trial_id: TrialBeat(
+            lease.trial_id: BeatBody(
                 trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=1, held_s=1.0
             )
             for lease in held
@@ -171,18 +171,20 @@ class Thread:
         self.store.cancel_pending(self.campaign(), "time is up")
 
     def tell_status(self) -> None:
-        nodes = tuple(
-            NodeStatus(name=f"n{n}", state=self.dice.choice(["idle", "quarantined"]), reason="loud")
+        nodes = [
+            NodeStatusBody(
+                name=f"n{n}", state=self.dice.choice(["idle", "quarantined"]), reason="loud"
+            )
             for n in range(3)
-        )
-        status = AllocationStatus(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
+        ]
+        status = StatusBody(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
         self.store.heartbeat(self.session, [], status=status)
 
     def read(self) -> None:
         campaign = self.campaign()
         for trial in self.store.trials(campaign)[-5:]:
             self.store.trial_detail(trial.id)
-        self.store.standings(campaign, "tokens_per_s")
+        self.store.ranked_layouts(campaign, "tokens_per_s")
 
 
 @pytest.fixture
@@ -200,6 +202,7 @@ def storm(database_url: str, seed: int) -> Iterator[Storm]:
         yield Storm(stores, seed)
 
 
+@pytest.mark.slow
 def test_threads_that_do_anything_at_once_never_deadlock_and_leave_a_legal_history(
     storm: Storm,
 ) -> None:
@@ -207,7 +210,7 @@ def test_threads_that_do_anything_at_once_never_deadlock_and_leave_a_legal_histo
     assert storm.faults == []
     store = storm.stores[0]
     assert violations(store) == []
-    assert store.wrong_standings() == []
+    assert wrong_leaderboards(store) == []
     measured = {
         trial.id: trial.measurement.tokens_per_s
         for campaign in storm.campaigns

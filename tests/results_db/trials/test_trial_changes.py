@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from results_db.actor import Actor
+from results_db.access.actor import Actor
 from results_db.errors import (
     CampaignStateError,
     TrialLogNotFoundError,
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.event_tables import EventRow
-from results_db.records import TrialBeat, TrialRecord
-from results_db.service_tables import AuditRow
+from results_db.models.service_tables import AuditRow, EventRow
+from results_db.records import TrialRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 PLAIN = Layout()
 
@@ -118,7 +120,7 @@ def test_a_running_trial_is_cancelled_through_its_worker(
     lease = lease_one(store, worker)
     assert store.cancel_trial(trial.id).state == "RUNNING"
     assert store.cancel_trial(trial.id).state == "RUNNING", "twice is once"
-    beat = TrialBeat(trial_id=trial.id, attempt=lease.attempt, iterations_done=1)
+    beat = BeatBody(trial_id=trial.id, attempt=lease.attempt, iterations_done=1)
     assert list(store.heartbeat(worker, [beat]).stop) == [trial.id]
     store.post_outcome(trial.id, lease.attempt, failed("cancelled"))
     assert store.trial(trial.id).state == "CANCELLED"
@@ -175,6 +177,7 @@ def test_wishes_are_told_as_events(store: Store, campaign: int, worker: str) -> 
         assert list(session.scalars(query)) == ["trial.added", "trial.ended"]
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_wishes_at_once_number_their_trials_one_after_the_other(
     store: Store, campaign: int, worker: str
 ) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from results_db.errors import TrialFilterInvalidError
-from results_db.models import MeasurementRow, Trial
+from results_db.models.tables import MeasurementRow, Trial
 from results_db.store import Store
-from results_db.trial_conditions import conditions
-from results_db.trial_filter import KNOB_FIELDS, METRICS, TrialFilter
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter_sql import conditions
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
 
 ODD_ONE = Layout(
@@ -139,3 +141,20 @@ def test_a_bound_leaves_out_what_was_not_measured(two: Store) -> None:
 def test_a_filter_that_no_trial_can_meet_is_refused(stated: dict[str, Any], words: str) -> None:
     with pytest.raises(TrialFilterInvalidError, match=words):
         TrialFilter(**stated)
+
+
+def test_a_filter_is_a_value() -> None:
+    one, same = TrialFilter(min_mfu=0.3, tp=(2,)), TrialFilter(tp=(2,), min_mfu=0.3, pp=())
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != TrialFilter(tp=(2,))
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert (one.tp, one.pp, one.min_mfu, one.max_mfu) == ((2,), (), 0.3, None)
+    assert TrialFilter(tp=(), min_mfu=None) == TrialFilter()
+
+
+def test_a_field_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="TrialFilter has no field 'tpp'"):
+        TrialFilter(tpp=(2,))
+    with pytest.raises(AttributeError, match="TrialFilter has no field 'tpp'"):
+        _ = TrialFilter().tpp

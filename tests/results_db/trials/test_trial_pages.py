@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from results_db.records import TrialRecord
 from results_db.store import Store
-from results_db.trial_filter import METRICS, TrialFilter
-from results_db.trial_order import SORT_KEYS, PageEnd, SortKey, TrialOrder
-from search_spaces.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import SORT_KEYS, PageEnd, SortKey, TrialOrder
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
 
 LAYOUTS = (

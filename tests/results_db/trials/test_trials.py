@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import UniqueConstraint, select, update
 from sqlalchemy.exc import IntegrityError
 
+from results_db.database.session import breaks_unique
 from results_db.errors import (
     CampaignNotFoundError,
     ObjectiveUnknownError,
@@ -12,11 +13,10 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models import Base, Campaign, Trial
-from results_db.session import breaks_unique
+from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
-from search_spaces.campaign import OBJECTIVES
-from search_spaces.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.objectives import OBJECTIVES
 from tests.results_db.factories import (
     completed,
     failed,
@@ -25,6 +25,7 @@ from tests.results_db.factories import (
     make_environment,
     make_measurement,
     make_worker,
+    ranked_trials,
 )
 
 ODD = Layout(
@@ -144,7 +145,7 @@ def test_what_fp16_on_a_gpu_adds_to_a_measurement_is_kept(store: Store) -> None:
 def test_a_measurement_without_a_breakdown_is_kept_without_one(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     trial_id = run_trial(store, campaign, Layout(), worker.id, breakdown=None, warmup_settled=None)
-    (ranked,) = store.leaderboard(campaign, "tokens_per_s")
+    (ranked,) = ranked_trials(store, campaign, "tokens_per_s")
     assert ranked.id == trial_id
     assert ranked.measurement is not None
     assert (ranked.measurement.breakdown, ranked.measurement.warmup_settled) == (None, None)
@@ -186,11 +187,11 @@ def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(store: St
     store.lease(worker.id, 3)
     store.post_outcome(ids[2], 1, failed("out_of_memory"))
     store.post_outcome(ids[0], 1, completed())
-    told = store.trials_told_since(campaign, 0)
+    told = store.trials_ended_since(campaign, 0)
     assert [(t.id, t.ended_seq) for t in told] == [(ids[2], 1), (ids[0], 2)]
     store.cancel_campaign(campaign)
     store.post_outcome(ids[1], 1, failed("cancelled"))
-    assert [t.id for t in store.trials_told_since(campaign, 2)] == [ids[1]]
+    assert [t.id for t in store.trials_ended_since(campaign, 2)] == [ids[1]]
 
 
 def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) -> None:
@@ -198,15 +199,15 @@ def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) ->
     slow = run_trial(store, campaign, Layout(tp=1), worker.id, tokens_per_s=100.0)
     fast = run_trial(store, campaign, Layout(tp=4), worker.id, tokens_per_s=300.0)
     tied = run_trial(store, campaign, Layout(tp=2), worker.id, tokens_per_s=300.0)
-    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s")] == [fast, tied, slow]
-    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s_per_device")] == [
+    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s")] == [fast, tied, slow]
+    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s_per_device")] == [
         tied,
         slow,
         fast,
     ]
-    second = store.leaderboard(campaign, "tokens_per_s", limit=1, offset=1)
+    second = ranked_trials(store, campaign, "tokens_per_s", limit=1, offset=1)
     assert [t.id for t in second] == [tied]
-    assert store.count_ranked(campaign) == 3
+    assert len(store.ranked_values(campaign)) == 3
 
 
 def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: Store) -> None:
@@ -217,8 +218,8 @@ def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: S
     lease_one(store, worker.id)
     store.post_outcome(broken.id, 1, failed())
     good = run_trial(store, campaign, Layout(), worker.id)
-    assert [t.id for t in store.leaderboard(campaign, "tokens_per_s")] == [good]
-    assert store.count_ranked(campaign) == 1
+    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s")] == [good]
+    assert len(store.ranked_values(campaign)) == 1
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -232,7 +233,7 @@ def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> No
             "tokens_per_node_hour": {"tokens_per_s": value},
         }.get(objective, {objective: value})
         ids[value] = run_trial(store, campaign, Layout(tp=tp), worker.id, **figures)
-    ranked = [trial.id for trial in store.leaderboard(campaign, objective)]
+    ranked = [trial.id for trial in ranked_trials(store, campaign, objective)]
     assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]
 
 
@@ -240,7 +241,7 @@ def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
     with pytest.raises(
         ObjectiveUnknownError, match="'speed' is not one of tokens_per_s_per_device"
     ):
-        store.leaderboard(make_campaign(store), "speed")
+        ranked_trials(store, make_campaign(store), "speed")
 
 
 @pytest.mark.parametrize(

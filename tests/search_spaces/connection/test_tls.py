@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from search_spaces.connection.tls import trusting
 from search_spaces.errors import CertificateUnreadableError
-from search_spaces.pinned_certificate import trusting
 
 
 def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:

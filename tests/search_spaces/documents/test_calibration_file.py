@@ -1,4 +1,4 @@
-"""Constants that were measured on a machine: kept, read back, and put into a cluster's description."""
+"""Constants that were measured on a machine: saved, read back, and put into a cluster."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from search_spaces.errors import MeasuredConstantsInvalidError
-from search_spaces.measured_constants import (
+from search_spaces.documents.calibration_file import (
     MeasuredConstants,
     constants_file,
     read_constants,
     with_measured_constants,
     write_constants,
 )
-from search_spaces.presets.clusters import resolve_cluster
+from search_spaces.errors import MeasuredConstantsInvalidError
+from search_spaces.spec.presets.clusters import resolve_cluster
 
 
 def make_constants(**changes: Any) -> MeasuredConstants:
@@ -83,7 +83,10 @@ def test_nonsense_is_refused_with_the_file_and_what_to_do(
         ({"version": 2}, "version=2 is not"),
         ({"colour": "green"}, "unknown field 'colour'"),
         ({"constants": {"num_nodes": 4}}, "unknown constant 'num_nodes'"),
-        ({"constants": {"host_operation_s": -1}}, "host_operation_s=-1 is not over 0"),
+        (
+            {"constants": {"host_operation_s": -1}},
+            "host_operation_s=-1 is not a number from 1e-15 to 10 s",
+        ),
         ({"constants": {"peak_flops_per_s": {"int8": 1.0}}}, "'int8'] is not one of fp32"),
         ({"constants": 3}, "constants is 3, not a mapping"),
         ({"cluster": "frontier"}, "the constants are those of cluster 'frontier'"),
@@ -134,8 +137,9 @@ def test_a_measured_cluster_that_is_no_preset_still_warns_of_what_is_guessed(
     tmp_path: Path,
 ) -> None:
     write_constants(tmp_path, make_constants(cluster="ours"))
-    cluster, warning = resolve_cluster(with_measured_constants("ours", tmp_path))
+    cluster, warning = resolve_cluster(with_measured_constants({"name": "ours"}, tmp_path))
     assert cluster.host_operation_s == 3e-6
     assert warning is not None
     assert "device_memory_bytes" in warning
     assert "memory_bandwidth_bytes_per_s" not in warning
+    assert with_measured_constants("ours", tmp_path) == "ours", "its size is not known"

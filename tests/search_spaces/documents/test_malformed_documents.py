@@ -1,4 +1,4 @@
-"""Whatever a user sends: it is read, or it is refused by a `SearchSpaceError`. Never a traceback."""
+"""Whatever a user sends is read, or refused by a `SearchSpaceError`; never a traceback."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.clusters import resolve_cluster
-from search_spaces.presets.models import resolve_model
-from search_spaces.presets.spaces import resolve_space
-from search_spaces.space import SearchSpace
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.presets.models import resolve_model
+from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.space import SearchSpace
+from tests.odd_values import ODD_TEXTS, nested, odd_texts, one_of
 
 BAD_FAITH: list[Any] = [
+    *(text for text in ODD_TEXTS if len(text) < 1000),
+    *(json.loads(nested(depth)) for depth in (101, 300)),
+    *(int("9" * 4000), 10**5000, -math.inf, dict.fromkeys(map(str, range(500)), 1)),
     *(1 << 20, 1 << 63, -(1 << 70), 10**400),
     *(1e308, 5e-324, math.inf, math.nan),
     *("\ud800", "half \udfff a pair", "one\ntwo", "bell\x07", "9" * 5000),
@@ -31,19 +36,21 @@ SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-3, 40)
-    | st.sampled_from(BAD_FAITH)
+    | one_of(BAD_FAITH)
     | st.floats(allow_nan=True, allow_infinity=True)
     | st.sampled_from(["", "tiny", "local-cpu", "frontier", "10m", "full", "bf16", "gpt", "random"])
-    | st.text(max_size=6)
+    | odd_texts
 )
-KEYS = st.sampled_from(["from", "to", "step", "times", "min", "max", "preset", "name"]) | st.text(
-    max_size=3
+KEYS = (
+    st.sampled_from(["from", "to", "step", "times", "min", "max", "preset", "name"])
+    | st.text(max_size=3)
+    | odd_texts
 )
+ODD_KEYS = st.integers() | st.none() | st.booleans() | st.just(date(2020, 1, 1))
+"""Keys that YAML has."""
 JSON = st.recursive(
     SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.integers(), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | ODD_KEYS, inner, max_size=4),
     max_leaves=8,
 )
 

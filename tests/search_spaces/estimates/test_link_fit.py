@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from search_spaces.link_fit import fit_link
+from search_spaces.estimates.link_fit import fit_link
 
 SIZES = [float(1 << power) for power in range(10, 25, 2)]
 

@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.cluster import detect_local_cpu
-from search_spaces.columns import LayoutColumns
 from search_spaces.estimates.memory import (
+    layers_of_stage,
     memory_terms,
     peak_memory_bytes,
     stage_memory,
     stage_terms,
 )
-from search_spaces.estimates.memory_parts import layers_of_stage
 from search_spaces.estimates.storage import (
     EMBEDDED_ON_GPU,
     EMBEDDED_TRAINER,
@@ -24,11 +22,13 @@ from search_spaces.estimates.storage import (
     TrainerStorage,
     storage_of,
 )
-from search_spaces.layout import Layout
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
-from search_spaces.rules import ALL_SCOPES
-from search_spaces.space import SearchSpace, enumerate_legal
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.space import SearchSpace, enumerate_legal
 
 MIB = 1 << 20
 GPT = model_preset("gpt-175b")

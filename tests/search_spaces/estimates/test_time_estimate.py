@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.columns import LayoutColumns
-from search_spaces.estimates.time import PRIOR, step_time_parts, step_time_s, time_terms
-from search_spaces.estimates.time_factors import FACTOR_PRIORS, TERM_NAMES
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.estimates.time import (
+    FACTOR_PRIORS,
+    PRIOR,
+    TERM_NAMES,
+    step_time_parts,
+    step_time_s,
+    time_terms,
+)
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 
 MACHINE = replace(
     CLUSTER_PRESETS["a100-sxm"],

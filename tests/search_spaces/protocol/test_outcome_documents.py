@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
-from search_spaces.layout import Layout
-from search_spaces.outcome import (
+from search_spaces.protocol.outcome import (
     Breakdown,
     Environment,
     Iteration,
@@ -16,7 +15,8 @@ from search_spaces.outcome import (
     Outcome,
     ProbeRequest,
 )
-from search_spaces.presets.models import model_preset
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 
 
 def make_measurement(**changes: Any) -> Measurement:
@@ -176,6 +176,16 @@ def changed(path: list[str | int], value: Any) -> dict[str, Any]:
         (["measurement", "breakdown"], {"tp_s": 1}, "breakdown.compute_s: a breakdown lacks"),
         (["measurement", "warmup_settled"], 1, "warmup_settled: 1 is not true, false or null"),
         (["measurement", "peak_reserved_bytes_by_stage"], 3, "reserved_bytes_by_stage: 3 is not a"),
+        (
+            ["measurement", "iterations"],
+            [{}] * 20_101,
+            "measurement.iterations: 20101 entries are more than 20100",
+        ),
+        (
+            ["measurement", "peak_memory_bytes_by_stage"],
+            [1] * 65_537,
+            "peak_memory_bytes_by_stage: 65537 entries are more than 65536",
+        ),
         (["environment", "host"], 3, "environment.host: 3 is not a string"),
         (["environment", "host"], "\ud800", "environment.host: '\\ud800' holds a lone surrogate"),
         (["message"], "a \udc80 b", "message: 'a \\udc80 b' holds a lone surrogate"),

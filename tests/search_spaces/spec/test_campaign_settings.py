@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.budget import Budget, changed_budget
 from search_spaces.errors import CampaignInvalidError
+from search_spaces.spec.campaign_settings import Budget, changed_budget
 
 BUDGET = {"trials": 10, "node_hours": None, "wall_time_s": 600.0}
 
@@ -33,11 +33,11 @@ def test_bounds_that_are_not_named_stay_and_null_takes_one_away(
     [
         ({"trials": 0}, "budget.trials", "0 is not a whole number"),
         ({"trials": True}, "budget.trials", "True"),
-        ({"node_hours": float("nan")}, "budget.node_hours", "not a number over 0"),
+        ({"node_hours": float("nan")}, "budget.node_hours", "not a number from 1e-06 to"),
         ({"wall_time": "soon"}, "budget.wall_time", "not a duration"),
         ({"wall_time": "1h", "wall_time_s": 5}, "budget.wall_time", "not both"),
         ({"wall_time": None, "wall_time_s": 5}, "budget.wall_time", "not both"),
-        ({"trails": 5}, "budget", "did you mean 'trials'"),
+        ({"trails": 5}, "budget.trails", "did you mean 'trials'"),
         ({"trials": None, "wall_time_s": None}, "budget", "at least one bound"),
         ([], "budget", "not a mapping"),
     ],

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
-from search_spaces.cluster import GIB
 from search_spaces.errors import (
     CampaignInvalidError,
     ModelTooLargeError,
@@ -17,8 +15,10 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
+from search_spaces.spec.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
+from search_spaces.spec.cluster import GIB
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
 
 
 def written(**changes: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_campaign_has_defaults() -> None:
     "changes",
     [
         {},
-        {"cluster": "hal", "space": {"global_batch_size": 8}},
+        {"cluster": {"name": "hal"}, "space": {"global_batch_size": 8}},
         {"space": "paper-table-v", "model": "gpt-175b"},
         {"strategy": "exhaustive", "budget": ..., "seed": 7, "objective": "tokens_per_s"},
         {
@@ -87,7 +87,7 @@ def test_what_is_stored_depends_on_no_preset() -> None:
 
 
 def test_a_guessed_cluster_is_a_warning_once() -> None:
-    spec = read(cluster="hal")
+    spec = read(cluster={"name": "hal"})
     assert len(spec.warnings) == 1
     assert "generic constants stand in" in spec.warnings[0]
     assert CampaignSpec.from_mapping(spec.to_mapping()).warnings == spec.warnings
@@ -107,6 +107,8 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
     [
         ({"favourite": "red"}, "unknown campaign field 'favourite'; choose from name, model, "),
         ({"name": ...}, "name: the field is missing"),
+        ({"name": ""}, "name: '' is not 1 to 64 characters"),
+        ({"name": 0}, "name: 0 is not 1 to 64 characters"),
         ({"model": ...}, "model: the field is missing"),
         ({"cluster": None}, "cluster: the field is missing"),
         ({"space": ...}, "space: the field is missing"),
@@ -139,7 +141,10 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"budget": 20}, "budget: the budget is 20, not a mapping"),
         ({"budget": {"trial": 2}}, "budget: unknown bound 'trial' (did you mean 'trials'?)"),
         ({"budget": {"trials": 0}}, "budget.trials: 0 is not a whole number of at least 1"),
-        ({"budget": {"node_hours": "3"}}, "budget.node_hours: '3' is not a number over 0"),
+        (
+            {"budget": {"node_hours": "3"}},
+            "budget.node_hours: '3' is not a number from 1e-06 to 1e+09",
+        ),
         ({"budget": {"wall_time": "soon"}}, "budget.wall_time: 'soon' is not a duration"),
         ({"budget": {"wall_time_s": 0}}, "budget.wall_time_s: 0 is not a duration"),
         ({"budget": {"wall_time_s": float("nan")}}, "budget.wall_time_s: nan is not a duration"),
@@ -155,7 +160,10 @@ def test_a_wall_time_is_seconds_or_has_a_unit(name: str, duration: Any, seconds:
         ({"warnings": ["two\nlines"]}, "each a line of printable text"),
         ({"warnings": ["x" * 1001]}, "of at most 1000 characters"),
         ({"warnings": ["x"] * 17}, "is not a list of at most 16 strings"),
-        ({"warnings": ["x"] * 16, "cluster": "hal"}, "is not a list of at most 16 strings"),
+        (
+            {"warnings": ["x"] * 16, "cluster": {"name": "hal"}},
+            "is not a list of at most 16 strings",
+        ),
         (
             {"cluster": {"preset": "frontier", "device": "\ud800"}},
             "cluster: device='\\ud800' is not",

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.columns import code_of
 from search_spaces.errors import NoLegalLayoutError
-from search_spaces.layout import LAYOUT_FIELDS, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import MODEL_PRESETS, model_preset
-from search_spaces.presets.spaces import resolve_space
-from search_spaces.rules import ALL_SCOPES, Scope, violations
-from search_spaces.space import SearchSpace, enumerate_legal
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import code_of
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset
+from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
+from search_spaces.spec.space import SearchSpace, enumerate_legal
 
 BOX = Cluster(name="box", device="card", num_nodes=3, devices_per_node=4, device_memory_bytes=GIB)
 TINY = model_preset("tiny")
@@ -134,7 +134,7 @@ def test_each_rule_counts_what_it_excludes() -> None:
     space = SearchSpace(global_batch_size=12, tp=[1, 2, 8], pp=[1, 3], dp=1, zero_stage=[0, 1])
     legal = enumerate_legal(space, TINY, BOX)
     assert legal.num_combinations == 12
-    assert legal.excluded == {
+    assert {each.rule: each.count for each in legal.exclusions} == {
         "layers_over_stages": 6,
         "world_size": 6,
         "zero_needs_replicas": 6,
@@ -207,7 +207,8 @@ def test_the_largest_values_do_not_overflow() -> None:
         num_microbatches=[largest],
     )
     legal = enumerate_legal(space, TINY, BOX)
-    assert legal.excluded["global_batch"] == 1
+    (excluded,) = [each for each in legal.exclusions if each.rule == "global_batch"]
+    assert excluded.count == 1
     assert legal.exclusions[-1].example
 
 

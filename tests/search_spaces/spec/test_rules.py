@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from search_spaces import trainer_support
-from search_spaces.batch import GlobalBatch
-from search_spaces.cluster import GIB, Cluster
-from search_spaces.columns import LayoutColumns
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.rules import ALL_SCOPES, PROBE_SCOPES, RULES, RuleContext, violations
+from search_spaces.spec import rules
+from search_spaces.spec.batch import GlobalBatch
+from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import ALL_SCOPES, PROBE_SCOPES, RULES, RuleContext, violations
 
 NODES = Cluster(name="box", device="card", num_nodes=4, devices_per_node=8, device_memory_bytes=GIB)
 
@@ -227,7 +227,7 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
 @pytest.fixture
 def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that lacks everything that a rule asks about."""
-    monkeypatch.setattr(trainer_support, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
+    monkeypatch.setattr(rules, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
 
 
 @pytest.mark.usefixtures("lesser_trainer")

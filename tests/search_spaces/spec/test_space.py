@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from search_spaces.batch import GlobalBatch
 from search_spaces.errors import SpaceInvalidError
-from search_spaces.presets.spaces import resolve_space
-from search_spaces.space import MAX_COMBINATIONS, SearchSpace
+from search_spaces.spec.batch import GlobalBatch
+from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.space import MAX_COMBINATIONS, SearchSpace
 
 
 def refusal(**knobs: Any) -> str:

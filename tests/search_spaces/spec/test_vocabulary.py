@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from search_spaces.cluster import GIB, Cluster, detect_local_cpu
-from search_spaces.columns import LayoutColumns
 from search_spaces.errors import (
     ClusterInvalidError,
     LayoutInvalidError,
     ModelShapeInvalidError,
     SearchSpaceError,
 )
-from search_spaces.layout import LAYOUT_FIELDS, Layout
 from search_spaces.machine import usable_cores
-from search_spaces.model_shape import ModelShape
-from search_spaces.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from search_spaces.presets.models import MODEL_PRESETS, model_preset, resolve_model
+from search_spaces.spec.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
 
 CORES = usable_cores()
 
@@ -174,7 +174,10 @@ def test_a_changed_preset_gets_a_name_of_its_own() -> None:
         ({"family": "gpt"}, "the model's num_layers is missing"),
         ({"preset": "tiny", "num_heads": 3}, "hidden_size=128 is not divisible by num_heads=3"),
         ({"preset": "tiny", "name": ""}, "name='' is not a string of 1 to 64 characters"),
-        ({"preset": "tiny", "vocab_size": 1 << 40}, "vocab_size=1099511627776 is more than"),
+        (
+            {"preset": "tiny", "vocab_size": 1 << 40},
+            "vocab_size=1099511627776 is not a whole number from 1 to 16777216 tokens",
+        ),
     ],
 )
 def test_an_impossible_model_is_refused(described: Any, message: str) -> None:
@@ -237,11 +240,45 @@ def test_an_unknown_cluster_gets_generic_constants_and_a_warning_that_lists_them
     assert "num_nodes" not in warning
 
 
-def test_a_misspelt_preset_is_an_unknown_cluster_with_a_warning() -> None:
-    cluster, warning = resolve_cluster("fronteer")
-    assert (cluster.name, cluster.num_nodes) == ("fronteer", 1)
-    assert warning is not None
-    assert "device_memory_bytes=" in warning
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("fronteer", "frontier"), ("a100-sxm4", "a100-sxm-4"), ("mi300", "mi300x"), ("h20", "h200")],
+)
+def test_a_bare_name_that_is_unknown_is_refused_with_the_nearest_and_the_list(
+    name: str, nearest: str
+) -> None:
+    with pytest.raises(ClusterInvalidError) as caught:
+        resolve_cluster(name)
+    said = str(caught.value)
+    assert said.startswith(
+        f"unknown cluster {name!r} (did you mean {nearest!r}?); choose from local-"
+    )
+    assert all(preset in said for preset in CLUSTER_PRESETS)
+    assert "a mapping with name:" in said
+    described, _ = resolve_cluster({"name": name})
+    assert described.name == name
+
+
+def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
+    """Dense rates, which are half of those with sparsity that data sheets print first."""
+    expected = {
+        "a100-sxm-4": (4, 80, 312e12, 2.039e12),
+        "h200": (8, 141, 989.4e12, 4.8e12),
+        "mi300x": (8, 192, 1307.4e12, 5.3e12),
+        "gb200": (4, 186, 2500e12, 8e12),
+        "alps": (4, 96, 989.4e12, 4e12),
+    }
+    for name, figures in expected.items():
+        cluster, _ = resolve_cluster(name)
+        assert figures == (
+            cluster.devices_per_node,
+            cluster.device_memory_bytes / GIB,
+            cluster.peak_flops_per_s["bf16"],
+            cluster.memory_bandwidth_bytes_per_s,
+        )
+        assert cluster.peak_flops_per_s["fp16"] == cluster.peak_flops_per_s["bf16"]
+        assert "data sheet" in cluster.source
+    assert resolve_cluster("alps")[0].num_devices == 10_752
 
 
 @pytest.mark.parametrize(
@@ -261,7 +298,7 @@ def test_a_misspelt_preset_is_an_unknown_cluster_with_a_warning() -> None:
             "peak_flops_per_s['fp8'] is not one of",
         ),
         ({"name": "hal", "peak_flops_per_s": 3}, "peak_flops_per_s=3 is not a mapping"),
-        ({"name": "hal", "memory_bandwidth_bytes_per_s": -1}, "=-1 is not over 0"),
+        ({"name": "hal", "memory_bandwidth_bytes_per_s": -1}, "=-1 is not a number from 1000 to"),
         ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"a": 1}}, "from numbers of ranks"),
         ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"02": 3}}, "'02' is not a number of"),
         ({"name": "hal", "intra_node_bandwidth_bytes_per_s": {"-4": 1}}, "'-4' is not a number of"),

@@ -8,7 +8,7 @@ from statistics import fmean, variance
 
 import pytest
 
-from search_spaces.confidence import (
+from search_spaces.statistics.confidence import (
     CONFIDENCE,
     Estimate,
     can_be_told_apart,
@@ -16,7 +16,7 @@ from search_spaces.confidence import (
     student_quantile,
     student_tail,
 )
-from search_spaces.early_stop import LEAST_TIMED, shows_enough
+from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
 
 
 @pytest.mark.parametrize(

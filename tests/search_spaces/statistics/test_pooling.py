@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.pooling import MEDIAN_VARIANCE, PooledRuns, squares_of_runs
+from search_spaces.statistics.pooling import MEDIAN_VARIANCE, PooledRuns, squares_of_runs
 
 SECONDS = st.floats(1e-3, 1e4)
 

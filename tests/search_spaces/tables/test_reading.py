@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.layout import Layout
-from search_spaces.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.tables import read_table, write_table
 from tests.search_spaces.tables.tables import make_row, make_text
 
@@ -141,3 +141,15 @@ def test_columns_kept_aside_may_hold_signs_and_signed_numbers() -> None:
     for value in told:
         (row,) = read_table(make_text(make_row(note=value))).rows
         assert row.aside["note"] == value
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r", "mixed"])
+def test_lines_may_end_in_any_way_also_in_one_file(tmp_path: Path, ends: str) -> None:
+    text = make_text(
+        *(make_row(micro_batch_size=size, global_batch_size=8 * size) for size in (1, 2, 4))
+    )
+    lines = text.splitlines()
+    every = ["\r\n", "\r", "\n"] if ends == "mixed" else [ends]
+    path = tmp_path / "table.csv"
+    path.write_bytes("".join(line + every[i % len(every)] for i, line in enumerate(lines)).encode())
+    assert read_table(path) == read_table(text)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableInvalidError, TableRow, read_table
 from search_spaces.tables import reading as reading_module
 from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
@@ -152,7 +152,15 @@ def refusal_of(text: str) -> str:
             make_text().replace("made up,", ""),
             "row 1 (line 2): has 28 fields, and the header has 29",
         ),
-        (make_text().replace("made up", '"made up'), "is not CSV"),
+        (
+            make_text().replace("made up", '"made up'),
+            "line 2: is not CSV: a quote opens a field there, and none closes it",
+        ),
+        (
+            make_text().replace("made up", '"made" up'),
+            "line 2: is not CSV: text follows the quote that closes a field",
+        ),
+        (make_text().replace("made up", "x" * 200_000), "a field is longer than 131072 characters"),
         (make_text().replace("source,", "source ,"), "spaces around 'source '"),
     ],
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from search_spaces.counting import counted
+from search_spaces.terminal.plurals import counted
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 trials"), (1, "1 trial"), (21, "21 trials")])

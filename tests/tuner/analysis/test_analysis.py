@@ -1,4 +1,4 @@
-"""Which knobs matter, and what one step away from the winner does: on campaigns whose truth is known."""
+"""Importance of knobs, and the effect of one step away from the winner, where both are known."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
 from search_spaces.estimates.time import step_time_s as estimated_step_time_s
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock, completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner import driver as driver_module
-from tuner.analysis import calibrated_step_time
-from tuner.driver import Driver
-from tuner.importance import importances, knobs_of
+from tuner.analysis.analysis import calibrated_step_time
+from tuner.analysis.importance import importances, knobs_of
+from tuner.driver import driver as driver_module
+from tuner.driver.driver import Driver
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=TurnableClock())
+    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 
@@ -115,7 +115,7 @@ def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
     campaign = submit(store, spec)
     worker = FakeWorker(store, tensor_parallelism_is_dear)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    step_time_s = calibrated_step_time(spec, store.standings(campaign.id, spec.objective))
+    step_time_s = calibrated_step_time(spec, store.ranked_layouts(campaign.id, spec.objective))
     plain, dear = Layout(dp=2, num_microbatches=8), Layout(tp=2, num_microbatches=16)
 
     def by_priors(layout: Layout) -> float:
@@ -170,5 +170,5 @@ def test_the_same_trials_have_the_same_importances(store: Store) -> None:
 
 
 def test_the_driver_starts_without_optuna() -> None:
-    code = "import sys, tuner.driver; sys.exit('optuna' in sys.modules)"
+    code = "import sys, tuner.driver.driver; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

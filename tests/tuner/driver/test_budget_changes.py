@@ -8,7 +8,7 @@ from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.driver import Driver
+from tuner.driver.driver import Driver
 
 
 def test_a_raised_budget_is_driven_to_its_new_end(store: Store) -> None:

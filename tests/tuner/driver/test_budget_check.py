@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from search_spaces.campaign import Budget
-from tuner.budget import EndedTrial, Spent, closing_words, time_is_up, trials_left
+from search_spaces.spec.campaign_settings import Budget
+from tuner.driver.budget_check import EndedTrial, Spent, closing_message, time_is_up, trials_left
 
 
 def make_spent(*, trials: int = 0, node_seconds: float = 0.0, wall_time_s: float = 0.0) -> Spent:
@@ -69,5 +69,5 @@ def test_a_budget_of_trials_alone_never_runs_out_of_time() -> None:
         ({}, "done; no trial was run"),
     ],
 )
-def test_closing_words_say_what_came_of_the_trials(counts: dict[str, int], words: str) -> None:
-    assert closing_words("done", make_trials(**counts)) == words
+def test_closing_message_say_what_came_of_the_trials(counts: dict[str, int], words: str) -> None:
+    assert closing_message("done", make_trials(**counts)) == words

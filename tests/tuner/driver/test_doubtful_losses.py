@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
-from tests.results_db.factories import TurnableClock, completed, make_measurement
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.postgres import upgraded
+from tests.results_db.factories import TurnableClock, completed, make_measurement, ranked_trials
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.campaign_search import CampaignSearch
-from tuner.driver import Driver
+from tuner.driver.campaign_search import CampaignSearch
+from tuner.driver.driver import Driver
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=TurnableClock())
+    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 
@@ -50,7 +50,7 @@ def assert_the_odd_ones_lost(
     trials = store.trials(campaign.id)
     assert {is_off(trial.layout) for trial in of_state(trials, "FAILED")} == {True}
     assert {is_off(trial.layout) for trial in of_state(trials, "COMPLETED")} == {False}
-    assert not is_off(store.leaderboard(campaign.id, campaign.objective)[0].layout)
+    assert not is_off(ranked_trials(store, campaign.id, campaign.objective)[0].layout)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

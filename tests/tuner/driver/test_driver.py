@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
 from tests.results_db.factories import TurnableClock, completed, failed
 from tests.tuner.factories import (
     FakeWorker,
@@ -25,8 +25,8 @@ from tests.tuner.factories import (
     out_of_memory,
     submit,
 )
-from tuner.campaign_search import CampaignSearch, observe
-from tuner.driver import Driver
+from tuner.driver.campaign_search import CampaignSearch, observe
+from tuner.driver.driver import Driver
 
 
 @pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])

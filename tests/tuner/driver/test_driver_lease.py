@@ -1,9 +1,10 @@
-"""Several drivers as processes: one is active, and another takes over when it is killed or stopped."""
+"""Several drivers as processes: one is active; another takes over when it is killed or stopped."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
-from tuner.tenure import Standby, Tenure
+from tuner.driver.process import HeldLease, Standby
 
 DEADLINE_S = 60.0
 
@@ -73,6 +75,8 @@ def wait_for(condition: Callable[[], bool], act: Callable[[], object] = lambda: 
         time.sleep(0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.sqlite_is_enough
 def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
     database_url: str, store: Store, tmp_path: Path
 ) -> None:
@@ -89,6 +93,35 @@ def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
     assert len(set(layouts_of(trials))) == 18
 
 
+def stop_outside_of_transactions(driver: DriverProcess, database_url: str) -> None:
+    """Stops a driver while it holds no lock: SQLite's would be held until it goes on."""
+
+    def stopped() -> bool:
+        driver.send(signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(driver.process.pid).status() == psutil.STATUS_STOPPED)
+        if is_lock_free(database_url):
+            return True
+        driver.send(signal.SIGCONT)
+        return False
+
+    wait_for(stopped)
+
+
+def is_lock_free(database_url: str) -> bool:
+    path = database_url.removeprefix("sqlite:///")
+    if path == database_url:
+        return True  # PostgreSQL ends a transaction that is idle for too long.
+    with closing(sqlite3.connect(path, timeout=2.0)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.rollback()
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.sqlite_is_enough
 def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
     database_url: str, store: Store, tmp_path: Path
 ) -> None:
@@ -96,7 +129,7 @@ def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
     worker = FakeWorker(store)
     with drivers(database_url, tmp_path, 2) as (first, second):
         wait_for(lambda: store.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one)
-        first.send(signal.SIGSTOP)
+        stop_outside_of_transactions(first, database_url)
         wait_for(lambda: second.said("the active driver"), worker.run_one)
         first.send(signal.SIGCONT)
         wait_for(lambda: first.said("another driver has taken over"), worker.run_one)
@@ -129,10 +162,12 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
 ) -> None:
     assert store.acquire_driver_lease() is not None
     count = [100.0]
-    monkeypatch.setattr("tuner.tenure.time.monotonic", lambda: count[0])
+    monkeypatch.setattr("tuner.driver.process.time.monotonic", lambda: count[0])
     standby = Standby(store)
-    monkeypatch.setattr("tuner.tenure.DRIVER_LEASE_S", 0.0)
-    monkeypatch.setattr("results_db.driver_lease.DRIVER_LEASE_S", 3600.0)  # the clock was set back
+    monkeypatch.setattr("tuner.driver.process.DRIVER_LEASE_S", 0.0)
+    monkeypatch.setattr(
+        "results_db.campaigns.driver_lease.DRIVER_LEASE_S", 3600.0
+    )  # the clock was set back
     assert standby.take_over() is None
     count[0] += 1
     lease = standby.take_over()
@@ -143,7 +178,7 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
 def test_a_tenure_goes_on_while_the_database_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tuner.tenure.RENEWAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
     lease = store.acquire_driver_lease()
     assert lease is not None
     real = store.renew_driver_lease
@@ -155,21 +190,21 @@ def test_a_tenure_goes_on_while_the_database_is_away(
         real(fence)
 
     monkeypatch.setattr(store, "renew_driver_lease", renew)
-    with caplog.at_level("INFO", logger="tuner"), Tenure(store, lease) as tenure:
+    with caplog.at_level("INFO", logger="tuner"), HeldLease(store, lease) as held:
         wait_for(lambda: store.driver_lease().seen_at != lease.seen_at)
-        assert tenure.goes_on()
-    assert "tenure 1 is not renewed: it is away" in caplog.text
+        assert held.is_held()
+    assert "driver lease 1 is not renewed: it is away" in caplog.text
     assert store.driver_lease().released_at is not None
 
 
 def test_a_driver_whose_round_never_ends_is_succeeded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.tenure.RENEWAL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("tuner.tenure.STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("tuner.driver.process.STUCK_AFTER_S", 0.0)
     lease = store.acquire_driver_lease()
     assert lease is not None
-    with Tenure(store, lease) as tenure:
-        wait_for(lambda: not tenure.goes_on())
+    with HeldLease(store, lease) as held:
+        wait_for(lambda: not held.is_held())
     # Not given back: the round may still be writing, until another takes over.
     assert store.driver_lease().released_at is None

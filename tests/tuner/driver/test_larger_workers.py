@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from search_spaces.spec.campaign import CampaignSpec
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.driver import Driver
-from tuner.supply import MAX_TOO_LARGE, NUM_AHEAD
+from tuner.driver.driver import Driver
+from tuner.driver.open_trial_target import MAX_TOO_LARGE, NUM_AHEAD
 
 
 def wide_spec(**changes: object) -> CampaignSpec:

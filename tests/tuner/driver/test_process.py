@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from results_db.data_dir import DataDir
+from results_db.database.data_dir import DataDir
 from results_db.store import Store
+from tests.postgres import upgraded
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
-from tuner.commands import driver as driver_command
+from tuner.driver.commands import driver as driver_command
 
 DEADLINE_S = 60.0
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> DataDir:
-    return DataDir(tmp_path / "data")
+    return upgraded(tmp_path / "data")
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(data_dir: Da
 
 def test_help_needs_neither_the_database_nor_deephyper() -> None:
     code = (
-        "import sys\nfrom tuner.commands import driver\n"
+        "import sys\nfrom tuner.driver.commands import driver\n"
         "driver(['--help'], standalone_mode=False)\n"
         "sys.exit(bool({'sqlalchemy', 'deephyper', 'numpy'} & set(sys.modules)))"
     )

@@ -1,4 +1,4 @@
-"""The best are measured again before the winner is named; a campaign ends when little is left to gain."""
+"""The best layouts are measured again before one is named; a campaign ends when gains are small."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.estimates.time import step_time_s
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock, completed, make_measurement
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.budget import Spent, is_kept_back
-from tuner.driver import Driver
+from tuner.driver.budget_check import Spent, is_reserved
+from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
-from tuner.strategies.simple import ExhaustiveProposer
+from tuner.strategies.problem import SearchProblem
+from tuner.strategies.registry import FixedOrderProposer
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"), clock=TurnableClock())
+    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 
 
 def noisy(layout: Layout, dice: random.Random, *, speed: float, spread: float = 0.005) -> Outcome:
-    """A probe whose run is off by half a percent or more, and whose iterations lie closer than that."""
+    """A probe whose run is off by about 0.5 %, and whose iterations differ by less than that."""
     step_time_s = 512 / (speed * layout.num_devices) * (1 + dice.gauss(0.0, spread))
     plain = make_measurement(layout).iterations
     iterations = tuple(
@@ -75,7 +76,7 @@ def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: St
     first, second = trials[0].layout_key, trials[1].layout_key
     assert again == [first, second, first, second]
     assert len(trials) == 16, "repeats count for the budget"
-    best, rival, *others = store.standings(record.id, record.objective)
+    best, rival, *others = store.ranked_layouts(record.id, record.objective)
     assert {best.trial.id, rival.trial.id} == {trials[0].id, trials[1].id}
     assert (best.num_runs, rival.num_runs) == (3, 3)
     assert not any(other.is_tied for other in others)
@@ -185,15 +186,15 @@ def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
         ({}, {"trials": 1000}, False),
     ],
 )
-def test_a_part_of_the_budget_is_kept_back_for_repeats(
+def test_a_part_of_the_budget_is_reserved_for_repeats(
     limits: dict[str, Any], spent: dict[str, Any], kept: bool
 ) -> None:
     budget = make_spec(budget=limits, strategy="exhaustive").budget
     so_far = Spent(**{"trials": 0, "node_seconds": 0.0, "wall_time_s": 0.0, **spent})
-    assert is_kept_back(budget, so_far, 6) is kept
+    assert is_reserved(budget, so_far, 6) is kept
 
 
-class Expecting(ExhaustiveProposer):
+class Expecting(FixedOrderProposer):
     """Expects less with every layout that completed: 30 %, 15 %, 10 %, ..."""
 
     def expected_improvement(self, history: History) -> float | None:
@@ -203,8 +204,8 @@ class Expecting(ExhaustiveProposer):
 
 @pytest.fixture
 def expecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*_: object) -> Proposer:
-        return Expecting()
+    def make(problem: SearchProblem, _seed: int) -> Proposer:
+        return Expecting(range(len(problem.layouts)))
 
     monkeypatch.setitem(registry.STRATEGIES, "random", make)  # type: ignore[arg-type]
 

@@ -1,21 +1,21 @@
-"""A campaign that starts from others: what its search is told, and that a restart changes nothing."""
+"""A campaign that starts from others: what its search learns; a restart changes nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from results_db.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.campaign import CampaignSpec
+from search_spaces.spec.campaign import CampaignSpec
+from tests.postgres import upgraded
 from tests.tuner.factories import FakeWorker, drive_until, ended, layouts_of, make_spec, submit
-from tuner.campaign_search import CampaignSearch, knowledge_of
-from tuner.driver import Driver
+from tuner.driver.campaign_search import CampaignSearch, knowledge_of
+from tuner.driver.driver import Driver
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(DataDir(tmp_path / "data"))
+    store = Store.open(upgraded(tmp_path / "data"))
     yield store
     store.close()
 
@@ -62,7 +62,7 @@ def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> N
     campaign = finished(store, make_spec("tight", constraints={"memory_headroom": 0.1}), worker)
     counts = store.count_trials(campaign)
     assert counts["COMPLETED"] == 6
-    assert (store.count_ranked(campaign), store.count_constrained(campaign)) == (0, 6)
+    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (0, 6)
 
 
 def test_a_guided_campaign_of_several_objectives_starts_from_another_and_survives_a_restart(

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from search_spaces.documents.calibration_file import MeasuredConstants, write_constants
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.time import step_time_s
-from search_spaces.layout import Layout
-from search_spaces.measured_constants import MeasuredConstants, write_constants
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.tables import (
     CellKey,
     MeasurementTable,
@@ -103,11 +103,12 @@ LAYOUT = (
     "--pp=4",
     "--dp=2",
     "--precision=bf16",
+    "--num-microbatches=8",
 )
 
 
 def test_a_layout_has_its_memory_by_stage_and_parts_that_add_up_to_its_step() -> None:
-    found = report(*LAYOUT, "--num-microbatches=8")
+    found = report(*LAYOUT)
     assert [stage["stage"] for stage in found["stages"]] == [0, 1, 2, 3]
     assert found["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in found["stages"])
     seconds = sum(part["seconds"] for part in found["time_parts"])
@@ -115,23 +116,111 @@ def test_a_layout_has_its_memory_by_stage_and_parts_that_add_up_to_its_step() ->
     assert found["step_time_low_s"] < found["step_time_s"] < found["step_time_high_s"]
     assert 0.9 < found["fits"] <= 1.0
     assert found["layout"]["num_nodes"] == 2
-    assert "calibrated on nothing" in found["warnings"][0]
+    assert "not calibrated: the constants" in found["warnings"][0]
 
 
 def test_what_does_not_fit_is_unlikely_to() -> None:
-    flags = ("--model=gpt-22b", "--cluster=frontier", "--precision=bf16", "--dp=8")
+    flags = (
+        "--model=gpt-22b",
+        "--cluster=frontier",
+        "--precision=bf16",
+        "--dp=8",
+        "--num-microbatches=1",
+    )
     assert report(*flags)["fits"] < 0.01
 
 
 def test_people_read_the_stages_and_the_largest_part_of_the_step_first() -> None:
-    result = run(*LAYOUT, "--num-microbatches=8")
+    result = run(*LAYOUT)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("gpt-1.3b on frontier: peak ")
-    assert [line.split()[0] for line in lines[2:6]] == ["0", "1", "2", "3"]
+    assert lines[0] == "gpt-1.3b on 2 nodes of frontier, 16 devices, bf16"
+    stages = lines.index("memory by stage in GiB")
+    assert [line.split()[0] for line in lines[stages + 2 : stages + 6]] == ["0", "1", "2", "3"]
     shares = [float(line.split("s")[1].split("%")[0]) for line in lines if "%  " in line]
-    assert shares == sorted(shares, reverse=True)
-    assert "warning: calibrated on nothing" in result.stderr
+    assert shares[:-1] == sorted(shares[:-1], reverse=True)
+    assert "warning: not calibrated: the constants" in result.stderr
+
+
+def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
+    found = report(*LAYOUT)
+    flags = [flag for flag in LAYOUT if "microbatches" not in flag]
+    assert report(*flags, "--global-batch-size=16") == found
+    assert (found["num_nodes"], found["num_devices"], found["global_batch_size"]) == (2, 16, 16)
+    assert found["precision"] == "bf16"
+    tokens_per_s = 16 * MODEL.seq_length / found["step_time_s"]
+    assert found["tokens_per_s"] == pytest.approx(tokens_per_s)
+    assert found["tokens_per_s_per_device"] == pytest.approx(tokens_per_s / 16)
+    tflops = tokens_per_s / 16 * MODEL.model_flops_per_token / 1e12
+    assert found["model_tflops_per_device"] == pytest.approx(tflops)
+    assert found["peak_tflops_per_device"] == 191.5
+    assert found["mfu"] == pytest.approx(tflops / 191.5)
+    assert found["hfu"] == pytest.approx(found["mfu"]), "nothing is recomputed"
+    lines = run(*LAYOUT).stdout.splitlines()
+    answer = {line[:15].strip(): line[15:] for line in lines[3:9]}
+    assert list(answer) == [
+        "tokens/s",
+        "step time",
+        "model TFLOP/s",
+        "peak memory",
+        "fits",
+        "global batch",
+    ]
+    assert f"MFU {found['mfu']:.1%} of 191.5" in answer["model TFLOP/s"]
+    assert answer["tokens/s"].startswith(f"{tokens_per_s:,.0f}, a device ")
+    assert answer["fits"] == f"with probability {found['fits']:.2f} into 64 GiB"
+
+
+def test_recomputed_work_counts_for_the_hardware_alone() -> None:
+    found = report(*LAYOUT, "--recompute=full")
+    executed = MODEL.hardware_flops_per_token("full") / MODEL.model_flops_per_token
+    assert found["hfu"] == pytest.approx(executed * found["mfu"])
+    rate = (found["hardware_tflops_per_device"], found["model_tflops_per_device"])
+    assert rate[0] == pytest.approx(executed * rate[1])
+
+
+def test_small_parts_of_the_step_are_added_up_unless_all_are_asked_for() -> None:
+    found = report(*LAYOUT)
+    small = [part["seconds"] for part in found["time_parts"]]
+    small = [seconds for seconds in small if seconds < 0.01 * found["step_time_s"]]
+    assert len(small) > 5
+    short, full = run(*LAYOUT).stdout, run(*LAYOUT, "--all-terms").stdout
+    (folded,) = [line for line in short.splitlines() if "other terms" in line]
+    assert f"({len(small)} below 1%" in folded
+    assert float(folded.split()[0]) == pytest.approx(sum(small), rel=1e-3)
+    assert "other terms" not in full
+    assert full.count("%  ") == len(found["time_parts"])
+
+
+@pytest.mark.parametrize("model", ["gpt-1.3b", "gpt-1t"])
+@pytest.mark.parametrize("more", [(), ("--all-terms",)], ids=str)
+def test_every_line_fits_80_columns(tmp_path: Path, model: str, more: tuple[str, ...]) -> None:
+    flags = (f"--model={model}", "--cluster=frontier", "--tp=8", "--pp=4", "--dp=256")
+    flags = (*flags, "--zero-stage=1", "--sequence-parallel", "--global-batch-size=1048576")
+    for calibrated in ((), (f"--calibrate-from={table(tmp_path)}",)):
+        result = run(*flags, *more, *calibrated)
+        assert result.exit_code == 0, result.output
+        assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_cluster_without_a_stated_peak_has_no_mfu() -> None:
+    flags = ("--model=tiny", "--num-microbatches=4")
+    assert report(*flags)["mfu"] is None
+    assert report(*flags)["model_tflops_per_device"] > 0
+    assert "MFU unknown (no peak stated for fp32)" in run(*flags).stdout
+
+
+@pytest.mark.parametrize("flags", [("--model=tiny",), ("--model=tiny", "--dp=2")], ids=str)
+def test_the_batch_must_be_given(flags: tuple[str, ...]) -> None:
+    refused = run(*flags)
+    assert refused.exit_code == 2
+    assert "give --num-microbatches or --global-batch-size" in refused.stderr
+
+
+def test_the_precision_is_the_clusters_where_none_is_given() -> None:
+    flags = [flag for flag in LAYOUT if "precision" not in flag]
+    assert report(*flags) == report(*LAYOUT)
+    assert report("--model=tiny", "--num-microbatches=4")["precision"] == "fp32"
 
 
 def test_a_table_calibrates_time_and_memory_and_says_what_it_was_not_of(tmp_path: Path) -> None:
@@ -147,11 +236,14 @@ def test_a_table_calibrates_time_and_memory_and_says_what_it_was_not_of(tmp_path
     assert told["warnings"] == []
     assert told["calibrated_on"]["with_peak_memory"] == 18
     elsewhere = report(
-        "--model=gpt-125m", "--cluster=a100-80gb", f"--calibrate-from={tmp_path / 'table.csv'}"
+        "--model=gpt-125m",
+        "--cluster=a100-sxm",
+        f"--calibrate-from={tmp_path / 'table.csv'}",
+        "--num-microbatches=1",
     )
     assert elsewhere["warnings"] == [
-        "not calibrated on cluster a100-80gb, but on frontier",
-        "not calibrated on what runs here, but on other software",
+        "not calibrated on cluster a100-sxm, but on frontier",
+        "not calibrated on this software, but on other software",
         "not calibrated on model gpt-125m, but on gpt-1.3b",
     ]
     beyond = report(*flags, "--pp=4", f"--calibrate-from={tmp_path / 'table.csv'}")["warnings"]
@@ -193,7 +285,7 @@ def test_a_table_with_predictions_may_be_predicted_again_after_calibration(tmp_p
     source = table(tmp_path)
     first = run(f"--table={source}", f"--out={cold}")
     assert first.exit_code == 0
-    assert "warning: calibrated on nothing" in first.stderr
+    assert "warning: not calibrated: the constants" in first.stderr
     result = run(f"--table={cold}", f"--calibrate-from={source}", f"--out={told}")
     assert result.exit_code == 0, result.output
     read = read_table(told)
@@ -215,8 +307,8 @@ def test_a_table_with_predictions_may_be_predicted_again_after_calibration(tmp_p
         (("--model=tiny", "--out=x.csv"), "--out x.csv goes with --table"),
         (("--model=tny",), "unknown model"),
         (("--model=tiny", "--cluster=frontierr.yaml"), "frontierr.yaml is not a readable"),
-        (("--model=tiny", "--vpp=2"), "vpp=2"),
-        (("--model=tiny", "--tp=0"), "tp=0"),
+        (("--model=tiny", "--vpp=2", "--num-microbatches=1"), "vpp=2"),
+        (("--model=tiny", "--tp=0", "--num-microbatches=1"), "tp=0"),
         (("--table=/nowhere/x.csv",), "/nowhere/x.csv: cannot be read"),
         (("--model=tiny", "--calibrate-from=/nowhere/x.csv"), "/nowhere/x.csv: cannot be read"),
     ],
@@ -231,6 +323,7 @@ def test_bad_input_is_one_line_and_exit_code_2(flags: tuple[str, ...], said: str
 
 def test_rules_of_our_own_trainer_do_not_bind_others() -> None:
     flags = ("--model=gpt-22b", "--cluster=frontier", "--precision=bf16", "--pp=5")
+    flags = (*flags, "--num-microbatches=8")
     assert run(*flags).exit_code == 2
     found = report(*flags, "--software=Megatron-LM")
     assert len(found["stages"]) == 5

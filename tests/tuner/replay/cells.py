@@ -26,7 +26,7 @@ def make_cell_text(step_times_s: Sequence[float | str], **changes: Any) -> str:
 
 
 def many_layouts(number: int) -> list[dict[str, Any]]:
-    """Layouts of eight devices and eight sequences: by micro-batch, ZeRO stage and recomputation."""
+    """Layouts of eight devices and eight sequences: all micro-batches, ZeRO and recomputation."""
     found = [
         layout | {"zero_stage": zero, "recompute": recompute, "sequence_parallel": parallel}
         for layout in layouts()

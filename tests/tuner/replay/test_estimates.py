@@ -13,12 +13,11 @@ from search_spaces.tables import MeasurementTable, TableCell, read_table, write_
 from search_spaces.tables.table import TableRow
 from tests.search_spaces.tables.tables import make_row, make_text
 from tests.tuner.replay.cells import make_cell
+from tuner.calibration.known_measurements import Knowledge, knowledge_of
 from tuner.calibration.memory import MemoryBelief
-from tuner.knowledge import Knowledge
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.commands import replay
 from tuner.replay.estimates import JudgedCell, estimates_report, summarize_judged
-from tuner.replay.selection import knowledge_of
 
 
 def true_cell(*, slower: float = 1.0, source: str = "nobody's trainer") -> TableCell:

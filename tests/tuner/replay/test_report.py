@@ -1,31 +1,9 @@
 """What many runs come to."""
 
-import numpy as np
 import pytest
 
-from search_spaces.layout import Layout
-from search_spaces.tables import CellKey
-from tuner.replay.run import ReplayedProbe, ReplayRun
-from tuner.replay.statistics import regret_by_cost, regret_by_probes, summarize
-
-KEY = CellKey(
-    source="", cluster="testbox", model="m", seq_length=8, num_devices=8, global_batch_size=8
-)
-
-
-def make_run(*regrets: float | None, allowed: int = 10, search_s: float = 0.0) -> ReplayRun:
-    probes = [
-        ReplayedProbe(layout=Layout(), regret=regret, ended_at_s=place, node_seconds=2.0)
-        for place, regret in enumerate(regrets, 1)
-    ]
-    return ReplayRun(
-        cell=KEY,
-        strategy="some",
-        seed=0,
-        num_probes=allowed,
-        probes=tuple(probes),
-        search_s=search_s,
-    )
+from tests.tuner.replay.made_run import make_run
+from tuner.replay.report import summarize
 
 
 def test_a_run_that_fails_to_get_there_counts_one_probe_more_than_it_was_allowed() -> None:
@@ -62,18 +40,3 @@ def test_regret_after_some_probes_is_that_of_the_best_so_far() -> None:
 def test_seconds_of_search_are_shared_out_over_the_probes() -> None:
     runs = [make_run(0.5, 0.4, search_s=3.0), make_run(0.5, 0.4, 0.3, search_s=1.0)]
     assert summarize(runs)["seconds_per_probe"] == 4.0 / 5
-
-
-def test_anytime_curves_hold_the_best_so_far_and_its_quartiles() -> None:
-    runs = [make_run(None, 0.6, 0.2), make_run(0.4, 0.5), make_run(0.3, 0.1, 0.2)]
-    curve = regret_by_probes(runs, 4)
-    np.testing.assert_allclose(curve.spent, [1, 2, 3, 4])
-    np.testing.assert_allclose(curve.median, [0.4, 0.4, 0.2, 0.2])
-    np.testing.assert_allclose(curve.low, [0.35, 0.25, 0.15, 0.15])
-    np.testing.assert_allclose(curve.high, [0.7, 0.5, 0.3, 0.3])
-
-
-def test_regret_by_cost_changes_only_when_a_probe_is_paid_in_full() -> None:
-    # Every probe costs 2 node-seconds, and 4 are one unit.
-    curve = regret_by_cost([make_run(0.4, 0.2, 0.1)], units=[4.0], grid=[0.0, 0.4, 0.5, 1.0, 9.0])
-    np.testing.assert_allclose(curve.median, [1.0, 1.0, 0.4, 0.2, 0.1])

@@ -6,22 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
 from tests.search_spaces.tables.tables import make_row, make_text
 from tests.tuner.replay.cells import make_cell, make_cell_text, times_by
-from tuner.errors import StrategyUnknownError
+from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay import run as run_module
 from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.errors import ReplayFailedError
-from tuner.replay.run import ITERATIONS, replay_cell
+from tuner.replay.run import ITERATIONS, ReplayTask
 from tuner.strategies.base import LayoutSearch, Observation
 from tuner.strategies.registry import make_strategy
 
 
 def replayed(cell: Any, strategy: str = "exhaustive", **changes: Any) -> Any:
     settings = {"seed": 0, "pending": 1, "probes": 60} | changes
-    return replay_cell(cell, strategy, **settings)
+    return ReplayTask(cell=cell, strategy=strategy, **settings).run()
 
 
 def test_probes_count_from_one_and_regret_is_the_share_of_throughput_that_is_lost() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from search_spaces.tables import read_table
-from tuner.simulation.commands import simulate
-from tuner.simulation.scenarios import SCENARIOS
+from tuner.replay.simulate_command import simulate
+from workers.simulation.scenarios import SCENARIOS
 
 
 def test_a_table_is_written_that_replays_can_read(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.tuner.factories import make_spec
-from tuner.problem import SearchProblem
 from tuner.strategies.base import INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
 

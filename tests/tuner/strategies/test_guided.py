@@ -8,24 +8,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from search_spaces.cluster import GIB
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import PRIOR, time_terms
-from search_spaces.estimates.time_factors import TERM_NAMES
-from search_spaces.layout import Layout
-from search_spaces.objectives import pareto_front
-from search_spaces.presets.models import resolve_model
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
+from search_spaces.spec.cluster import GIB
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.objectives import pareto_front
+from search_spaces.spec.presets.models import resolve_model
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
-from tests.tuner.test_strategies import make_layouts
-from tuner.knowledge import Knowledge, Sample
-from tuner.problem import SearchProblem
-from tuner.residual import knob_coordinates
+from tests.tuner.strategies.test_strategies import make_layouts
+from tuner.calibration.known_measurements import Knowledge, Sample
 from tuner.strategies.base import FAILED, INFEASIBLE, History, Observation
+from tuner.strategies.deephyper import ask_cbo
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import soft_gains
-from tuner.strategies.physics_cbo import ask_cbo
-from tuner.strategies.prospect import Prospect
+from tuner.strategies.predictions import Predictions
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.residual import knob_coordinates
 
 Judge = Callable[[int], Observation]
 
@@ -37,7 +36,7 @@ def make_search(memory_gib: float = 40.0, **changes: object) -> SearchProblem:
 
 
 def make_truth(problem: SearchProblem, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Step times with every term wrong by about a half, and a wave that no term has; peaks 10 % up."""
+    """Step times with every term wrong by about a half, and a wave in no term; peaks 10 % up."""
     rng = np.random.default_rng(seed)
     columns = problem.layouts.columns()
     points = knob_coordinates(columns)
@@ -94,6 +93,7 @@ def probes_to(values: np.ndarray, asked: list[int], share: float) -> int:
     return good[0] if good else len(asked) + 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pending", [1, 8])
 def test_it_finds_a_good_layout_in_a_handful_where_the_closed_form_is_wrong(pending: int) -> None:
     problem = make_search(memory_gib=12.0)
@@ -127,6 +127,7 @@ def test_headroom_is_kept_by_what_it_asks_for() -> None:
     assert sum(peaks[row] > allowed for row in asked) <= 2
 
 
+@pytest.mark.slow
 def test_several_objectives_spread_over_the_front() -> None:
     problem = make_search(objectives=("tokens_per_s_per_device", "memory_headroom"))
     values = objective_of(problem)
@@ -252,6 +253,7 @@ def test_measurements_of_another_model_there_move_what_is_expected_first() -> No
     warm = make_search(knowledge=Knowledge(samples=samples))
     rows = np.array([0])
     before, after = (
-        Prospect(problem).belief(History(problem.layouts)).mean(rows)[0] for problem in (cold, warm)
+        Predictions(problem).belief(History(problem.layouts)).mean(rows)[0]
+        for problem in (cold, warm)
     )
     assert after > before + 0.1

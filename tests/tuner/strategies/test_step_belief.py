@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.time import PRIOR, time_terms
-from search_spaces.estimates.time_factors import TERM_NAMES
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from tests.tuner.problems import make_problem
-from tests.tuner.test_strategies import make_layouts
-from tuner.problem import SearchProblem
-from tuner.residual import ResidualKernel, knob_coordinates, similarity
-from tuner.strategies.factors_prior import factors_prior
+from tests.tuner.strategies.test_strategies import make_layouts
+from tuner.strategies.predictions import factors_prior
+from tuner.strategies.problem import SearchProblem
+from tuner.strategies.residual import ResidualKernel, knob_coordinates, similarity
 from tuner.strategies.step_belief import StepBelief, StepModel
 
 Floats = NDArray[np.float64]
@@ -32,7 +31,7 @@ def believe(problem: SearchProblem, truth_s: Floats, rows: NDArray[np.int64]) ->
 
 
 def errors(belief: StepBelief, truth_s: Floats) -> Floats:
-    """Of what was not to be known: the logarithm of measured over predicted, its median left out."""
+    """Errors of the prediction: the logarithm of measured over predicted, less its median."""
     off = np.log(truth_s) - belief.mean(np.arange(len(truth_s)))
     return np.abs(off - np.median(off))
 

@@ -10,15 +10,15 @@ from itertools import product
 
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
+from tuner.calibration.known_measurements import Sample
 from tuner.errors import (
     LayoutUnknownError,
     ObservationInvalidError,
     ProblemInvalidError,
     StrategyUnknownError,
 )
-from tuner.knowledge import Sample
 from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
 from tuner.strategies.registry import STRATEGIES, make_strategy
 
@@ -70,7 +70,7 @@ class TestEveryStrategy:
         assert None not in asked
         assert len(asked) == len(layouts)
         assert search.ask() is None
-        assert search.num_pending == len(layouts)
+        assert len(search._history.pending) == len(layouts)
 
     def test_eight_pending_are_eight_different_layouts(self, name: str) -> None:
         search = make_strategy(name, make_problem(make_layouts()), seed=3)
@@ -103,6 +103,7 @@ class TestEveryStrategy:
         asked = ask_all(make_strategy(name, make_problem(layouts), seed=2), outcomes.__getitem__)
         assert len(set(asked)) == len(layouts)
 
+    @pytest.mark.slow
     def test_survives_that_97_of_100_fail(self, name: str) -> None:
         layouts = make_layouts(devices=32, micro_batch_sizes=(1, 2, 4))
         dice = random.Random(7)
@@ -147,7 +148,7 @@ class TestEveryStrategy:
         withdrawn = search.ask()
         assert withdrawn is not None
         search.withdraw(withdrawn)
-        assert search.num_pending == 0
+        assert not search._history.pending
         asked = ask_all(search, throughput)
         assert withdrawn not in asked
         assert len(asked) == len(layouts) - 1
@@ -227,7 +228,7 @@ def test_a_problem_that_cannot_be_is_refused(changes: dict[str, object]) -> None
 
 def test_the_simple_strategies_do_without_deephyper() -> None:
     code = (
-        "import sys, tuner.strategies.registry, tuner.commands\n"
+        "import sys, tuner.strategies.registry, tuner.driver.commands\n"
         "sys.exit('deephyper' in sys.modules or 'pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -14,13 +14,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from search_spaces.measured_constants import MeasuredConstants, constants_file, write_constants
+from search_spaces.documents.calibration_file import (
+    MeasuredConstants,
+    constants_file,
+    write_constants,
+)
 from tests.workers.process_checks import MARK, marked, wait_until
-from workers.calibrate_command import calibrate
-from workers.calibration import constants_of
+from workers.calibrate.command import calibrate
+from workers.calibrate.constants import constants_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "from workers.calibrate_command import calibrate; calibrate()"
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = "from workers.calibrate.command import calibrate; calibrate()"
 
 
 def timing(operation: str, seconds: float, **what: Any) -> dict[str, Any]:
@@ -83,6 +89,7 @@ def test_a_machine_of_one_device_has_no_links_to_measure() -> None:
     assert measured.fits == ()
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> None:
     arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
     ended = subprocess.run(
@@ -108,6 +115,7 @@ def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> 
     assert json.loads(shown.stdout) == json.loads(ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_calibration_that_is_killed_leaves_the_kept_constants_and_no_process(
     tmp_path: Path,
 ) -> None:
@@ -133,7 +141,7 @@ def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
     arguments = ["--data-dir", str(tmp_path), "--show"]
     none = CliRunner().invoke(calibrate, arguments)
     assert none.exit_code == 1
-    assert "nothing is kept of local-cpu" in none.stderr
+    assert "no calibration of local-cpu is saved" in none.stderr
     path = constants_file(tmp_path, "local-cpu")
     path.parent.mkdir()
     path.write_text("nonsense")

@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from search_spaces.layout import Layout
-from search_spaces.presets.models import model_preset
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.process_checks import MARK, make_decoys, marked, wait_until
-from workers.commands import probe, train, worker
-from workers.trainer.job import TrainJob
+from workers.commands.commands import probe, train, worker
+from workers.trainer.job.job import TrainJob
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[3]
 
 
 def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as the entry point starts it."""
-    program = f"from workers.commands import {command}; {command}()"
+    program = f"from workers.commands.commands import {command}; {command}()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
@@ -64,6 +66,7 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
     ended = run(
         "probe",
         *("--model", "tiny-llama", "--dp", "2", "--micro-batch-size", "2", "--zero-stage", "1"),
+        *("--global-batch-size", "4"),
         *("--recompute", "full", "--precision", "bf16", "--warmup", "3", "--steps", "2", "--json"),
     )
     assert ended.returncode == 0, ended.stderr
@@ -78,9 +81,15 @@ def test_every_knob_of_the_command_reaches_the_probe() -> None:
 
 
 def test_packages_of_our_names_in_the_current_directory_are_left_alone(tmp_path: Path) -> None:
-    program = "from workers.commands import probe; probe()"
+    program = "from workers.commands.commands import probe; probe()"
     ended = subprocess.run(  # -P: an entry point's script does not look there either
-        [sys.executable, "-P", "-c", program, *("--model", "tiny", "--steps", "1")],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            program,
+            *("--model", "tiny", "--steps", "1", "--num-microbatches", "1"),
+        ],
         cwd=make_decoys(tmp_path),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -92,7 +101,16 @@ def test_packages_of_our_names_in_the_current_directory_are_left_alone(tmp_path:
 
 
 def test_a_failed_probe_exits_1_and_says_why() -> None:
-    ended = run("probe", "--model", "tiny", "--memory-limit-gb", "0.002", "--json")
+    ended = run(
+        "probe",
+        "--model",
+        "tiny",
+        "--num-microbatches",
+        "1",
+        "--memory-limit-gb",
+        "0.002",
+        "--json",
+    )
     assert ended.returncode == 1
     printed = json.loads(ended.stdout)
     assert printed["status"] == "out_of_memory"
@@ -117,7 +135,7 @@ def test_a_failed_probe_exits_1_and_says_why() -> None:
     ],
 )
 def test_an_impossible_probe_exits_2_with_a_sentence(arguments: list[str], sentence: str) -> None:
-    ended = CliRunner().invoke(probe, arguments)
+    ended = CliRunner().invoke(probe, [*arguments, "--num-microbatches", "1"])
     assert ended.exit_code == 2
     assert sentence in ended.stderr
     assert ended.stdout == ""
@@ -205,7 +223,7 @@ def test_ranks_that_share_devices_are_told_before_and_after(tmp_path: Path) -> N
 
 
 def test_train_under_torchrun_prints_json_alone_where_asked_to(tmp_path: Path) -> None:
-    program = "from workers.commands import train; train()"
+    program = "from workers.commands.commands import train; train()"
     config = str(make_job(tmp_path, layout=Layout().to_mapping()))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     flags = ["--config", config, "--steps", "2", "--warmup", "1", "--json"]
@@ -225,7 +243,7 @@ def test_train_under_torchrun_prints_json_alone_where_asked_to(tmp_path: Path) -
 
 
 def test_train_is_a_rank_under_torchrun(tmp_path: Path) -> None:
-    program = "from workers.commands import train; train()"
+    program = "from workers.commands.commands import train; train()"
     config = str(make_job(tmp_path, layout=Layout().to_mapping()))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     ended = subprocess.run(
@@ -266,7 +284,7 @@ def test_a_worker_without_its_token_file_says_so(tmp_path: Path) -> None:
     missing = str(tmp_path / "token")
     ended = CliRunner().invoke(worker, ["--url", "http://127.0.0.1:9", "--token-file", missing])
     assert ended.exit_code == 1
-    sentence = f"the token file can't be read: [Errno 2] No such file or directory: '{missing}'"
+    sentence = f"the token file {missing} cannot be read (No such file or directory): name another with --token-file"
     assert ended.stderr == f"error: {sentence}\n"
 
 
@@ -280,7 +298,7 @@ def test_a_worker_that_shall_start_steps_outside_of_slurm_says_so(tmp_path: Path
 
 def test_help_imports_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, workers.commands; "
+        "import sys, workers.commands.commands; "
         "sys.exit(bool({'torch', 'ray', 'httpx', 'numpy', 'yaml'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
@@ -289,16 +307,27 @@ def test_help_imports_neither_torch_nor_ray() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_probe_that_is_interrupted_leaves_no_process(number: signal.Signals) -> None:
     mark = uuid.uuid4().hex
-    arguments = ["--model", "tiny", "--steps", "100000"]
-    program = "from workers.commands import probe; probe()"
+    arguments = ["--model", "tiny", "--steps", "100000", "--num-microbatches", "1"]
     with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-m", "api.cli", "probe", *arguments],
         cwd=ROOT,
         env={**os.environ, MARK: mark},
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as interrupted:
         # The command, its warden, the zygote and a rank.
         wait_until("a rank runs", lambda: len(marked(mark)) == 4, 40)
         interrupted.send_signal(number)
-        assert interrupted.wait(10) != 0
+        said = interrupted.communicate(timeout=10)[1]
+        assert interrupted.returncode != 0
+    if number == signal.SIGINT:
+        assert interrupted.returncode == 130
+        assert "the probe was interrupted: its ranks have ended, nothing was measured" in said
+        assert "Aborted" not in said
     wait_until("nothing is left", lambda: not marked(mark), 5)
+
+
+def test_a_probe_needs_its_batch() -> None:
+    ended = CliRunner().invoke(probe, ["--model", "tiny"])
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith("error: the batch is missing: give --num-microbatches or")

@@ -1,7 +1,7 @@
-"""What a real probe does with the one text that a campaign's file brings to it: nothing.
+"""The one text that a campaign's file brings to a real probe has no effect.
 
-Every process of the probe is watched by Python's audit hooks: which files it opens, whom it connects to, and
-what it starts.
+Python's audit hooks record for every process of the probe which files it opens, where it connects,
+and what it starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from search_spaces.presets.models import resolve_model
+from search_spaces.spec.presets.models import resolve_model
+
+pytestmark = pytest.mark.ranks
 
 NAMES = {
     "plain": "a model",
@@ -43,7 +45,7 @@ def watched_probe(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[st
     model = {**resolve_model("tiny").to_mapping(), "name": name}
     (folder / "model.json").write_text(json.dumps(model))
     log = folder / "events"
-    words = ["--tp", "2", "--micro-batch-size", "1", "--steps", "2", "--json"]
+    words = ["--tp", "2", "--num-microbatches", "1", "--steps", "2", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "api.cli", "probe", "--model", str(folder / "model.json"), *words],
         env={

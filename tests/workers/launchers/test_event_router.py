@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from workers.errors import NodeLostError
-from workers.json_lines import Document
 from workers.launchers.base import NodeEvent
 from workers.launchers.event_router import EventRouter
+from workers.ranks.json_lines import Document
 
 
 def report(group: str, number: int) -> Document:

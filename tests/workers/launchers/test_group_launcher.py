@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout, Precision
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.process_checks import RANK_PROGRAMS
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
+
+pytestmark = pytest.mark.ranks
 
 ONE_CORE = Cluster(
     name="one-core",

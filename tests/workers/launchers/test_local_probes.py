@@ -14,14 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.process_checks import is_alive, wait_until_gone
+from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.trainer.job import TrainJob
+from workers.trainer.job.job import TrainJob
+
+pytestmark = pytest.mark.ranks
 
 TWO_CORES = Cluster(
     name="two-cores",
@@ -101,6 +104,7 @@ def test_more_ranks_than_devices_run_and_are_marked(launcher: GroupLauncher) -> 
     assert outcome.measurement.oversubscribed
 
 
+@pytest.mark.slow
 def test_a_description_of_more_devices_than_cores_is_no_way_round_the_mark() -> None:
     cores = len(os.sched_getaffinity(0))
     described = replace(TWO_CORES, devices_per_node=4 * cores)
@@ -189,6 +193,19 @@ def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
     assert end.result["tokens_per_s"] > 0
 
 
+def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() -> None:
+    nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.talkative_rank:main")
+    with GroupLauncher(nodes, TWO_CORES, allow_sharing=True) as launcher:
+        outcome = run(launcher, make_request())
+    assert outcome.state == "completed"
+    printed = "a library warns rank {}\nbinary \ufffd \ufffd garbage"
+    joined = "\n".join(f"--- rank {rank}\n{printed.format(rank)}" for rank in (0, 1))
+    assert outcome.log_tail == joined
+    assert Outcome.from_mapping(outcome.to_mapping()) == outcome
+    assert probe_document(make_request(), outcome)["log_tail"] == joined
+
+
+@pytest.mark.slow
 def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     request = make_request(iterations=1)
     for _ in range(20):
@@ -221,8 +238,8 @@ def device_libraries():
     return {name for name in mapped if re.search(names, Path(name).name)}
 
 before = device_libraries()
-import workers.zygote
-workers.zygote.load_entry("workers.rank:main")
+import workers.ranks.zygote
+workers.ranks.zygote.load_entry("workers.ranks.rank:main")
 print(device_libraries() - before, torch.cuda.is_initialized())
 print(len(list(Path("/proc/self/task").iterdir())))
 """

@@ -10,8 +10,8 @@ import pytest
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
 from workers.launchers.placement import core_share, place
-from workers.packing.shares import Placement, Share
-from workers.rank_task import RankTask
+from workers.packing.request import Placement, Share
+from workers.ranks.rank_task import RankTask
 
 
 def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[Node]:

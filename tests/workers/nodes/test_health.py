@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from workers.health import HealthReport, problems
+from workers.nodes.health import HealthReport, problems
 
 GIB = 2**30
 
@@ -93,7 +94,7 @@ def test_links_that_were_not_measured_are_not_compared() -> None:
 
 
 def test_a_report_is_plain_json() -> None:
-    assert make_report().to_mapping()["gemm_tflops"] == (150.0, 151.0)
+    assert asdict(make_report())["gemm_tflops"] == (150.0, 151.0)
 
 
 def test_a_rate_that_is_no_number_is_compared_with_nothing() -> None:

@@ -11,12 +11,13 @@ from statistics import median
 
 import pytest
 
-from search_spaces.cluster import Cluster
+from search_spaces.spec.cluster import Cluster
 from tests.workers.process_checks import wait_until, wait_until_gone
 from tests.workers.several_local_nodes import SeveralLocalNodes
-from workers.health import problems
-from workers.health_check import check_nodes, rounds_of_pairs
 from workers.launchers.group_launcher import GroupLauncher
+from workers.nodes.health import check_nodes, problems, rounds_of_pairs
+
+pytestmark = pytest.mark.ranks
 
 ONE_CORE = Cluster(
     name="one-core-nodes",
@@ -25,7 +26,7 @@ ONE_CORE = Cluster(
     devices_per_node=1,
     device_memory_bytes=1 << 30,
 )
-RANK = "workers.rank:main"
+RANK = "workers.ranks.rank:main"
 CROWDED = "tests.workers.crowded_rank:main"
 
 
@@ -57,6 +58,7 @@ def test_links_between_nodes_are_measured(nodes: SeveralLocalNodes) -> None:
     assert rates[0] > 0.01
 
 
+@pytest.mark.slow
 def test_a_node_whose_core_is_taken_away_is_found_when_it_joins_those_that_are_known(
     nodes: SeveralLocalNodes,
 ) -> None:

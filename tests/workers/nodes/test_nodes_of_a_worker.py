@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.results_db.factories import completed
 from tests.workers.fake_launcher import FakeLauncher, make_node
 from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
-from tests.workers.test_lease_client import IDENTITY
-from tests.workers.test_scheduling import (
+from tests.workers.service.test_lease_client import IDENTITY
+from tests.workers.worker.test_scheduling import (
     SHARED,
     completed_when,
     latest_beats,
     make_request,
     posted,
 )
-from tests.workers.test_worker import node_states, work
-from workers.health import HealthReport
+from tests.workers.worker.test_worker import node_states, work
 from workers.launchers.base import Cancelled, Launcher, OnEvent
-from workers.packing.shares import Placement
+from workers.nodes.health import HealthReport
+from workers.packing.request import Placement
 
 
 def test_a_lost_node_is_brought_back_while_the_others_work(
@@ -61,7 +61,7 @@ def test_a_trial_that_needs_lost_nodes_is_not_asked_for(
 def test_a_trial_whose_nodes_do_not_come_back_is_given_back(
     service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.trial_book._GIVE_BACK_AFTER_S", 0.3)
+    monkeypatch.setattr("workers.worker.trials_in_hand._GIVE_BACK_AFTER_S", 0.3)
     service.add_trial(1, make_request(2))
     service.add_trial(2, make_request(4, num_nodes=2))
     launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2, 2))
@@ -277,8 +277,8 @@ def test_a_trial_that_needs_nodes_which_have_yet_to_join_stays_with_the_service(
     service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be refused for good: the worker can't tell that they will come."""
-    monkeypatch.setattr("tests.workers.test_worker.IDENTITY", replace(IDENTITY, num_nodes=2))
-    monkeypatch.setattr("workers.lease_policy._LONG_POLL_S", 0.2)
+    monkeypatch.setattr("tests.workers.worker.test_worker.IDENTITY", replace(IDENTITY, num_nodes=2))
+    monkeypatch.setattr("workers.worker.lease_requests._LONG_POLL_S", 0.2)
     launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
 
     def watch() -> bool:

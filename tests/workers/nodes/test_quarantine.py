@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from search_spaces.outcome import FailureReason, Outcome
-from workers.quarantine import NodeHistory
+from search_spaces.protocol.outcome import FailureReason, Outcome
+from workers.nodes.quarantine import NodeHistory
 
 
 def failure(reason: FailureReason = "crashed", *, node: str = "") -> Outcome:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 
 from tests.workers.fake_launcher import FakeLauncher
-from workers.health import HealthReport
 from workers.launchers.base import Cancelled
-from workers.node_roster import NodeRoster
+from workers.nodes.health import HealthReport
+from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest
-from workers.worker_events import NodeRecovered, NodesChecked, WorkerEvent
+from workers.worker.events import NodeRecovered, NodesChecked, WorkerEvent
 
 
 def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workers.packing.packer import MAX_LOANS, Packer
-from workers.packing.request import PackRequest, Room
-from workers.packing.shares import Placement, Share
+from workers.packing.request import PackRequest, Placement, Room, Share
 
 FOREVER = None
 

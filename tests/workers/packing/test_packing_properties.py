@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.packing.packer import Packer
-from workers.packing.request import PackRequest
-from workers.packing.shares import Placement
+from workers.packing.request import PackRequest, Placement
 
 PATIENT = settings(deadline=None)
 
@@ -106,8 +105,12 @@ class Run:
 
     def latest_start_s(self, request: PackRequest) -> float:
         """When a probe would start if all that run took all of their time and no other came."""
+        # Of two that end at the same time, the second still runs for the packer after the first.
+        running = {key for _, key in self.ends}
         latest_s = {
-            one: one.at_s + one.request.at_most_s for one in self.started if one.ends_s > self.now_s
+            one: one.at_s + one.request.at_most_s
+            for one in self.started
+            if one.request.key in running
         }
         times_s = sorted({self.now_s, *latest_s.values()})
         return next(

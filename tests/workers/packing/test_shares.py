@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.packing.shares import Share
+from workers.packing.request import Share
 
 
 def test_a_share_is_contiguous_and_ascending() -> None:

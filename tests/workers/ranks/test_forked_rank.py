@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from workers.errors import CoresForbiddenError
-from workers.forked_rank import allowed_cores
+from workers.ranks.forked_rank import allowed_cores
+
+pytestmark = pytest.mark.ranks
 
 
 def test_a_rank_gets_those_of_its_cores_that_the_node_gives_us() -> None:
@@ -16,5 +18,5 @@ def test_cores_that_the_node_keeps_to_itself_are_refused_with_both_lists() -> No
     with pytest.raises(CoresForbiddenError) as refused:
         allowed_cores((64, 65), {1, 0})
     assert str(refused.value).startswith(
-        "cores [64, 65] are none of those that the node gives us, [0, 1]; correct device_cores"
+        "this process may use none of the cores [64, 65], only [0, 1]; correct device_cores"
     )

@@ -1,4 +1,4 @@
-"""Two groups in a container that is too small for both: the real out-of-memory killer, and blame."""
+"""Two groups in a container too small for both: the real out-of-memory killer, and the blame."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from tests.workers.process_checks import RANK_PROGRAMS, run_group, wait_until
 from workers.launchers.group import GroupEnd
 from workers.launchers.local import LocalNodes
+
+pytestmark = pytest.mark.ranks
 
 MIB = 1 << 20
 PROMISED_BYTES = 100 * MIB

@@ -1,4 +1,4 @@
-"""A node's memory is back when as little is in use as before a group; the kernel's files in a folder."""
+"""A node's memory is free again when use is as low as before a group; kernel files in a folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from tests.workers.process_checks import RANK_PROGRAMS, wait_until
 from tests.workers.side_by_side import make_task
-from workers.device_memory import amd_devices
 from workers.errors import MemoryNotBackError
-from workers.memory_watch import MemoryWatch
-from workers.node_ranks import NodeRanks
+from workers.ranks.memory_watch import MemoryWatch, amd_devices
+from workers.ranks.node_ranks import NodeRanks
+
+pytestmark = pytest.mark.ranks
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -145,7 +146,7 @@ def test_a_driver_that_tells_no_more_has_not_given_memory_back(machine: Machine)
     watch.group_starts([make_task("a", device="cuda")])
     (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
     (machine.root / "sys/class/kfd/kfd/topology/nodes/2/properties").unlink()
-    with pytest.raises(MemoryNotBackError, match="device 0 doesn't tell any more"):
+    with pytest.raises(MemoryNotBackError, match="device 0 no longer reports"):
         watch.wait_until_back("a")
 
 

@@ -11,9 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
+from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from tests.workers.process_checks import (
+    MARK,
     RANK_PROGRAMS,
     is_alive,
+    kill,
+    marked,
     run_group,
     wait_until,
     wait_until_gone,
@@ -21,6 +25,8 @@ from tests.workers.process_checks import (
 from workers.errors import NodeLostError
 from workers.launchers.base import NodeEvent
 from workers.launchers.local import LocalNodes
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture
@@ -45,6 +51,18 @@ def test_every_rank_returns_its_result_and_sits_on_its_own_core(nodes: LocalNode
         share = len(cores) // 2
         assert end.results[0]["cores"] == cores[:share]
         assert end.results[1]["cores"] == cores[share : 2 * share]
+
+
+def test_ranks_see_neither_tokens_nor_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PRIVATE_VARIABLES:
+        monkeypatch.setenv(name, "private")
+    nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
+    try:
+        nodes.ranks.wait_until_ready()
+        seen = psutil.Process(nodes.ranks.pids["zygote"]).environ()
+    finally:
+        nodes.close()
+    assert not PRIVATE_VARIABLES & seen.keys()
 
 
 def test_more_ranks_than_devices_share_all_cores(nodes: LocalNodes) -> None:
@@ -148,10 +166,34 @@ def test_sigkill_of_zygote_or_warden_leaves_no_rank_and_the_node_recovers(
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
     code = {"zygote": 128 + signal.SIGKILL, "warden": -signal.SIGKILL}[victim]
-    assert end.failure.message == f"the zygote is gone: its warden ended with exit code {code}"
+    assert end.failure.message == f"the zygote ended: its warden ended with exit code {code}"
     wait_until_gone([*hanging, *pids.values()])
     nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
+
+
+def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = f"watched-{os.getpid()}"
+    monkeypatch.setenv(MARK, mark)
+    nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
+    nodes.ranks.wait_until_ready()
+
+    def kill_all_that_watch(_: dict[str, Any]) -> None:
+        zygote = psutil.Process(nodes.ranks.pids["zygote"])
+        watchers = [*nodes.ranks.pids.values(), *(keeper.pid for keeper in zygote.children())]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another one end
+            for pid in watchers:
+                os.kill(pid, number)
+
+    end = run_group(nodes, "daemonise-then-hang", num_ranks=1, on_event=kill_all_that_watch)
+    assert end.failure is not None
+    assert end.failure.reason == "node_lost"
+    left = [process.pid for process in marked(mark)]
+    kill(marked(mark))
+    nodes.close()
+    assert left == []
 
 
 def test_a_rank_with_nobody_left_to_end_it_ends_by_its_own_alarm(nodes: LocalNodes) -> None:
@@ -164,9 +206,7 @@ def test_a_rank_with_nobody_left_to_end_it_ends_by_its_own_alarm(nodes: LocalNod
 def test_an_order_to_a_lost_node_says_so(nodes: LocalNodes) -> None:
     os.kill(nodes.ranks.pids["zygote"], signal.SIGKILL)
     wait_until("the loss is known", lambda: nodes.ranks.poll(0.1))
-    with pytest.raises(
-        NodeLostError, match="the zygote is gone: its warden ended with exit code 1"
-    ):
+    with pytest.raises(NodeLostError, match="the zygote ended: its warden ended with exit code 1"):
         nodes.ranks.end("any")
 
 
@@ -185,3 +225,13 @@ def test_a_zygote_that_takes_too_long_is_reported_with_the_seconds() -> None:
     with pytest.raises(NodeLostError, match=r"did not get ready within 0\.3 s$"):
         nodes.ranks.wait_until_ready(0.3)
     nodes.close()
+
+
+def test_a_zygote_that_sends_what_is_no_json_is_lost_and_ends() -> None:
+    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.garbled_rank:run")
+    with pytest.raises(NodeLostError, match="did not get ready: its message can't be read") as lost:
+        nodes.ranks.wait_until_ready(30)
+    warden = nodes.ranks.pids["warden"]
+    nodes.close()
+    assert "within" not in str(lost.value)
+    wait_until_gone([warden])

@@ -1,4 +1,4 @@
-"""A rank that not even SIGKILL ends, as when it sits in a driver: the kernel's freezer makes one."""
+"""A rank that SIGKILL does not end, as if stuck in a driver; the kernel's freezer makes one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from tests.workers.process_checks import is_alive, wait_until_gone
 from tests.workers.side_by_side import SideBySide
 from workers.errors import RanksLeftError
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture

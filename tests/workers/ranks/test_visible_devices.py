@@ -1,6 +1,6 @@
-"""A rank ends up on exactly the device that the launcher chose, whatever the node's environment says.
+"""A rank gets exactly the device that the launcher chose, whatever the node's environment says.
 
-The runtimes are modelled: what they would show for an environment, on a node of some devices.
+The runtimes are modelled: which devices each would show, for an environment and a node's devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from workers.errors import DeviceHiddenError
-from workers.visible_devices import CUDA, HIP, ROCR, rank_variables, ray_variables, with_variables
+from workers.ranks.visible_devices import (
+    CUDA,
+    HIP,
+    ROCR,
+    rank_variables,
+    ray_variables,
+    with_variables,
+)
 
 NUM_DEVICES = 4
 ALL = [f"GPU-{index:04x}" for index in range(NUM_DEVICES)]

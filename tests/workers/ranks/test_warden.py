@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.workers.process_checks import MARK, kill, marked, wait_until
-from workers.warden import start_under_warden
+from workers.ranks.warden import start_under_warden
+
+pytestmark = pytest.mark.ranks
 
 # A command with a child, and a daemon in a session of its own whose parents are gone.
 TREE = "sleep 1000 & (setsid sleep 2000 &) ; sleep 3000"
 
 GUARDED = f"""
 import os, subprocess, sys
-from workers.warden import start_under_warden
+from workers.ranks.warden import start_under_warden
 guardians = [int(pid) for pid in sys.argv[1:]]
 start_under_warden(["sh", "-c", "{TREE}"], env=dict(os.environ), other_guardians=guardians)
 sys.stdin.read()
@@ -39,14 +41,18 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def wait_for_sleeps(mark: str, count: int) -> None:
+    seen: set[int] = set()
+
     def sleeps() -> bool:
-        return sum(process.name() == "sleep" for process in marked(mark)) == count
+        """The warden ends the daemon, an orphan that it adopts, after a while: one look counts."""
+        seen.update(process.pid for process in marked(mark) if process.name() == "sleep")
+        return len(seen) == count
 
     wait_until(f"{count} sleeps run", sleeps)
 
 
 def start_guarded(*other_guardians: int) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     arguments = map(str, other_guardians)
     return subprocess.Popen(
         [sys.executable, "-c", GUARDED, *arguments],
@@ -77,6 +83,44 @@ def test_sigkill_of_another_guardian_leaves_nothing_but_who_started_it(mark: str
             5,
         )
         guarded.kill()
+
+
+def test_sigkill_of_the_warden_itself_ends_its_command(mark: str) -> None:
+    warden = start_under_warden(["sleep", "1000"], env=dict(os.environ))
+    wait_for_sleeps(mark, 1)
+    warden.kill()
+    warden.wait(5)
+    wait_until_nothing_is_left(mark)
+
+
+def test_an_orphan_is_ended_while_the_command_goes_on(mark: str) -> None:
+    warden = start_under_warden(["sh", "-c", TREE], env=dict(os.environ))
+    wait_for_sleeps(mark, 3)
+    wait_until(
+        "the daemon alone is gone",
+        lambda: sum(process.name() == "sleep" for process in marked(mark)) == 2,
+    )
+    assert warden.poll() is None
+    warden.terminate()
+    warden.wait(5)
+    wait_until_nothing_is_left(mark)
+
+
+def test_a_command_with_daemons_of_its_own_keeps_them_until_it_ends(
+    mark: str, tmp_path: Path
+) -> None:
+    outlived = tmp_path / "outlived"
+    # Longer than the warden needs for the two looks after which it would end an orphan.
+    daemon = f"sleep 2.5; touch {outlived}; sleep 1000"
+    warden = start_under_warden(
+        ["sh", "-c", f"(setsid sh -c '{daemon}' &) ; sleep 3000"],
+        env=dict(os.environ),
+        has_daemons=True,
+    )
+    wait_until("the daemon has outlived the looks", outlived.exists)
+    warden.terminate()
+    warden.wait(5)
+    wait_until_nothing_is_left(mark)
 
 
 def test_sigterm_ends_what_is_below_and_tells_how(mark: str) -> None:

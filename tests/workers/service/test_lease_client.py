@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import (
+    BeatBody,
+    HeartbeatBody,
+    HeartbeatReply,
+    LeaseRequest,
+    OutcomeReport,
+    SetAside,
+    WorkerCreate,
+)
 from tests.workers.fake_service import TOKEN, FakeService, problem
+from workers.backoff import Backoff
 from workers.errors import (
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
     UrlInvalidError,
-    WorkerSupersededError,
+    WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.lease_client import LeaseClient
-from workers.protocol import Beat, HeartbeatAnswer, LeaseAsk, OutcomeReport, WorkerIdentity
-from workers.service_http import patiently, pauses
+from workers.service.http import patiently
+from workers.service.lease_client import LeaseClient
 
-IDENTITY = WorkerIdentity(
+IDENTITY = WorkerCreate(
     name="w",
     host="h",
     cluster="local-cpu",
@@ -30,7 +41,8 @@ IDENTITY = WorkerIdentity(
     device="CPU core",
     versions={"python": "3.11"},
 )
-REPORT = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome={"state": "failed"})
+OUTCOME = Outcome(state="failed", reason="crashed")
+REPORT = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
 
 
 @pytest.fixture
@@ -42,29 +54,45 @@ def client(service: FakeService) -> Iterator[LeaseClient]:
 def test_a_session_from_registration_to_its_end(client: LeaseClient, service: FakeService) -> None:
     session = client.register(IDENTITY)
     assert session.heartbeat_interval_s == 0.05
-    assert client.lease(session.worker_id, LeaseAsk(wait_s=0)) is None
+    assert client.lease(session.worker_id, LeaseRequest(wait_s=0)) is None
     service.add_trial(7, {"seed": 0})
-    lease = client.lease(session.worker_id, LeaseAsk(wait_s=1))
+    lease = client.lease(session.worker_id, LeaseRequest(wait_s=1))
     assert lease is not None
     assert (lease.trial_id, lease.attempt, lease.campaign, lease.number) == (7, 1, "c", 7)
     service.stop = [7]
-    beat = Beat(trial_id=7, attempt=1, iterations_done=3)
-    assert client.heartbeat(session.worker_id, [beat]) == HeartbeatAnswer(stop=(7,))
+    beat = BeatBody(trial_id=7, attempt=1, iterations_done=3)
+    assert client.heartbeat(session.worker_id, HeartbeatBody(trials=[beat])) == HeartbeatReply(
+        stop=(7,)
+    )
     assert client.post_outcome(REPORT)
     client.unregister(session.worker_id)
     assert service.registrations[0]["versions"] == {"python": "3.11"}
-    assert service.heartbeats[0]["trials"] == [{"trial_id": 7, "attempt": 1, "iterations_done": 3}]
+    assert service.heartbeats[0]["trials"] == [
+        {"trial_id": 7, "attempt": 1, "iterations_done": 3, "phase": "iterating"}
+    ]
     assert service.outcomes[0] == {
         "worker_id": "session-1",
         "attempt": 1,
-        "outcome": {"state": "failed"},
+        "outcome": OUTCOME.to_mapping(),
         "trial_id": 7,
     }
 
 
+def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: FakeService) -> None:
+    service.quarantined = service.quarantine = [{"node": "n", "reason": "loud", "since": "now"}]
+    service.add_trial(7, {"seed": 0})
+    service.trials[0]["priority"] = 3
+    session = client.register(IDENTITY)
+    lease = client.lease(session.worker_id, LeaseRequest(wait_s=1))
+    assert lease is not None
+    assert lease.lease_expires_at == datetime(2026, 1, 1, tzinfo=UTC)
+    answer = client.heartbeat(session.worker_id, HeartbeatBody())
+    assert session.quarantined == answer.quarantine == (SetAside(node="n", reason="loud"),)
+
+
 def test_an_ended_session_is_unknown(client: LeaseClient) -> None:
     with pytest.raises(WorkerUnknownError, match="there is no worker long-gone"):
-        client.lease("long-gone", LeaseAsk(wait_s=0))
+        client.lease("long-gone", LeaseRequest(wait_s=0))
 
 
 def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> None:
@@ -105,10 +133,10 @@ def test_a_session_that_another_has_taken_over_is_no_unknown_one(
     session = client.register(IDENTITY)
     client.register(IDENTITY)
     sentence = "another worker has registered as w; give this one a name with --name"
-    with pytest.raises(WorkerSupersededError, match=sentence):
-        client.heartbeat(session.worker_id, [])
-    with pytest.raises(WorkerSupersededError, match=sentence):
-        client.lease(session.worker_id, LeaseAsk(wait_s=0))
+    with pytest.raises(WorkerReplacedError, match=sentence):
+        client.heartbeat(session.worker_id, HeartbeatBody())
+    with pytest.raises(WorkerReplacedError, match=sentence):
+        client.lease(session.worker_id, LeaseRequest(wait_s=0))
 
 
 def test_an_outcome_of_an_attempt_that_never_was_is_refused_for_good(
@@ -158,11 +186,13 @@ def test_a_service_of_another_kind_is_recognised(
 
 
 def test_pauses_grow_to_a_limit() -> None:
-    growing = pauses()
-    first = [next(growing) for _ in range(8)]
+    backoff = Backoff(0.2, 5.0)
+    first = [backoff.take() for _ in range(8)]
     assert first == sorted(first)
     assert first[0] == 0.2
     assert first[-1] == 5.0
+    backoff.reset()
+    assert backoff.take() == 0.2
 
 
 def test_patience_ends_with_the_last_error() -> None:
@@ -172,5 +202,5 @@ def test_patience_ends_with_the_last_error() -> None:
         raise ServiceUnreachableError("away")
 
     with pytest.raises(ServiceUnreachableError, match="away"):
-        patiently(fail, patience_s=0.3, wait=tries.append)
+        patiently(fail, "registering", patience_s=0.3, wait=tries.append)
     assert tries == [0.2]

@@ -1,11 +1,12 @@
-"""The walk through a pipeline's events, against timelines by hand, formulae and the trainer's tables."""
+"""The walk through a pipeline's events, against hand-made timelines, formulas and the trainer."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tuner.simulation.pipeline import (
+from search_spaces.schedules import Backward, Forward, pipeline_schedule
+from workers.simulation.pipeline import (
     Pass,
     Schedule,
     Timeline,
@@ -14,7 +15,6 @@ from tuner.simulation.pipeline import (
     rank_order,
     walk,
 )
-from workers.trainer.schedule import Backward, Forward, pipeline_schedule
 
 
 def walk_equal(
@@ -39,8 +39,8 @@ def test_two_stages_and_two_microbatches_end_as_counted_by_hand() -> None:
 
 
 def test_a_hop_delays_who_receives_and_holds_up_who_sends() -> None:
-    # Hops of half a second: rank 1's F0 at 1.5..2.5, B0 to 4.5, sent by 5, F1 to 6, B1 to 8, sent by
-    # 8.5; rank 0's B0 5..7, B1 8.5..10.5.
+    # Each hop takes 0.5 s. Rank 1: F0 at 1.5..2.5, B0 to 4.5, sent by 5, F1 to 6, B1 to 8, sent by
+    # 8.5. Rank 0: B0 at 5..7, B1 at 8.5..10.5.
     timeline = walk_equal(Schedule(pp=2, vpp=1, num_microbatches=2), hop=0.5)
     assert timeline.rank_end_s[:, 0].tolist() == [10.5, 8.5]
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from search_spaces.estimates.time import step_time_s
-from search_spaces.space import SearchSpace
+from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import read_table, write_table
-from tuner.errors import ScenarioUnknownError
-from tuner.simulation.scenarios import SCENARIOS, Scenario, scenario
-from tuner.simulation.table import simulated_table
+from workers.errors import ScenarioUnknownError
+from workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
 
 
 def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:

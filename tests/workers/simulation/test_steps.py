@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.layout import Layout
-from search_spaces.presets.clusters import CLUSTER_PRESETS
-from search_spaces.presets.models import model_preset
-from tuner.simulation.machine import Machine
-from tuner.simulation.memory import peak_memory_bytes
-from tuner.simulation.network import GroupPlace
-from tuner.simulation.pipeline import Schedule, Timeline, walk
-from tuner.simulation.steps import after_reduction, stage_slowness, step_times_s
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from workers.simulation.machine import GroupPlace, Machine
+from workers.simulation.memory import peak_memory_bytes
+from workers.simulation.pipeline import Schedule, Timeline, walk
+from workers.simulation.steps import after_reduction, stage_slowness, step_times_s
 
 MODEL = model_preset("gpt-1.3b")
 CLUSTER = CLUSTER_PRESETS["a100-sxm"]

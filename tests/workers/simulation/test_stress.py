@@ -7,10 +7,9 @@ import pytest
 
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import time_terms
-from search_spaces.layout import LAYOUT_FIELDS
-from tuner.simulation.scenarios import scenario
-from tuner.simulation.stress import DISTORTION, StressedEstimates, smooth_field
-from tuner.simulation.table import simulated_table
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from workers.simulation.scenarios import scenario, simulated_table
+from workers.simulation.stress import DISTORTION, StressedEstimates, smooth_field
 
 STRESS = scenario("stress-22b")
 COLUMNS = STRESS.legal_set().columns()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from search_spaces.cluster import Cluster
-from search_spaces.presets.clusters import resolve_cluster
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.site import Site
 from workers.slurm.request import AllocationRequest
-from workers.slurm.site import Site, site_of
+from workers.slurm.site import site_of
 
 
 def make_cluster(**changes: Any) -> Cluster:

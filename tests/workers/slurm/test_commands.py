@@ -25,7 +25,7 @@ def submit(token: Path, *options: str) -> Result:
         "--nodes=16",
         "--time=2:00:00",
         "--url=http://127.0.0.1:9",
-        f"--token-file={token}",
+        f"--worker-token-file={token}",
     ]
     return CliRunner().invoke(allocation, [*words, *options])
 
@@ -41,13 +41,14 @@ def test_a_dry_run_prints_the_script_and_warns_of_what_cannot_be_known_here(toke
     assert "--end-when-idle=300" in printed.stdout
     assert "\necho $HOME\n" in printed.stdout
     assert "secret" not in printed.stdout
-    assert "the nodes reach themselves" in printed.stderr
+    assert "is the node itself: give an address" in printed.stderr
 
 
 def test_a_service_that_is_away_is_a_warning(token: Path) -> None:
     printed = frontier(token, "--dry-run", "--url=http://no.such.host.invalid:8080")
     assert printed.exit_code == 0
-    assert "does not answer from here" in printed.stderr
+    assert "the service at http://no.such.host.invalid:8080 does not answer" in printed.stderr
+    assert "the worker will wait some time for it" in printed.stderr
 
 
 def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
     assert f"--token-file: {token} is open to others (mode 640): chmod 600" in refused.stderr
     token.write_text("")
     token.chmod(0o600)
-    assert "is empty" in frontier(token, "--dry-run").stderr
+    assert "holds no token" in frontier(token, "--dry-run").stderr
     token.write_text("sécret")
     assert "holds no token" in frontier(token, "--dry-run").stderr
     token.unlink()
@@ -73,7 +74,7 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
         (["--launcher=mpirun"], "--launcher: 'mpirun' is unknown"),
         (["--end-when-idle=soon"], "--end-when-idle: 'soon' is not a duration"),
         (["--environment=/none"], "--environment: /none is neither a directory nor a file"),
-        (["--setup=echo '"], "--setup: bash does not understand the script"),
+        (["--setup=echo '"], "--setup: bash can't read the script"),
     ],
 )
 def test_what_is_wrong_is_said_before_slurm_is_asked(
@@ -141,7 +142,7 @@ def test_submitting_without_slurm_says_what_to_do(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     words = ["submit", "--cluster=frontier", "--account=A", "--nodes=1", "--time=1h"]
     refused = CliRunner().invoke(
-        allocation, [*words, "--url=http://127.0.0.1:9", f"--token-file={token}"]
+        allocation, [*words, "--url=http://127.0.0.1:9", f"--worker-token-file={token}"]
     )
     assert refused.exit_code == 1
     assert "use --dry-run and hand the script to sbatch there" in refused.stderr

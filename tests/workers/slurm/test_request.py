@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from search_spaces.spec.site import Site
 from tests.workers.slurm.requests import frontier_request, make_request
-from workers.slurm.errors import AllocationInvalidError
-from workers.slurm.site import Site
+from workers.errors import AllocationInvalidError
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,20 @@ from workers.slurm.site import Site
         ({"constraint": "a b"}, "--constraint"),
         ({"sbatch_options": ("-A x",)}, "--sbatch-option: '-A x' is not a long option"),
         ({"sbatch_options": ("--mem=0\n#SBATCH --x",)}, "--sbatch-option"),
-        ({"sbatch_options": ("--nodes=500",)}, "--sbatch-option: --nodes is not for here: give"),
+        (
+            {"sbatch_options": ("--nodes=500",)},
+            "--sbatch-option: --nodes can't be given here: give",
+        ),
         ({"log": "my log"}, "--log"),
         ({"setup": ("a\nb",)}, "--setup"),
         ({"launcher": "mpirun"}, "--launcher: 'mpirun' is unknown"),
-        ({"url": "login1:8080"}, "--url: 'login1:8080' is not an address as http://"),
+        ({"url": "login1:8080"}, "--url: 'login1:8080' is not an address such as http://"),
         ({"url": "http://a b"}, "--url"),
-        ({"url": "http://[::"}, "--url: 'http://[::' is not an address as http://"),
+        ({"url": "http://[::"}, "--url: 'http://[::' is not an address such as http://"),
         ({"url": "http://login1:port"}, "--url: 'http://login1:port' is not an address"),
         ({"url": f"http://{'a' * 64}.org"}, "--url"),
         ({"url": "http://xn--a.b"}, "--url"),
-        ({"url": "http://me:secret@login1"}, "--url: an address with a password"),
+        ({"url": "http://me:secret@login1"}, "--url: the address has a password"),
         ({"url": "http://a\nb"}, "--url"),
         ({"token_file": Path("token")}, "token_file: 'token' is not an absolute path"),
         ({"python": Path("/a\nb")}, "python"),

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from search_spaces.spec.site import Site
 from tests.workers.slurm.requests import frontier_request, make_cluster, make_request
 from workers.slurm.script import expandable, render
-from workers.slurm.site import Site
 
 NASTY = """'; touch pwned; $(touch pwned) `touch pwned` "$HOME" \\ ${IFS} & | > pwned #"""
 
@@ -163,3 +165,57 @@ def test_addresses_in_the_script_are_the_sites(tmp_path: Path) -> None:
     function = body[body.index("address_of() {") :].partition("\n}\n")[0] + "\n}"
     words = f"node_address={shlex.quote(site.node_address)}\n{function}\naddress_of n7 3"
     assert bash(words, tmp_path) == site.address("n7", 3)
+
+
+@pytest.mark.parametrize("trap", ["link", "wide", "another user's"])
+def test_the_jobs_directory_is_refused_where_others_can_use_it(trap: str, tmp_path: Path) -> None:
+    job_dir = tmp_path / "layout-tuner-77"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if trap == "link":
+        job_dir.symlink_to(elsewhere)
+    else:
+        job_dir.mkdir()
+        job_dir.chmod(0o777 if trap == "wide" else 0o700)
+    if trap == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory away")
+        os.chown(job_dir, 65534, 65534)
+    ended = run_on_one_node(tmp_path)
+    assert ended.returncode == 1
+    assert f"{job_dir} is another user's, or others can use it: remove it" in ended.stderr
+    assert list(elsewhere.iterdir()) == []
+    assert job_dir.exists()
+
+
+def test_the_jobs_directory_is_closed_to_others_and_goes_with_the_job(tmp_path: Path) -> None:
+    look = f"stat -c %a {tmp_path}/layout-tuner-77 >&2"
+    ended = run_on_one_node(tmp_path, setup=(look,))
+    assert ended.stderr.splitlines()[0] == "700"
+    assert "there is no /no/python on n1" in ended.stderr
+    assert not (tmp_path / "layout-tuner-77").exists()
+
+
+def run_on_one_node(
+    directory: Path, setup: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script where Slurm would, up to the Python that is not there."""
+    site = replace(Site(), node_local_dir=str(directory))
+    request = make_request(site=site, setup=setup, python=Path("/no/python"))
+    programs = directory / "programs"
+    programs.mkdir()
+    (programs / "scontrol").write_text("#!/bin/sh\necho n1\n")
+    (programs / "scontrol").chmod(0o755)
+    return subprocess.run(
+        ["bash"],
+        input=render(request),
+        text=True,
+        capture_output=True,
+        env={
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURM_CPUS_ON_NODE": "1",
+        },
+        check=False,
+    )

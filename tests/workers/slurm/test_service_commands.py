@@ -1,4 +1,4 @@
-"""What the service says of nodes, on a command line: against a real service, with a worker played by hand."""
+"""Commands that show the service's view of nodes: a real service, and a worker played by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_show_says_what_each_node_does_and_how_long_the_allocation_lasts(
     )
     lines = [line.split() for line in shown.splitlines()]
     assert ["n1", "busy", "6/8", "trial", "3"] in lines
-    assert ["ours-2", "lost", "0/8", "its", "agent", "ended"] in lines
+    assert ["ours-2", "lost", "0/8", "its", "agent", r"\u001b", "ended"] in lines
     assert "node-hours: 0 " in shown
     assert "theirs" not in shown
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces.campaign import CampaignSpec
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from workers.slurm.errors import SiteInvalidError
-from workers.slurm.site import Site, cluster_part, known_sites, site_of
+from search_spaces.errors import ClusterInvalidError, SiteInvalidError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from search_spaces.spec.site import SITE_PRESETS, Site, cluster_part
+from workers.slurm.site import site_of
 
 CLUSTER: dict[str, Any] = {
     "name": "ours",
@@ -23,7 +23,7 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", known_sites())
+@pytest.mark.parametrize("name", SITE_PRESETS)
 def test_every_site_that_comes_along_is_a_clusters_and_fits_its_devices(name: str) -> None:
     site, cluster = site_of(name), CLUSTER_PRESETS[name]
     assert site is not None
@@ -148,7 +148,7 @@ def test_a_campaign_cannot_bring_a_site_to_a_worker() -> None:
 
 
 def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:
-    example = Path(__file__).parents[3] / "examples" / "slurm-site.yaml"
+    example = Path(__file__).parents[3] / "examples" / "our-cluster.yaml"
     described = yaml.safe_load(example.read_text())
     assert resolve_cluster(cluster_part(described))[1] is None
     missing = {field.name for field in fields(Site)} - set(described["site"])
@@ -156,3 +156,20 @@ def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:
     assert site_of(described) is not None
     # As the batch script carries it to the worker.
     assert site_of(json.loads(json.dumps(described))) == site_of(described)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_proxied"),
+    [
+        ("http://127.0.0.1:8000", False),
+        ("http://[::1]:8000", False),
+        ("http://localhost:8000", False),
+        ("http://service.localhost:8000", False),
+        ("http://127.example.org", True),
+        ("http://service.example.org", True),
+        ("http://10.1.2.3", False),
+    ],
+)
+def test_the_proxy_is_not_used_for_loopback_and_excluded_hosts(url: str, is_proxied: bool) -> None:
+    site = Site(http_proxy="http://proxy:3128", no_proxy=("10.0.0.0/8",))
+    assert site.proxied(url) is is_proxied

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.slurm.errors import SiteInvalidError
-from workers.slurm.walltime import longest_s, read_walltime_s, slurm_time
+from search_spaces.documents.duration import longest_s, read_walltime_s, slurm_time
+from search_spaces.errors import SiteInvalidError
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import distributed as dist
 
-import workers.trainer.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+import workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import make_shape
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.checkpoint_directory import CheckpointSettings
-from workers.trainer.context import RankContext
-from workers.trainer.job import TrainJob
+from workers.trainer.job.checkpoint_directory import CheckpointSettings
+from workers.trainer.job.job import TrainJob
+from workers.trainer.session import RankContext
 from workers.trainer.train import run_train
 
 STEPS, SAVED_AT = 8, 4

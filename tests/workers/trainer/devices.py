@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import ADAMW
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.context import RankContext
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.session import SessionSettings, open_training
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.session import RankContext, SessionSettings, open_training
 from workers.trainer.training import Training
 
 

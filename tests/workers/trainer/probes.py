@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from search_spaces.outcome import ProbeRequest
+import pytest
+
+from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.probe import RankContext, RankResult, run_probe
+from workers.trainer.probe.probe import RankResult, run_probe
+from workers.trainer.session import RankContext
 
 
 def probe(
@@ -32,6 +36,15 @@ def probe(
         return result, events
 
     return run_ranks(world_size, work, own_group=True)
+
+
+class FakeClock:
+    """The clock of timed steps: it stands still but for what a test adds to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        monkeypatch.setattr("workers.trainer.probe.timing.time", clock)
 
 
 def make_request(**changes: Any) -> ProbeRequest:

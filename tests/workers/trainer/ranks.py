@@ -1,4 +1,4 @@
-"""Runs a function on a few gloo ranks, forked from the test's process; the first error is raised."""
+"""Runs a function on a few gloo ranks, forked from the test's process; raises the first error."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _gather(readers: list[Any], deadline: float) -> list[Any]:
 
 
 def _kill_and_reap(pid: int) -> None:
-    """Gives a rank that has answered a moment to end by itself, so that its peers see a clean end."""
+    """Gives a rank that has answered time to end by itself, so that its peers see a clean end."""
     deadline = time.monotonic() + 0.2
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:

@@ -5,11 +5,14 @@ It shares nothing with the trainer but the initial weights and the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.model_shape import ModelShape
 
 
 class ReferenceModel(nn.Module):
@@ -84,7 +87,7 @@ def rotate_half(x: Tensor) -> Tensor:
     angles = torch.arange(seq, dtype=torch.float64)[:, None, None] * frequencies
     pairs = torch.complex(x[..., : size // 2].double(), x[..., size // 2 :].double())
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag), dim=-1).float()
+    return torch.cat((turned.real, turned.imag), dim=-1).to(x.dtype)
 
 
 def train_reference(
@@ -94,15 +97,25 @@ def train_reference(
     make_optimizer: object,
     *,
     clip_grad_norm: float | None = None,
+    make_model: type[ReferenceModel] = ReferenceModel,
+    passes: Callable[[], AbstractContextManager[object]] = nullcontext,
+    after_backward: Callable[[ReferenceModel, int], None] = lambda model, step: None,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, gradient norms and final weights over these global batches (ids, targets)."""
-    model = ReferenceModel(shape, weights)
+    """Losses, gradient norms and final weights over these global batches (ids, targets).
+
+    Args:
+        passes: entered for the passes forward and backward of each step.
+        after_backward: may change the gradients of a step.
+    """
+    model = make_model(shape, weights)
     optimizer = make_optimizer(model.parameters())  # type: ignore[operator]
     losses, norms = [], []
-    for ids, targets in batches:
+    for step, (ids, targets) in enumerate(batches):
         optimizer.zero_grad()
-        loss = model(ids, targets)
-        loss.backward()
+        with passes():
+            loss = model(ids, targets)
+            loss.backward()
+        after_backward(model, step)
         limit = float("inf") if clip_grad_norm is None else clip_grad_norm
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()

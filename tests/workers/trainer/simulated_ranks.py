@@ -1,4 +1,4 @@
-"""Runs schedule tables without processes: ranks that compute, start transfers, and wait for them."""
+"""Runs schedule tables without processes: ranks compute, start transfers, and wait for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from workers.trainer.schedule import (
+from search_spaces.schedules import (
     Action,
     Backward,
     Forward,
@@ -63,11 +63,11 @@ def received_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
 
 @dataclass
 class SimulatedRanks:
-    """A message passes once both ends have started the transfers that it belongs to: none is buffered.
+    """A message passes once both ends have started its transfers: nothing is buffered.
 
-    A rank that blocks stands in a transfer until all of it has passed, as a stream does on NCCL.
-    Else it computes on as the trainer does: it waits for what it needs, and before it starts the
-    next transfer, for the last one.
+    A blocking rank waits in a transfer until all of it has passed, as a stream does on NCCL. A rank
+    that does not block computes on, as the trainer does: it waits for the inputs that it needs, and
+    for its last transfer before it starts the next one.
     """
 
     pp: int

@@ -1,6 +1,7 @@
 """What must hold on every device: on the CPU here, on GPUs where there are any (`make test-gpu`).
 
-Bounds on GPUs are those of the CPU: fp32 products are full fp32 (no TF32), and the models are small.
+Bounds follow from the arithmetic, so that they are the same on every device: fp32 products are full
+fp32 (no TF32).
 """
 
 from __future__ import annotations
@@ -12,23 +13,31 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,
-    largest_difference,
-    largest_ratio,
+    Run,
+    excess_of_steps,
     make_layout,
     make_shape,
 )
 from tests.workers.trainer.devices import DEVICES, make_context, on_gpus, on_ranks, train_on
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.test_parity import reference
-from workers.trainer.attention import causal_attention
-from workers.trainer.failure import classify
-from workers.trainer.measure import peak_memory, rehearse
-from workers.trainer.probe import run_probe
+from tests.workers.trainer.tolerances import (
+    TrainingTolerance,
+    operation_error,
+    training_tolerance,
+)
+from workers.trainer.model.attention import causal_attention
+from workers.trainer.probe.failure import classify
+from workers.trainer.probe.measurement import peak_memory, rehearse
+from workers.trainer.probe.probe import run_probe
 from workers.trainer.training import Training
+
+pytestmark = pytest.mark.ranks
 
 STEPS = 5
 WIDE = make_shape(
@@ -36,14 +45,20 @@ WIDE = make_shape(
 )
 
 
+def first_steps(run: Run) -> tuple[list[float], list[float]]:
+    return run.losses[:STEPS], run.grad_norms[:STEPS]
+
+
+def tolerance(shape: ModelShape, precision: Precision = "fp32") -> TrainingTolerance:
+    return training_tolerance(shape, ADAMW, steps=STEPS, precision=precision)
+
+
 @DEVICES
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_one_device_follows_the_reference_in_fp32(device: str, family: str) -> None:
     shape = make_shape(family)
-    losses, grad_norms = train_on(device, shape, make_layout(), steps=STEPS)
-    expected = reference(shape, ADAMW)
-    assert largest_difference(losses, expected.losses[:STEPS]) < 1e-5
-    assert largest_ratio(grad_norms, expected.grad_norms[:STEPS]) < 1e-5
+    found, expected = train_on(device, shape, make_layout(), steps=STEPS), reference(shape, ADAMW)
+    assert excess_of_steps(found, first_steps(expected), tolerance(shape)) <= 1
     assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
 
 
@@ -51,13 +66,12 @@ def test_one_device_follows_the_reference_in_fp32(device: str, family: str) -> N
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_one_device_follows_fp32_within_its_precision(
-    device: str, family: str, precision: str
+    device: str, family: str, precision: Precision
 ) -> None:
     shape = make_shape(family)
-    losses, grad_norms = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
-    expected = reference(shape, ADAMW)
-    assert largest_difference(losses, expected.losses[:STEPS]) < 1e-2
-    assert largest_ratio(grad_norms, expected.grad_norms[:STEPS]) < 3e-2
+    found = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
+    expected = first_steps(reference(shape, ADAMW))
+    assert excess_of_steps(found, expected, tolerance(shape, precision)) <= 1
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus(2, "cuda")])
@@ -75,10 +89,9 @@ def test_one_device_follows_fp32_within_its_precision(
 def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """Over gloo, NCCL or RCCL: whichever the device has."""
     shape = make_shape("llama")
-    losses, grad_norms = train_on(device, shape, make_layout(**axes), steps=STEPS)
-    alone_losses, alone_grad_norms = train_on(device, shape, make_layout(), steps=STEPS)
-    assert largest_difference(losses, alone_losses) < 1e-5
-    assert largest_ratio(grad_norms, alone_grad_norms) < 1e-5
+    found = train_on(device, shape, make_layout(**axes), steps=STEPS)
+    alone = train_on(device, shape, make_layout(), steps=STEPS)
+    assert excess_of_steps(found, alone, tolerance(shape)) <= 1
 
 
 @pytest.mark.parametrize("device", [on_gpus(4, "cuda")])
@@ -142,9 +155,10 @@ def test_attention_is_fused(device: str, num_kv_heads: int) -> None:
             fused = causal_attention(qkv_BSMD, 8)
         with sdpa_kernel(SDPBackend.MATH):
             plain = causal_attention(qkv_BSMD, 8)
-        return float((fused - plain).abs().max())
+        return float((fused - plain).abs().max() / plain.abs().max())
 
-    assert run_ranks(1, work)[0] < (1e-5 if device == "cpu" else 3e-2)
+    # Sums over 128 positions; of 16 bits are the probabilities and the output, of both kernels.
+    assert run_ranks(1, work)[0] < 2 * operation_error(dtype, length=128, roundings=2)
 
 
 @DEVICES

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from search_spaces.cluster import detect_local_cpu
-from search_spaces.layout import RECOMPUTE_MODES, ZERO_STAGES, Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.rules import ALL_SCOPES
-from search_spaces.space import SearchSpace, enumerate_legal
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.spec.layout import RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.space import SearchSpace, enumerate_legal
 from tests.workers.trainer.cases import (
-    largest_difference,
-    largest_ratio,
+    assert_same_training,
     make_layout,
     make_shape,
-    relative_l2,
     train,
 )
-from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.parallel.optimizer import OptimizerSettings
+
+pytestmark = pytest.mark.ranks
 
 GLOBAL_BATCH = 8
 NUM_STEPS = 4
@@ -75,9 +75,7 @@ def assert_trains_as_one_process(model: ModelShape, layout: Layout, clip: float 
     optimizer = OptimizerSettings(clip_grad_norm=clip)
     found = train.__wrapped__(model, layout, optimizer, NUM_STEPS)
     expected = train(model, make_layout(), optimizer, NUM_STEPS)
-    assert largest_difference(found.losses, expected.losses) < 1e-5
-    assert largest_ratio(found.grad_norms, expected.grad_norms) < 1e-5
-    assert relative_l2(found.weights, expected.weights) < 1e-4
+    assert_same_training(found, expected)
 
 
 def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
@@ -100,6 +98,16 @@ def test_random_layouts_train_as_one_process(case: tuple[ModelShape, Layout, flo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(sizes=(2, 4, 8)))
+def test_random_layouts_of_up_to_eight_ranks_train_as_one_process(
+    case: tuple[ModelShape, Layout, float | None],
+) -> None:
+    assert_trains_as_one_process(*case)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(sizes=(2, 4, 8)))

@@ -7,9 +7,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape
-from workers.trainer.data import make_batch
+from workers.trainer.job.batches import SyntheticTokens, cut_batch
 
 SHAPE = make_shape(seq_length=64, vocab_size=128)
 
@@ -17,7 +17,9 @@ SHAPE = make_shape(seq_length=64, vocab_size=128)
 def global_batch(layout: Layout, *, seed: int = 0, step: int = 0) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for dp_rank in range(layout.dp):
-        batch = make_batch(SHAPE, layout, seed=seed, step=step, dp_rank=dp_rank)
+        batch = cut_batch(
+            SyntheticTokens(shape=SHAPE, seed=seed), layout, step=step, dp_rank=dp_rank
+        )
         assert batch.ids_MT.shape == (
             layout.num_microbatches,
             layout.micro_batch_size * SHAPE.seq_length,
@@ -45,13 +47,15 @@ def test_steps_and_seeds_give_other_tokens_and_the_same_ones_again() -> None:
 
 def tokens_and_targets(steps: int) -> tuple[Tensor, Tensor]:
     layout = Layout(micro_batch_size=16)
-    batches = [make_batch(SHAPE, layout, seed=0, step=i, dp_rank=0) for i in range(steps)]
+    source = SyntheticTokens(shape=SHAPE, seed=0)
+    batches = [cut_batch(source, layout, step=i, dp_rank=0) for i in range(steps)]
     ids = torch.cat([batch.ids_MT.flatten() for batch in batches])
     return ids, torch.cat([batch.targets_MT.flatten() for batch in batches])
 
 
 def test_a_target_is_the_next_token() -> None:
-    batch = make_batch(SHAPE, Layout(micro_batch_size=2), seed=0, step=0, dp_rank=0)
+    source = SyntheticTokens(shape=SHAPE, seed=0)
+    batch = cut_batch(source, Layout(micro_batch_size=2), step=0, dp_rank=0)
     ids, targets = batch.ids_MT.view(2, -1), batch.targets_MT.view(2, -1)
     assert torch.equal(ids[:, 1:], targets[:, :-1])
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from search_spaces.layout import RECOMPUTE_MODES, Layout, Precision, Recompute
-from search_spaces.trainer_support import PRECISIONS_SUPPORTED
+from search_spaces.spec.layout import RECOMPUTE_MODES, Layout, Precision, Recompute
+from search_spaces.spec.rules import PRECISIONS_SUPPORTED
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.capabilities import refuse_unsupported, unsupported
 from workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
 )
-from workers.trainer.failure import classify, is_transport_error
-from workers.trainer.mesh import coordinates, global_rank
-from workers.trainer.peak import matmul_peak
+from workers.trainer.parallel.mesh import coordinates, global_rank
+from workers.trainer.probe.device_peak import matmul_peak
+from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.session import refuse_unsupported, unsupported
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(
@@ -137,10 +141,17 @@ def test_ranks_and_coordinates_are_one_to_one_and_tp_varies_fastest() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_peak_of_a_cpu_is_measured(precision: str) -> None:
-    def work(rank: int) -> object:
-        return matmul_peak("cpu", precision)  # type: ignore[arg-type]
+def test_the_peak_of_a_cpu_is_measured(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that advances 0.01 s for each product, however fast products are here."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
+    monkeypatch.setattr("workers.trainer.probe.device_peak.time", clock)
+
+    def work(rank: int) -> tuple[float, str]:
+        return matmul_peak("cpu", precision)
 
     tflops, source = run_ranks(1, work)[0]
     assert source == f"measured matmul ({precision})"
-    assert 1e-3 < tflops < 10
+    assert tflops == pytest.approx(2 * 1024**3 / 0.01 / 1e12), "the larger product's rate"

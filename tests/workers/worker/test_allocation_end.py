@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from queue import SimpleQueue
 
-from workers.allocation_end import AllocationEnd, ends_after
 from workers.errors import WorkerError
-from workers.worker_events import EndMoved, Events
+from workers.worker.events import EndMoved, Events
+from workers.worker.worker import AllocationEnd, ends_after
 
 
 def test_the_end_is_told_again_when_it_has_moved_and_a_failed_look_is_no_end() -> None:

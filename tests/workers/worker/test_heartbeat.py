@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any, cast
 
-from search_spaces.outcome import ProbeRequest
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.protocol.worker_messages import HeartbeatBody, HeartbeatReply, LeaseRead
 from tests.workers.process_checks import wait_until
-from tests.workers.test_worker import REQUEST
-from workers.health import HealthReport
-from workers.heartbeat import Heartbeat
-from workers.held_trial import HeldTrial
-from workers.lease_client import LeaseClient
-from workers.node_roster import NodeRecord
-from workers.packing.shares import Share
-from workers.protocol import HeartbeatAnswer, Lease
-from workers.worker_events import WorkerBroken, WorkerEvent
-from workers.worker_status import News
+from tests.workers.worker.test_worker import REQUEST
+from workers.nodes.health import HealthReport
+from workers.nodes.roster import RosterNode
+from workers.packing.request import Share
+from workers.service.lease_client import LeaseClient
+from workers.worker.events import WorkerBroken, WorkerEvent
+from workers.worker.heartbeat import Heartbeat, News
+from workers.worker.held_trial import HeldTrial
 
 
 def make_trial() -> HeldTrial:
-    lease = Lease(trial_id=1, attempt=1, campaign="c", number=1, request=REQUEST)
+    lease = LeaseRead(
+        trial_id=1,
+        attempt=1,
+        campaign="c",
+        number=1,
+        request=REQUEST,
+        lease_expires_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
     return HeldTrial(lease=lease, worker_id="w", request=ProbeRequest.from_mapping(REQUEST))
 
 
 def test_a_trial_may_start_on_a_node_that_the_news_does_not_have_yet() -> None:
     trial = make_trial()
-    news = News(worker_id="w", trials=(trial,), nodes=(NodeRecord(name="n0", num_devices=2),))
+    news = News(worker_id="w", trials=(trial,), nodes=(RosterNode(name="n0", num_devices=2),))
     trial.begin((Share.of_first(1, 2),), whole=True, nodes_held=1.0)
     (node,) = news.status().nodes
     assert (node.name, node.doing, node.free_devices) == ("n0", "", 2)
@@ -50,13 +57,14 @@ def test_a_health_report_is_told_once_a_session_and_when_there_is_another() -> N
     told: list[tuple[str, Any]] = []
 
     class Client:
-        def heartbeat(self, worker_id: str, _b: Any, status: Any, **_: Any) -> HeartbeatAnswer:
-            (node,) = status.nodes
+        def heartbeat(self, worker_id: str, said: HeartbeatBody, **_: Any) -> HeartbeatReply:
+            assert said.status is not None
+            (node,) = said.status.nodes
             told.append((worker_id, node.health and node.health["num_devices_seen"]))
-            return HeartbeatAnswer(stop=())
+            return HeartbeatReply(stop=())
 
     def news(worker_id: str, report: HealthReport) -> News:
-        node = NodeRecord(name="n0", num_devices=2, report=report)
+        node = RosterNode(name="n0", num_devices=2, report=report)
         return News(worker_id=worker_id, nodes=(node,))
 
     first, second = (HealthReport(device="cpu", num_devices=2, num_devices_seen=n) for n in (1, 2))

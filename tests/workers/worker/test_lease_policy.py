@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from workers.lease_policy import END_WITHIN_S, MOST_WAITING, next_ask
+from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody
 from workers.packing.request import Room
-from workers.protocol import LeaseAsk, LeaseRoom
+from workers.worker.lease_requests import END_WITHIN_S, MOST_WAITING, next_request
 
 NO_ROOM = Room(nodes=0, devices=0, longest_s=None)
 ALL = Room(nodes=2, devices=4, longest_s=None)
 
 
-def ask(**changes: object) -> LeaseAsk | None:
+def ask(**changes: object) -> LeaseRequest | None:
     asked = {"usable": [4, 4], "all_usable": True, "num_waiting": 0, "room": ALL, "left_s": None}
-    return next_ask(**{**asked, **changes})
+    return next_request(**{**asked, **changes})
 
 
 def test_the_oldest_trial_that_fits_the_allocation_comes_first() -> None:
@@ -33,7 +33,7 @@ def test_while_one_waits_only_what_starts_at_once_is_asked_for() -> None:
     room = Room(nodes=1, devices=3, longest_s=60.0)
     asked = ask(num_waiting=1, room=room)
     assert asked is not None
-    assert asked.room == LeaseRoom(nodes=1, devices=3)
+    assert asked.room == RoomBody(nodes=1, devices=3)
     assert asked.longest_s == 60.0 - asked.wait_s - END_WITHIN_S
     assert ask(num_waiting=1, room=NO_ROOM) is None
 
@@ -45,7 +45,7 @@ def test_never_more_than_a_couple_wait() -> None:
 def test_nodes_that_are_lost_are_not_asked_for() -> None:
     asked = ask(usable=[4], all_usable=False)
     assert asked is not None
-    assert asked.room == LeaseRoom(nodes=1, devices=4)
+    assert asked.room == RoomBody(nodes=1, devices=4)
     assert ask(usable=[], all_usable=False) is None
 
 

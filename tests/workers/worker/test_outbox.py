@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.workers.fake_service import TOKEN, FakeService
-from tests.workers.test_spool import make_report
+from tests.workers.worker.test_outcome_spool import make_report
 from workers.errors import ServiceUnreachableError
-from workers.lease_client import LeaseClient
-from workers.outbox import Outbox
-from workers.spool import Spool
+from workers.service.lease_client import LeaseClient
+from workers.worker.outcome_posting import Outbox
+from workers.worker.outcome_spool import Spool
 
 
 @pytest.fixture

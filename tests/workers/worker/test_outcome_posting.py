@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.workers.fake_service import TOKEN, FakeService
-from tests.workers.test_spool import make_report
+from tests.workers.worker.test_outcome_spool import make_report
 from workers.errors import ServiceUnreachableError
-from workers.lease_client import LeaseClient
-from workers.outbox import Outbox
-from workers.posting import Posting
-from workers.spool import Spool
+from workers.service.lease_client import LeaseClient
+from workers.worker.outcome_posting import Outbox, Posting
+from workers.worker.outcome_spool import Spool
 
 PATIENCE_S = 30.0
 
@@ -54,7 +53,8 @@ def test_what_a_service_that_is_away_was_not_told_is_still_owed(
 def test_whoever_waits_for_the_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.posting.pauses", lambda: iter([3600.0] * 1000))
+    for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"workers.service.http.{limit}", 3600.0)
     posting.take(make_report(2))
     posting.catch_up(PATIENCE_S)  # from here on its pauses are the long ones
     service.away = True

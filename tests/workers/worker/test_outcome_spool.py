@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.errors import SpoolInUseError, SpoolUnusableError
-from workers.protocol import OutcomeReport
-from workers.spool import Spool, adopt_abandoned
+from workers.worker.outcome_spool import Spool, adopt_abandoned
 
 
 def make_report(trial_id: int = 7) -> OutcomeReport:
     return OutcomeReport(
-        trial_id=trial_id, attempt=2, worker_id="w", outcome={"state": "failed", "message": "ß"}
+        trial_id=trial_id,
+        attempt=2,
+        worker_id="w",
+        outcome=Outcome(state="failed", reason="crashed", message="ß"),
     )
 
 
@@ -48,6 +53,18 @@ def test_what_is_refused_or_unreadable_is_set_aside_and_not_lost(tmp_path: Path)
         assert spool.kept() == []
     names = {path.name for path in (tmp_path / "rejected").iterdir()}
     assert names == {"trial-7-attempt-2.json", "trial-1-attempt-1.json"}
+
+
+def test_what_is_no_outcome_is_set_aside(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        spool.keep(make_report())
+        (kept,) = tmp_path.glob("*.json")
+        document = json.loads(kept.read_text())
+        for changes in ({"outcome": {"state": "x"}}, {"outcome": None}, {"attempt_": 1}):
+            kept.write_text(json.dumps({**document, **changes}))
+            assert spool.kept() == []
+        kept.write_text(json.dumps(document))
+        assert spool.kept() == [make_report()]
 
 
 def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) -> None:

@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
-from search_spaces.outcome import Outcome, ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.fake_launcher import FakeLauncher
 from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
-from tests.workers.test_worker import CANCELLED, FAILED, work
-from workers.allocation_end import AllocationEnd
+from tests.workers.worker.test_worker import CANCELLED, FAILED, work
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.packer import Packer
-from workers.packing.request import PackRequest
-from workers.packing.shares import Placement
-from workers.scheduler import SchedulerOptions
+from workers.packing.request import PackRequest, Placement
+from workers.worker.scheduler import SchedulerOptions
+from workers.worker.worker import AllocationEnd
 
 DONE = Outcome(state="infeasible", reason="out_of_memory", message="a result that nobody doubts")
 SHARED = SchedulerOptions(share_nodes=True, drain_s=0.5)
@@ -146,7 +145,7 @@ def test_the_worker_drains_before_its_time_is_over(
     service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often = functools.partial(AllocationEnd, look_every_s=0.05)
-    monkeypatch.setattr("workers.worker.AllocationEnd", look_often)
+    monkeypatch.setattr("workers.worker.worker.AllocationEnd", look_often)
     service.add_trial(1, make_request(2, deadline_s=0.5))
     ends_at: list[float] = []
 
@@ -307,7 +306,7 @@ def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
             super().submit(request)
 
     expected: list[float | None] = []
-    monkeypatch.setattr("workers.worker.Packer", WatchedPacker)
+    monkeypatch.setattr("workers.worker.worker.Packer", WatchedPacker)
     for trial_id in range(1, 4):
         service.add_trial(trial_id, make_request(2, deadline_s=300.0))
     launcher = FakeLauncher(placed=lambda *_: DONE, sizes=(2,))

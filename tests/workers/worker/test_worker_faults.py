@@ -1,4 +1,4 @@
-"""The worker when the service, the disk or the launcher fails it: nothing is lost, and it goes on."""
+"""The service, the disk or the launcher fails a worker: nothing is lost, and the worker goes on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from search_spaces.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.workers.fake_launcher import FakeLauncher
 from tests.workers.fake_service import FakeService
 from tests.workers.process_checks import wait_until
-from tests.workers.test_scheduling import (
+from tests.workers.worker.test_scheduling import (
     DONE,
     SHARED,
     completed_when,
@@ -24,9 +24,9 @@ from tests.workers.test_scheduling import (
     make_request,
     posted,
 )
-from tests.workers.test_worker import FAILED, work
+from tests.workers.worker.test_worker import FAILED, work
 from workers.launchers.base import Cancelled, OnEvent
-from workers.packing.shares import Placement
+from workers.packing.request import Placement
 
 
 def test_probes_go_on_while_the_service_is_away_and_are_reported_when_it_is_back(
@@ -193,7 +193,7 @@ def test_a_trial_that_is_leased_again_ends_its_older_attempt(
 def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
     service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.scheduler._DRAIN_WITHIN_S", 0.3)
+    monkeypatch.setattr("workers.worker.scheduler._DRAIN_WITHIN_S", 0.3)
     end = threading.Event()
 
     def hang(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:

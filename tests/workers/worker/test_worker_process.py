@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 import sys
 import uuid
@@ -11,16 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+import pytest
 
-from search_spaces.cluster import detect_local_cpu
-from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.fake_service import TOKEN, FakeService
-from tests.workers.process_checks import MARK, kill, marked, wait_until
+from tests.workers.process_checks import MARK, command_line, kill, marked, wait_until
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[3]
 NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
 
 
@@ -38,7 +41,7 @@ def running_worker(
     """A worker process; whatever it leaves behind fails the test."""
     token_file = tmp_path / "token"
     token_file.write_text(token + "\n")
-    program = "from workers.commands import worker; worker()"
+    program = "from workers.commands.commands import worker; worker()"
     with (tmp_path / "worker.log").open("w") as log:
         worker = subprocess.Popen(
             [
@@ -102,6 +105,7 @@ def test_a_worker_runs_trials_by_this_machines_zygote_alone(
     assert states == dict.fromkeys((1, 2, 3), "completed")
 
 
+@pytest.mark.slow
 def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
     service: FakeService, tmp_path: Path
 ) -> None:
@@ -109,11 +113,11 @@ def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
     service.add_trial(2, make_request(100_000))
     with running_worker(service, tmp_path, mark) as worker:
         wait_until("the trial is under way", lambda: is_under_way(service, 2), 60)
-        command_lines = [" ".join(process.cmdline()) for process in marked(mark)]
+        command_lines = [" ".join(command_line(process)) for process in marked(mark)]
         zygotes = [
             line
             for line in command_lines
-            if "workers.zygote" in line and "workers.warden" not in line
+            if "workers.ranks.zygote" in line and "workers.ranks.warden" not in line
         ]
         assert len(zygotes) == 2 + NUM_RANKS  # the group's keeper and the ranks are forks of it
         (raylet,) = [line for line in command_lines if "--raylet_socket_name=" in line]
@@ -122,7 +126,9 @@ def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
         worker.kill()
         wait_until(
             "no rank is left",
-            lambda: not any("workers.zygote" in " ".join(_cmdline(p)) for p in marked(mark)),
+            lambda: (
+                not any("workers.ranks.zygote" in " ".join(command_line(p)) for p in marked(mark))
+            ),
             2,
         )
     assert not directory.exists()
@@ -139,8 +145,17 @@ def test_a_worker_with_a_wrong_token_ends_with_one_line(
     assert lines[0].endswith("answered 401: the token is unknown; check the token file")
 
 
-def _cmdline(process: psutil.Process) -> list[str]:
+def test_outcomes_that_wait_are_the_users_alone_whatever_the_umask(
+    service: FakeService, tmp_path: Path
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir(mode=0o755)
+    before = os.umask(0)
     try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+        with running_worker(service, tmp_path, uuid.uuid4().hex, "--launcher", "local") as worker:
+            wait_until("the worker has its spool", (spool / "lock").exists, 30)
+            worker.terminate()
+            worker.wait(30)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((spool / "lock").stat().st_mode) == 0o600

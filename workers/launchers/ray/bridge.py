@@ -1,10 +1,10 @@
-"""The process that speaks with Ray for a worker: it joins the cluster and has an agent on each node.
+"""The bridge to Ray: a process that joins the cluster for a worker and has an agent on each node.
 
-Ray ends the process that uses it when its head is away for long, when a raylet dies at the wrong
-moment, when it is joined a second time. So it is not the worker that uses it, but this process,
-below a warden, which the worker starts again when it ends. They talk over one socket:
+Ray ends a process that uses it when the head does not answer for long, when a raylet dies at
+certain moments, and when the process joins a second time. So Ray is used by this process, below a
+warden, and not by the worker, which starts it again when it ends. They communicate over one socket:
 
-    {"order": "call", "id": ..., "node": ..., "method": ..., "arguments": [...]}   of the node's agent
+    {"order": "call", "id": ..., "node": ..., "method": ..., "arguments": [...]}   to its agent
     {"order": "replace", "node": ...}                      ends the node's agent and starts another
 
     {"event": "joined", "node": ..., "name": ..., "address": ..., "description": {...}}
@@ -14,7 +14,7 @@ below a warden, which the worker starts again when it ends. They talk over one s
     {"event": "lost", "node": ..., "message": ...}
     {"event": "unusable", "message": ...}                  the cluster; this process ends
 
-A node's key is Ray's own id, which is another one whenever Ray has been started again there.
+A node's key is Ray's own id, which changes when Ray is started again on the node.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from workers.errors import RanksLeftError, RayClusterFailedError
-from workers.json_lines import Document, JsonLines
-from workers.node_agent import NodeAgent
-from workers.node_ranks import START_WITHIN_S
-from workers.ray_cluster import JoinedRay, LocalRay, RayCluster, prepare_environment
+from workers.launchers.ray.cluster import JoinedRay, LocalRay, RayCluster, prepare_environment
+from workers.launchers.ray.node_agent import NodeAgent
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.node_ranks import START_WITHIN_S
 
 prepare_environment()
 
@@ -47,31 +47,31 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 _POLL_S: Final = 5.0
 _SILENT_AFTER_S: Final = 15.0
-"""An agent answers each poll within `_POLL_S`. One that doesn't for so long is cut off."""
+"""An agent answers each poll within `_POLL_S`; after this time in addition it counts as lost."""
 
 _TICK_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _CLUSTER_LOOK_S: Final = 0.25
 _MOST_OF_THE_TIME: Final = 0.05
-"""Looking at the members of a cluster of a thousand nodes takes no more of a core than this."""
+"""Most time of a core that listing the members of a large cluster may take."""
 
 _GIVE_UP_WITHIN_S: Final = 2.0
 
 _RETRY_S: Final = 10.0
 _CLOSE_WITHIN_S: Final = 10.0
 _AGENT_THREADS: Final = 64
-"""Calls at once: the groups of a node start, are told and end side by side."""
+"""Calls at the same time: the groups of a node start and end side by side."""
 
 
 class Bridge:
-    """Follows the cluster's nodes, passes on calls to their agents, and what these report.
+    """Follows the cluster's nodes, and passes calls to their agents and events to the worker.
 
-    Everything is done by one thread, in the order of arrival: orders, members and answers are put
-    into its queue by others. No step is slower with more nodes but the look at the members.
+    One thread does all steps in the order of arrival; other threads put orders, members and answers
+    into its queue. The only step that is slower with more nodes is listing the members.
 
     Args:
         worker: connection to the worker.
-        cluster: that has been joined.
+        cluster: the cluster, which has been joined.
         rank_entry: "module:function" that a rank runs.
     """
 
@@ -90,7 +90,7 @@ class Bridge:
         self._cluster_is_there = True
 
     def run(self) -> bool:
-        """Serves the worker until it, or the cluster, is gone; returns whether it is still there."""
+        """Serves the worker until it or the cluster ends; returns whether the cluster runs."""
         for target in (self._take_orders, self._watch_members, self._watch_cluster):
             run = partial(self._run_or_give_up, target)
             threading.Thread(target=run, name=target.__name__, daemon=True).start()
@@ -103,12 +103,12 @@ class Bridge:
         return self._cluster_is_there
 
     def _close_agents(self) -> None:
-        """Ends what is below the agents while they are there to say that it has ended."""
+        """Has the agents end the processes below them, and waits for their answers."""
         closed = [agent.close.remote() for agent in self._agents.values()]
         ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_WITHIN_S)
 
     def _run_or_give_up(self, target: Callable[[], None]) -> None:
-        """Has the worker start another bridge when a thread of this one fails: it would be deaf."""
+        """Runs a thread's function; ends the bridge where it fails, and the worker restarts it."""
         try:
             target()
         except Exception as error:
@@ -130,11 +130,11 @@ class Bridge:
             time.sleep(max(_LOOK_S, took_s / _MOST_OF_THE_TIME))
 
     def _watch_cluster(self) -> None:
-        """Looks more often than a cluster can be started again, and asks nothing of Ray."""
+        """Watches for the end of the cluster, without calls to Ray, before it can be restarted."""
         while not self._cluster.has_ended():
             time.sleep(_CLUSTER_LOOK_S)
         self._todo.put(partial(self._give_up, "the Ray cluster ended by itself"))
-        # A call of Ray's that is under way waits for the head for ever, and its thread with it.
+        # A call to Ray that is under way would wait for the head without a limit.
         time.sleep(_GIVE_UP_WITHIN_S)
         os._exit(1)
 
@@ -196,7 +196,7 @@ class Bridge:
         self._poll(key, agent)
 
     def _is_well(self, key: str, agent: Any, answer: Future[Any]) -> bool:
-        """Whether it is still this agent that counts, and it has answered."""
+        """Whether this is still the node's agent, and it has answered without an error."""
         if self._agents.get(key) is not agent:
             return False
         if (error := answer.exception()) is not None:
@@ -205,16 +205,16 @@ class Bridge:
         return True
 
     def _poll(self, key: str, agent: Any) -> None:
-        self._answer_due.pop(key, None)  # to the end of the line
+        self._answer_due.pop(key, None)  # moves it to the end of the order
         self._answer_due[key] = time.monotonic() + _POLL_S + _SILENT_AFTER_S
         self._when_answered(agent.poll.remote(_POLL_S), partial(self._take_news, key, agent))
 
     def _take_news(self, key: str, agent: Any, answer: Future[Any]) -> None:
         if not self._is_well(key, agent, answer):
             return
-        told = [document for document in answer.result() if document["event"] != "lost"]
-        if told:
-            self._send({"event": "news", "node": key, "documents": told})
+        documents = [document for document in answer.result() if document["event"] != "lost"]
+        if documents:
+            self._send({"event": "news", "node": key, "documents": documents})
         losses = [document for document in answer.result() if document["event"] == "lost"]
         if losses:
             self._lose(key, losses[0]["message"])
@@ -241,12 +241,14 @@ class Bridge:
         self._send({"event": "failed", "id": call, "left": left, "message": first_line(error)})
 
     def _lose_the_silent(self) -> None:
-        """Looks at the agents that were asked first, which are the first to be due."""
+        """Loses the agents whose answers are overdue; the oldest calls come first."""
         now = time.monotonic()
         for due, what in ((self._start_due, "got ready"), (self._answer_due, "answered")):
-            # A whole rack may fall silent at once.
+            # Many nodes may be overdue at once.
             while (key := next(iter(due), None)) is not None and due[key] <= now:
-                self._lose(key, f"its agent has not {what} in time: it hangs, or is cut off")
+                self._lose(
+                    key, f"its agent has not {what} in time: it hangs, or its network is cut"
+                )
 
     def _lose(self, key: str, message: str) -> None:
         self._send({"event": "lost", "node": key, "message": message})
@@ -255,13 +257,13 @@ class Bridge:
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        """Ends an agent, which ends every rank of its node, wherever it still can be reached."""
+        """Ends an agent where it can be reached; that ends every rank of its node."""
         self._ready.discard(key)
         self._start_due.pop(key, None)
         self._answer_due.pop(key, None)
         agent = self._agents.pop(key, None)
         if agent is not None:
-            with contextlib.suppress(Exception):  # it is dead already, most of the time
+            with contextlib.suppress(Exception):  # it has often ended already
                 ray.kill(agent)
 
     def _when_answered(self, call: Any, take: Callable[[Future[Any]], None]) -> None:
@@ -275,14 +277,14 @@ class Bridge:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without Ray's own coloured heading."""
+    """The first line of an error's message, without Ray's own coloured heading."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.ray_bridge", description=__doc__)
+    parser = argparse.ArgumentParser(prog="workers.launchers.ray.bridge", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--address")
     parser.add_argument("--entry", required=True)
@@ -290,7 +292,7 @@ def main() -> None:
     arguments = parser.parse_args()
     worker = JsonLines(socket.socket(fileno=arguments.socket))
     worker.socket.set_inheritable(False)
-    # Ray has its workers look for modules where this process stands, so before our own package.
+    # Ray's workers search modules first in this process's current directory.
     empty = arguments.directory / "empty"
     empty.mkdir()
     os.chdir(empty)
@@ -305,7 +307,7 @@ def main() -> None:
         sys.exit(1)
     if Bridge(worker, cluster, arguments.entry).run():
         cluster.close()
-    os._exit(0)  # what Ray would do at an exit it can't do without its cluster
+    os._exit(0)  # Ray's exit handlers need the cluster
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The worker's Ray cluster: one of its own on this machine, or an allocation's that it joins."""
+"""The worker's Ray cluster: one that it starts on this machine, or one that it joins."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import logging
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from workers.errors import RayClusterFailedError
-from workers.visible_devices import ray_variables, with_variables
-from workers.warden import python_module, start_under_warden
+from workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
+from workers.ranks.processes import ended_within, last_words
+from workers.ranks.visible_devices import ray_variables, with_variables
+from workers.ranks.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
 
 NODE_ADDRESS: Final = "127.0.1.11"
-"""Ray rewrites 127.0.0.1 to the host's own address; another loopback address it leaves alone."""
+"""Ray replaces 127.0.0.1 by the host's address, but not other loopback addresses."""
 
 RAY: Final = tuple(python_module("ray.scripts.scripts"))
 
@@ -31,40 +33,42 @@ _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
 _CONNECT_WITHIN_S: Final = 2.0
 _LAST_WORDS: Final = 5
-_LONGEST_USUAL: Final = 20
 _OBJECT_STORE_BYTES: Final = 80_000_000
-"""About the least that Ray accepts; nothing but small documents passes through it."""
+"""About the minimum that Ray accepts; only small documents pass through it."""
 
 _GCS_AWAY_S: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""After so long without the cluster's head, Ray ends whatever process has joined it."""
+"""After this time without the cluster's head, Ray ends every process that has joined."""
 
 _FOR_LONG_S: Final = str(10**6)
 
 
 def prepare_environment() -> None:
-    """Has Ray ask every client for a token; to be called before Ray is imported.
+    """Makes Ray require a token of every client; to be called before Ray is imported.
 
-    Ray reads this from the environment while it is imported, in every process that takes part. An
-    allocation whose nodes are started by others gives the token in RAY_AUTH_TOKEN.
+    Every process of the cluster reads these variables while it imports Ray. An allocation whose
+    nodes are started by other processes gives the token in RAY_AUTH_TOKEN.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ[_GCS_AWAY_S] = _FOR_LONG_S  # long enough to see its end and say so
+    os.environ[_GCS_AWAY_S] = _FOR_LONG_S  # so that the bridge can report the end
 
 
 class RayNodeProcesses:
     """The processes of one Ray node, below a warden of this process.
 
-    However this process ends, the warden ends every one of them and removes their files.
+    When this process ends for any reason, the warden ends all of them and removes their files.
 
     Args:
-        address: the node's own. Several nodes on a machine need one each.
-        name: of the node, for people; it comes back under the same one.
+        address: of the node. Several nodes on a machine need one each.
+        name: of the node; it is the same after a restart.
         port: of the cluster's head on this node, 0 for any; None: this node joins another head.
         head: "address:port" of that other head.
-        command: what `ray` is on a command line.
-        directory: for its files, with a short name; None: one is made.
+        command: the command `ray`.
+        directory: for its files, which another process holds too; None: one is created.
+
+    Raises:
+        RayClusterFailedError: no directory can be created.
     """
 
     def __init__(
@@ -78,63 +82,59 @@ class RayNodeProcesses:
         directory: Path | None = None,
     ) -> None:
         prepare_environment()
-        self.directory = make_directory() if directory is None else directory
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
-        as_head = ["--head", f"--port={port}", "--include-dashboard=false"]
+        # Ray's monitor scales clusters in a cloud; here it would only serve metrics on 0.0.0.0.
+        as_head = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
         role = [f"--address={head}"] if port is None else as_head
         environment = with_variables(os.environ, ray_variables(os.environ))
         environment.pop(_GCS_AWAY_S, None)
-        self.warden = start_under_warden(
-            [*command, "start", *role, *_flags(address, name, self.directory)],
-            env=environment,
-            remove=self.directory,
-            stdout=self._log.fileno(),
-            stderr=self._log.fileno(),
-        )
+        environment.pop(DIRECTORY_VARIABLE, None)  # the new one stands last: see `end_marked`
+        with closing(
+            RayDirectory.create() if directory is None else RayDirectory.hold(directory)
+        ) as held:
+            self.directory = held.rays_own
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
+            try:
+                self.warden = start_under_warden(
+                    [*command, "start", *role, *_flags(address, name, self.directory)],
+                    env=environment | held.variables,
+                    remove=held.path,
+                    held_fds=[held.lock_fd],
+                    stdout=self._log.fileno(),
+                    stderr=self._log.fileno(),
+                )
+            except BaseException:
+                self._log.close()
+                raise
 
     def have_ended(self) -> bool:
         """Whether the node has ended by itself; then no process of it is left.
 
-        `ray start` ends a second after any of its processes, and the warden ends the rest. Ray tells
-        its clients much later.
+        `ray start` ends a second after any of its processes, and the warden ends the rest. Clients
+        of Ray learn of it much later.
         """
         return self.warden.poll() is not None
 
     def last_words(self) -> str:
-        """What `ray start` printed last."""
-        self._log.seek(0)
-        return " / ".join(self._log.read().splitlines()[-_LAST_WORDS:])
+        """The last lines that `ray start` printed."""
+        return last_words(self._log.fileno(), _LAST_WORDS)
 
     def close(self) -> None:
-        """Ends all of it; the warden removes its files."""
+        """Ends all processes; the warden removes their files."""
         self.warden.terminate()
-        try:
-            self.warden.wait(_STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
+        if not ended_within(self.warden, _STOP_WITHIN_S):
             _LOG.error("the warden of Ray, pid %d, does not end", self.warden.pid)
         self._log.close()
-
-
-class RayCluster(Protocol):
-    """A Ray cluster that this process has joined. A process can be in one at a time."""
-
-    def has_ended(self) -> bool:
-        """Whether it has ended, so that it can be left without asking it."""
-        ...
-
-    def close(self) -> None:
-        """Leaves it, and ends what this process has started of it."""
-        ...
 
 
 class LocalRay:
     """A Ray cluster of one node, below a warden of this process.
 
-    It is reached with a token of its own, over loopback alone.
+    Its address is a loopback address. Ray's servers still listen on every interface, and refuse
+    calls without the cluster's token.
 
     Args:
-        command: what `ray` is on a command line.
-        directory: for its files, with a short name; None: one is made.
+        command: the command `ray`.
+        directory: for its files, which another process holds too; None: one is created.
 
     Raises:
         RayClusterFailedError: it could not be started or joined.
@@ -160,12 +160,12 @@ class LocalRay:
         return self._processes.have_ended()
 
     def close(self) -> None:
-        """Leaves the cluster and ends all of it."""
+        """Leaves the cluster and ends all of its processes."""
         _leave()
         self._processes.close()
 
     def _wait_for_address(self) -> str:
-        """Ray writes the address into its directory when the cluster is up."""
+        """Waits until the cluster runs: Ray then writes its address into its directory."""
         path = self._processes.directory / "ray_current_cluster"
         give_up_at = time.monotonic() + _START_WITHIN_S
         while time.monotonic() < give_up_at:
@@ -175,12 +175,12 @@ class LocalRay:
                 return address
             time.sleep(0.02)
         ended = self._processes.have_ended()
-        what = "ended at its start" if ended else f"was not up within {_START_WITHIN_S:g} s"
+        what = "ended at its start" if ended else f"did not start within {_START_WITHIN_S:g} s"
         raise RayClusterFailedError(f"Ray {what}; its last words: {self._processes.last_words()}")
 
 
 class JoinedRay:
-    """A Ray cluster that others have started, with a node on this machine.
+    """A Ray cluster that other processes have started, with a node on this machine.
 
     Args:
         address: "address:port" of its head.
@@ -193,7 +193,7 @@ class JoinedRay:
     def __init__(self, address: str, *, within_s: float = _START_WITHIN_S) -> None:
         address = self.address = resolved(address)
         give_up_at = time.monotonic() + within_s
-        while not answers(address):  # Ray itself blocks for 40 s where nobody does
+        while not answers(address):  # Ray itself would block for 40 s
             if time.monotonic() > give_up_at:
                 raise RayClusterFailedError(
                     f"no Ray cluster answered at {address} within {within_s:g} s"
@@ -204,7 +204,7 @@ class JoinedRay:
         _join(address, host if _is_ours(host) else None)
 
     def has_ended(self) -> bool:
-        """Whether nobody serves the head's address any more."""
+        """Whether the head has ended."""
         return self._head.has_ended()
 
     def close(self) -> None:
@@ -213,8 +213,13 @@ class JoinedRay:
         _leave()
 
 
+RayCluster = LocalRay | JoinedRay
+"""A Ray cluster that this process has joined. A process can be in one at a time. One that has ended
+must be left without calls to it."""
+
+
 def resolved(address: str) -> str:
-    """An address, with or without a port, by its number: Ray takes names for what they are not.
+    """The numeric form of an address, with or without a port: Ray misreads names.
 
     Raises:
         RayClusterFailedError: the name is unknown.
@@ -237,9 +242,9 @@ def answers(address: str) -> bool:
 
 
 class HeadWatch:
-    """An idle connection to the head of a cluster: it closes the moment that the head ends.
+    """An idle connection to the head of a cluster; it closes when the head ends.
 
-    Looking costs the head nothing, however many nodes do so.
+    Checking it costs the head nothing, with any number of nodes.
 
     Args:
         address: "address:port" of the head, which answers now.
@@ -250,10 +255,10 @@ class HeadWatch:
         self._connection: socket.socket | None = None
 
     def has_ended(self) -> bool:
-        """Whether nobody serves the port any more.
+        """Whether the port of the head refuses connections.
 
-        A head may close an idle connection, and then takes another. One that can't be reached has
-        not ended, as far as can be known.
+        A head may close an idle connection, and then accepts another. A head that can't be reached
+        may still run, so it does not count as ended.
         """
         if self._connection is not None and _is_open(self._connection):
             return False
@@ -269,14 +274,14 @@ class HeadWatch:
         return False
 
     def close(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the other end is there; what it has said is dropped."""
+    """Whether the connection is open; bytes of the other end are dropped."""
     try:
         while connection.recv(4096):
             pass
@@ -288,7 +293,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _flags(address: str, name: str, directory: Path) -> list[str]:
-    """What every node of ours is started with."""
+    """The options of `ray start` for every node."""
     options = {
         "node-ip-address": address,
         "node-name": name,
@@ -306,7 +311,7 @@ def _join(address: str, node_address: str | None) -> None:
     import ray
 
     with warnings.catch_warnings():
-        # Ray announces a change of what an actor without GPUs sees; ours sets it by itself.
+        # Ray warns of a change in which GPUs an actor without GPUs sees; ours are set explicitly.
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         try:
             ray.init(
@@ -324,7 +329,7 @@ def _join(address: str, node_address: str | None) -> None:
 def _leave() -> None:
     ray = sys.modules.get("ray")
     if ray is not None:
-        with contextlib.suppress(Exception):  # a cluster that is gone can't be left properly
+        with contextlib.suppress(Exception):  # the cluster may have ended
             ray.shutdown()
 
 
@@ -335,10 +340,3 @@ def _is_ours(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def make_directory() -> Path:
-    """A new directory for Ray's files: paths of unix sockets end at 107 bytes, so a short one."""
-    usual = tempfile.gettempdir()
-    short = usual if len(usual) <= _LONGEST_USUAL else "/tmp"  # noqa: S108 (a private one below it)
-    return Path(tempfile.mkdtemp(prefix="lt-ray-", dir=short))

@@ -9,26 +9,28 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any, Final
 
-from search_spaces.cluster import Cluster
+from search_spaces.spec.cluster import Cluster
+from workers.backoff import Backoff
 from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
-from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
-from workers.launchers.bridge_process import BridgeProcess
 from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
-from workers.node_ranks import START_WITHIN_S
-from workers.rank_task import RANK_ENTRY, RankTask
+from workers.launchers.ray.bridge_process import BridgeProcess
+from workers.ranks.json_lines import Document
+from workers.ranks.node_ranks import START_WITHIN_S
+from workers.ranks.rank_task import RANK_ENTRY, RankTask
 
 _LOG = logging.getLogger(__name__)
 
 _FIRST_NODE_WITHIN_S: Final = 2 * START_WITHIN_S
 _OTHERS_WITHIN_S: Final = 60.0
-"""How long the first nodes wait for the others of the allocation, which may come later."""
+"""How long to wait for the other nodes of the allocation once one is there; they may join later."""
 
 _CALL_WITHIN_S: Final = 60.0
-"""The bridge answers every call, or says that the node is lost, long before."""
+"""The bridge answers every call, or reports the loss of the node, long before."""
 
 _SHORTEST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
@@ -36,16 +38,16 @@ _HEALTHY_AFTER_S: Final = 60.0
 
 
 class RayNodes:
-    """The nodes of a Ray cluster, with an agent each, as the bridge to Ray tells of them.
+    """The nodes of a Ray cluster, with an agent each, as the bridge to Ray reports them.
 
-    Ray is for membership and calls alone: which rank goes where is decided here, since its
-    placement groups spread ranks over nodes and wait without a word for what can't be had.
+    Ray starts the agents and carries calls. It does not place ranks: its placement groups spread
+    ranks over nodes, and wait without an error for resources that do not exist.
 
     Args:
         num_devices: devices of a node.
         address: "address:port" of the head of a cluster to join, whose token is in RAY_AUTH_TOKEN;
             None: a cluster of this machine alone is started.
-        num_nodes: nodes that are waited for, for a while; more are taken up too.
+        num_nodes: nodes to wait for, up to a limit; further nodes are used too.
         device_cores: CPU numbers by device; empty: equal contiguous shares.
         rank_entry: "module:function" that a rank runs.
 
@@ -67,9 +69,11 @@ class RayNodes:
         self._flags = [f"--entry={rank_entry}", *([f"--address={address}"] if address else [])]
         self._router = EventRouter()
         self._changed = threading.Condition()
-        self._nodes: list[Node] = []
+        self.nodes: list[Node] = []
+        """The nodes that have joined, in this order; lost ones included."""
         self._keys: list[str] = []
-        self._pids: list[Mapping[str, int]] = []
+        self.pids: list[Mapping[str, int]] = []
+        """Pids of agent, warden and zygote, by node."""
         self._positions: dict[str, int] = {}  # by name and by key
         self._calls: dict[int, tuple[int, Future[Any]]] = {}
         self._numbers = itertools.count()
@@ -84,24 +88,14 @@ class RayNodes:
             self.close()
             raise
 
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """The nodes that have been there, in the order of their coming."""
-        return self._nodes
-
-    @property
-    def pids(self) -> Sequence[Mapping[str, int]]:
-        """Pids of agent, warden and zygote, by node."""
-        return self._pids
-
     def wait_until_ready(self) -> None:
-        """They are: each agent has waited for its zygote before it described its node."""
+        """Returns at once: each agent waits for its zygote before its node joins."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks on some nodes, on all at once."""
+        """Forks ranks on some nodes, on all of them at the same time."""
         self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
         calls = [
-            (node, self._call(node, "start", [task.to_mapping() for task in on_node]))
+            (node, self._call(node, "start", [asdict(task) for task in on_node]))
             for node, on_node in tasks.items()
         ]
         for node, call in calls:
@@ -113,19 +107,19 @@ class RayNodes:
             self._result(node, call)
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """What happened to a group, and to its nodes, since the last call."""
+        """The events of a group and of its nodes since the last call."""
         return self._router.poll(group, timeout_s)
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
-        """Ends what is left of a group, on all nodes at once."""
+        """Ends the remaining processes of a group, on all nodes at the same time."""
         calls = [(node, self._call(node, "end", group)) for node in nodes]
         tails: dict[int, str] = {}
         left: RanksLeftError | None = None
         for node, call in calls:
             try:
-                told = self._result(node, call)
-                tails.update({int(rank): tail for rank, tail in told.items()})
-            except NodeLostError:  # its agent is gone: its warden ends the ranks
+                ended = self._result(node, call).items()
+                tails.update({int(rank): tail for rank, tail in ended})
+            except NodeLostError:  # its agent has ended: the warden ends the ranks
                 continue
             except RanksLeftError as error:
                 left = error
@@ -139,7 +133,7 @@ class RayNodes:
         return self._router.lost()
 
     def recover(self, node: int) -> None:
-        """Has another agent started on a lost node, as soon as Ray is there."""
+        """Starts another agent on a lost node, as soon as Ray runs there."""
         if not self._router.is_lost(node):
             return
         why = self._router.lost().get(node, "")
@@ -147,32 +141,34 @@ class RayNodes:
         with self._changed:
             back = self._changed.wait_for(lambda: not self._router.is_lost(node), START_WITHIN_S)
         if not back:
-            raise NodeLostError(f"{why}; it has not come back in {START_WITHIN_S:g} s", node)
+            raise NodeLostError(f"{why}; it has not recovered in {START_WITHIN_S:g} s", node)
 
     def close(self) -> None:
-        """Ends the agents, what is below them, and the cluster where it is our own."""
+        """Ends the agents, the processes below them, and a cluster that was started here."""
         self._closing = True
         self._bridge.close()
         self._reader.join()
 
     def _wait_for_nodes(self, num_nodes: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._nodes or self._unusable, _FIRST_NODE_WITHIN_S)
-            if self._nodes:
+            self._changed.wait_for(lambda: self.nodes or self._unusable, _FIRST_NODE_WITHIN_S)
+            if self.nodes:
                 enough = self._changed.wait_for(
-                    lambda: len(self._nodes) >= num_nodes, _OTHERS_WITHIN_S
+                    lambda: len(self.nodes) >= num_nodes, _OTHERS_WITHIN_S
                 )
                 if not enough:
                     _LOG.warning(
-                        "%d of %d nodes are there; others may come", len(self._nodes), num_nodes
+                        "%d of %d nodes have joined; others may join later",
+                        len(self.nodes),
+                        num_nodes,
                     )
                 return
         within = f"no node got ready within {_FIRST_NODE_WITHIN_S:g} s"
         raise RayClusterFailedError(self._unusable or within)
 
     def _serve(self) -> None:
-        """Takes what the bridge tells; starts another one when it ends."""
-        pause_s = _SHORTEST_PAUSE_S
+        """Handles events of the bridge; starts another one when it ends."""
+        backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             started = time.monotonic()
             try:
@@ -180,11 +176,11 @@ class RayNodes:
                     self._take(event)
             except Exception:
                 _LOG.exception(
-                    "the process that speaks with Ray can't be understood, so it is ended"
+                    "an event of the bridge to Ray can't be read, so the bridge is ended"
                 )
                 self._bridge.terminate()
-            why = self._unusable or "the process that speaks with Ray ended"
-            self._lose(range(len(self._nodes)), why)
+            why = self._unusable or "the bridge to Ray ended"
+            self._lose(range(len(self.nodes)), why)
             if self._closing:
                 return
             why = f"{why}: {self._bridge.wait()}"
@@ -192,15 +188,16 @@ class RayNodes:
                 self._unusable = why
                 self._changed.notify_all()
             if time.monotonic() - started > _HEALTHY_AFTER_S:
-                pause_s = _SHORTEST_PAUSE_S
+                backoff.reset()
+            pause_s = backoff.take()
             _LOG.warning("%s; another one starts in %g s", why, pause_s)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._unusable = ""
             try:
                 self._bridge.restart()
-            except OSError as error:  # no process, or a full disk: it may work later
-                _LOG.error("the process that speaks with Ray can't be started: %s", error)
+            except (OSError, RayClusterFailedError) as error:
+                # It may work later, for example after a full disk.
+                _LOG.error("the bridge to Ray can't be started: %s", error)
 
     def _take(self, event: Document) -> None:
         match event["event"]:
@@ -223,40 +220,41 @@ class RayNodes:
                 self._unusable = event["message"]
 
     def _take_joined(self, event: Document) -> None:
-        """Takes a node up: at the position that it had under its name, or at a new one."""
-        told, address = event["description"], event["address"]
-        name = event["name"] if event["name"] not in ("", address) else told["name"]
+        """Adds a node at a new position, or at its former one where it has joined before."""
+        described, address = event["description"], event["address"]
+        name = event["name"] if event["name"] not in ("", address) else described["name"]
         position = self._positions.get(name)
-        if position is not None and self._is_another(position, address):
+        if (
+            position is not None
+            and not self._router.is_lost(position)
+            and self.nodes[position].address != address
+        ):
             name = f"{name} at {address}"  # two nodes of one machine
             position = self._positions.get(name)
         node = Node(
             name=name,
             address=address,
             num_devices=self._num_devices,
-            num_cores=told["num_cores"],
-            core_ids=tuple(told["core_ids"]),
+            num_cores=described["num_cores"],
+            core_ids=tuple(described["core_ids"]),
             device_cores=self._device_cores,
         )
         if position is None:
-            position = len(self._nodes)
-            self._pids.append(told["pids"])
+            position = len(self.nodes)
+            self.pids.append(described["pids"])
             self._keys.append(event["node"])
             self._positions[name] = position
             with self._changed:
-                self._nodes.append(node)
+                self.nodes.append(node)
         else:
             self._lose([position], "it was started again")
-            self._pids[position], self._keys[position] = told["pids"], event["node"]
-            self._nodes[position] = node
+            self.pids[position], self._keys[position] = described["pids"], event["node"]
+            self.nodes[position] = node
         self._positions[event["node"]] = position
         self._router.find(position)
-        _LOG.info("node %s is there", name)
+        _LOG.info("node %s has joined", name)
         with self._changed:
             self._changed.notify_all()
-
-    def _is_another(self, position: int, address: str) -> bool:
-        return not self._router.is_lost(position) and self._nodes[position].address != address
 
     def _take_lost(self, key: str, message: str) -> None:
         position = self._positions.get(key)
@@ -266,7 +264,7 @@ class RayNodes:
             self._lose([position], message)
 
     def _lose(self, positions: Iterable[int], why: str) -> None:
-        """Tells the groups of nodes, and whoever waits for an answer of one of them."""
+        """Reports the loss of nodes to their groups, and fails the calls to them."""
         lost = set(positions)
         for position in lost:
             self._router.lose(position, self._loss(why, position))
@@ -291,16 +289,16 @@ class RayNodes:
         return call
 
     def _result(self, node: int, call: Future[Any]) -> Any:
-        """What a node answers; a bridge that owes an answer for too long is started again."""
+        """Waits for the answer of a node; ends a bridge that does not answer in time."""
         try:
             return call.result(_CALL_WITHIN_S)
         except TimeoutError as error:
             self._bridge.terminate()
-            why = f"the process that speaks with Ray has not answered in {_CALL_WITHIN_S:g} s"
+            why = f"the bridge to Ray has not answered in {_CALL_WITHIN_S:g} s"
             raise NodeLostError(self._loss(why, node), node) from error
 
     def _answer(self, number: int, give: Callable[[int, Future[Any]], None]) -> None:
-        """Answers a call, once: its node may be lost while the answer is under way."""
+        """Completes a call once: its node may be lost while the answer is under way."""
         with self._changed:
             waiting = self._calls.pop(number, None)
         if waiting is not None:
@@ -312,7 +310,7 @@ class RayNodes:
         return kind(self._loss(why, node) if kind is NodeLostError else why, node)
 
     def _loss(self, why: str, node: int) -> str:
-        return f"node {self._nodes[node].name} was lost: {why}"
+        return f"node {self.nodes[node].name} was lost: {why}"
 
 
 def ray_launcher(
@@ -326,10 +324,10 @@ def ray_launcher(
     """Joins an allocation's Ray cluster, or starts one of this machine alone.
 
     Args:
-        cluster: what the nodes are nodes of.
+        cluster: the cluster of the nodes.
         address: "address:port" of the cluster's head, whose token is in RAY_AUTH_TOKEN; None: one
             is started.
-        num_nodes: nodes that are waited for, for a while; more are taken up too.
+        num_nodes: nodes to wait for, up to a limit; further nodes are used too.
         device_cores: CPU numbers by device; empty: equal contiguous shares.
         rank_entry: "module:function" that a rank runs.
 
@@ -338,7 +336,7 @@ def ray_launcher(
     """
     if address is not None and "RAY_AUTH_TOKEN" not in os.environ:
         raise RayClusterFailedError(
-            f"RAY_AUTH_TOKEN is not set: give the token that the nodes of {address} were started with"
+            f"RAY_AUTH_TOKEN is not set: set it to the token with which the nodes of {address} were started"
         )
     nodes = RayNodes(
         num_devices=cluster.devices_per_node,

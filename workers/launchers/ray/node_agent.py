@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from search_spaces.machine import available_memory_bytes, usable_cores
-from workers.json_lines import Document
-from workers.node_ranks import NodeRanks
-from workers.processes import die_with_parent
-from workers.rank_task import RankTask
+from workers.ranks.json_lines import Document
+from workers.ranks.node_ranks import NodeRanks
+from workers.ranks.processes import die_with_parent
+from workers.ranks.rank_task import RankTask
 
 
 class NodeAgent:
     """Starts and ends the ranks of its node, by calls over Ray.
 
-    Its methods take and return plain JSON values. Several run at once (a poll waits while the ends
-    of groups are asked for), each in a thread of its own.
+    Its methods take and return plain JSON values. Several run at the same time, each in a thread of
+    its own: a poll waits while groups are ended.
 
     Args:
         rank_entry: "module:function" that a rank runs.
@@ -26,7 +26,7 @@ class NodeAgent:
 
     def __init__(self, rank_entry: str) -> None:
         raylet_pid = os.getppid()
-        # An actor outlives a killed raylet by half a minute and more unless the kernel ends it.
+        # Without this, an actor outlives a killed raylet by half a minute and more.
         die_with_parent(raylet_pid)
         self._ranks = NodeRanks(other_guardians=[raylet_pid], rank_entry=rank_entry)
 
@@ -50,13 +50,13 @@ class NodeAgent:
         self._ranks.tell(group, document)
 
     def poll(self, timeout_s: float) -> list[Document]:
-        """What happened since the last call."""
+        """The events since the last call."""
         return self._ranks.poll(timeout_s)
 
     def end(self, group: str) -> dict[int, str]:
-        """Ends what is left of a group; returns the log tails by rank."""
+        """Ends the remaining processes of a group; returns the log tails by rank."""
         return self._ranks.end(group)
 
     def close(self) -> None:
-        """Ends the zygote and everything below it."""
+        """Ends the zygote and all processes below it."""
         self._ranks.close()

@@ -1,35 +1,42 @@
-"""The srun launcher: one Slurm step a group, on that group's nodes alone.
+"""The srun launcher: one Slurm step for each group of ranks, on the nodes of the group.
 
-On Slingshot the credentials of the network are given to a step, so ranks that were forked in a step
-of their own are sure to have them. A group costs the start of a step, which imports torch anew:
-the Ray launcher is the fast one.
+On Slingshot, Slurm gives network credentials to each step, so ranks that are forked in a step of
+their own have them for certain. Each group starts a step, which imports torch again: the Ray
+launcher is faster.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.site import Site
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.json_lines import Document
 from workers.launchers.base import Node, NodeEvent
-from workers.launchers.srun_process import SrunProcess
-from workers.launchers.step import Step
-from workers.launchers.step_lines import StepLines
-from workers.rank_task import RANK_ENTRY, RankTask
-from workers.step_node import ADDRESS_VARIABLE, STEP_VARIABLE, TOKEN_VARIABLE
-from workers.warden import python_module, with_our_package
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.slurm_step.srun_process import SrunProcess
+from workers.launchers.slurm_step.step import Step
+from workers.launchers.slurm_step.step_lines import StepLines
+from workers.launchers.slurm_step.step_node import ADDRESS_VARIABLE, STEP_VARIABLE, TOKEN_VARIABLE
+from workers.ranks.json_lines import Document
+from workers.ranks.rank_task import RANK_ENTRY, RankTask
+from workers.ranks.warden import python_module, with_our_package
+from workers.slurm.jobs import SlurmAllocation
 
 _LOG = logging.getLogger(__name__)
 
+
 _MEETING: Final = "meeting-"
-"""Begins the names of groups that are there to get to know nodes, and have no ranks."""
+"""Prefix of the names of groups without ranks, which query the nodes."""
 _CLOSE_WITHIN_S: Final = 60.0
 MAX_STEPS: Final = 90
 """Steps at once: sites ask for fewer than a hundred `srun` a batch host."""
@@ -40,89 +47,78 @@ class StepSettings:
     """How steps are started in an allocation."""
 
     job_id: str
-    """The allocation's."""
+    """Of the allocation."""
     node_names: tuple[str, ...]
-    """Names of its nodes, as Slurm calls them."""
+    """Slurm's names of its nodes."""
     addresses: tuple[str, ...]
-    """Where each node is reached by the others."""
+    """Address of each node for the other nodes."""
     listen_address: str
-    """This host's address, where the nodes call in."""
+    """This host's address, to which the nodes connect."""
     num_devices: int
-    """Devices that a node is described with."""
+    """Devices of a node by its description."""
     environment: Mapping[str, str]
     """Of the ranks, and of Slurm's commands."""
     several_nodes_only: frozenset[str] = frozenset()
-    """Variables that ranks of one node alone must not have."""
+    """Variables that ranks of groups on one node must not have."""
     device_cores: tuple[tuple[int, ...], ...] = ()
-    """Ids of the cores nearest to each device; empty: equal shares of what the step has."""
+    """Ids of the cores nearest to each device; empty: equal shares of the step's cores."""
     options: tuple[str, ...] = ()
-    """Options of every `srun` here, which go over ours."""
+    """Options of every `srun` here, which override those of the launcher."""
     max_steps: int = MAX_STEPS
-    """Steps at once; more wait for their turn."""
+    """Most steps at the same time; further ones wait."""
     connect_within_s: float = 120.0
-    """How long a node may take from the start of its step to its call."""
+    """How long a node may take from the start of its step until it connects."""
     meet_within_s: float = 180.0
-    """How long nodes that do not answer together are asked apart, at the start."""
+    """How long nodes are queried in smaller parts where a step of all nodes fails, at the start."""
     rank_entry: str = RANK_ENTRY
     """"module:function" that a rank runs."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Running:
-    """Steps that run, and those that wait until fewer do."""
-
-    by_group: dict[str, Step] = field(default_factory=dict)
-    launched: set[str] = field(default_factory=set)
-    waiting: deque[str] = field(default_factory=deque)
-    tokens: dict[str, str] = field(default_factory=dict)
-
-
 class SrunNodes:
-    """The nodes of an allocation, which a step runs on as long as a group needs it.
+    """The nodes of an allocation, with one step for each running group.
 
     Raises:
-        NodeLostError: no node answers at all.
+        NodeLostError: no node answers.
     """
 
     def __init__(self, settings: StepSettings) -> None:
         self.settings = settings
         self.lines = StepLines(settings.listen_address)
         self._lock = threading.Condition()
-        """Held for what runs; told when a group has ended."""
-        self._running = _Running()
+        """Held around the steps; notified when a group has ended."""
+        self._steps: dict[str, Step] = {}
+        """Steps by group, also those that wait until fewer run."""
+        self._tokens: dict[str, str] = {}
+        self._waiting: deque[str] = deque()
+        self._launched: set[str] = set()
         self._lost: dict[int, str] = {}
         try:
-            self._nodes = self._meet_all()
+            self.nodes = self._meet_all()
+            """All nodes of the allocation, also lost ones."""
         except BaseException:
             self.lines.close()
             raise
 
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """All nodes of the allocation, the lost ones included."""
-        return self._nodes
-
     def step(self, group: str) -> Step:
-        """The step of a group that runs."""
+        """The step of a running group."""
         with self._lock:
-            return self._running.by_group[group]
+            return self._steps[group]
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that did not call in, or whose line broke, and have not answered since."""
+        """Nodes that did not connect, or whose connection broke, and have not answered since."""
         with self._lock:
             return dict(self._lost)
 
     def wait_until_ready(self) -> None:
-        """Nothing can be got ready before a group is known."""
+        """Returns at once: a step is started for each group."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Starts a step, now or when there are fewer; the event "started" tells when ranks run."""
+        """Starts a step, at once or when fewer run; "started" follows when the ranks run."""
         first = next(iter(tasks.values()))[0]
         for node, why in self.lost().items():
             if node in tasks:
                 raise NodeLostError(why, node=node)
-        step = self._new_step(first.group, tuple(tasks))
-        step.start(tasks)
+        self._new_step(first.group, tuple(tasks)).start(tasks)
         self._launch_what_may_run()
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:
@@ -130,44 +126,44 @@ class SrunNodes:
         self.step(group).tell({"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """What happened to the group since the last call."""
+        """The events of the group since the last call."""
         step = self.step(group)
         events = step.poll(timeout_s)
         self._note_losses(step)
         return events
 
     def end(self, _nodes: Sequence[int], group: str) -> dict[int, str]:
-        """Ends the group, then its step; returns when its `srun` has ended and nothing is left."""
+        """Ends the group, then its step; returns when no process of either is left."""
         with self._lock:
-            step = self._running.by_group.get(group)
-            token = self._running.tokens.pop(group, None)
-            if step is None or token is None:  # it was never started, or another thread ends it
+            step = self._steps.get(group)
+            token = self._tokens.pop(group, None)
+            if step is None or token is None:  # it was not started, or another thread ends it
                 return {}
-            if group in self._running.waiting:
-                self._running.waiting.remove(group)
+            if group in self._waiting:
+                self._waiting.remove(group)
             self.lines.expect_no_more(token)
         try:
             return step.end()
         finally:
             self._note_losses(step)
             with self._lock:
-                del self._running.by_group[group]
-                self._running.launched.discard(group)
+                del self._steps[group]
+                self._launched.discard(group)
                 self._lock.notify_all()
             self._launch_what_may_run()
 
     def recover(self, node: int) -> None:
-        """Asks a lost node whether it is there again, and clean.
+        """Checks whether a lost node answers again, and no process of an ended step is left on it.
 
         Raises:
-            NodeLostError: it is not.
+            NodeLostError: it does not, or some are left.
         """
         hellos, losses = self._meet([node])
-        name = self._nodes[node].name
+        name = self.nodes[node].name
         if node not in hellos:
             raise NodeLostError(losses.get(node, f"node {name} does not answer"), node=node)
         with self._lock:
-            running = {_step_name(group) for group in self._running.by_group}
+            running = {_step_name(group) for group in self._steps}
         if left := sorted(set(hellos[node]["steps"]) - running):
             message = (
                 f"processes of steps that have ended are left on node {name}: {', '.join(left)}"
@@ -175,23 +171,23 @@ class SrunNodes:
             raise NodeLostError(message, node=node)
         with self._lock:
             self._lost.pop(node, None)
-            self._nodes[node] = self._describe(node, hellos[node])
+            self.nodes[node] = self._describe(node, hellos[node])
 
     def close(self) -> None:
         """Ends every step."""
         with self._lock:
-            groups = list(self._running.by_group)
+            groups = list(self._steps)
         for group in groups:
             try:
                 self.end((), group)
             except WorkerError as error:
                 _LOG.error("%s", error)
-        with self._lock:  # those whose own threads end them
-            self._lock.wait_for(lambda: not self._running.by_group, _CLOSE_WITHIN_S)
+        with self._lock:  # other threads end theirs
+            self._lock.wait_for(lambda: not self._steps, _CLOSE_WITHIN_S)
         self.lines.close()
 
     def _meet_all(self) -> list[Node]:
-        """What the nodes are, as a first small step tells."""
+        """Queries all nodes by a first small step."""
         everyone = range(len(self.settings.node_names))
         give_up_at = time.monotonic() + self.settings.meet_within_s
         hellos, losses = self._meet_in_parts(everyone, give_up_at)
@@ -207,7 +203,7 @@ class SrunNodes:
     def _meet_in_parts(
         self, nodes: Sequence[int], give_up_at: float
     ) -> tuple[dict[int, Document], dict[int, str]]:
-        """Meets nodes; Slurm refuses a step for one that is down, so the others are looked for."""
+        """Queries nodes; in halves where that fails, since one node that is down fails a step."""
         hellos, losses = self._meet(nodes)
         if hellos or len(nodes) == 1 or time.monotonic() > give_up_at:
             return dict(hellos), dict(losses)
@@ -221,7 +217,7 @@ class SrunNodes:
         return found, lost
 
     def _meet(self, nodes: Sequence[int]) -> tuple[Mapping[int, Document], Mapping[int, str]]:
-        """What some nodes say of themselves, and why others don't."""
+        """Queries nodes; returns the greetings of some, and why the others did not answer."""
         group = f"{_MEETING}{secrets.token_hex(6)}"
         step = self._new_step(group, nodes)
         try:
@@ -230,7 +226,7 @@ class SrunNodes:
         finally:
             try:
                 self.end(nodes, group)
-            except RanksLeftError as error:  # it never had a rank
+            except RanksLeftError as error:  # it had no rank
                 _LOG.warning("%s", error)
         return hellos, step.reasons
 
@@ -249,26 +245,25 @@ class SrunNodes:
         step = Step(group=group, nodes=names, connect_within_s=self.settings.connect_within_s)
         with self._lock:
             token = secrets.token_hex(16)
-            self._running.by_group[group] = step
-            self._running.tokens[group] = token
-            self._running.waiting.append(group)
+            self._steps[group] = step
+            self._tokens[group] = token
+            self._waiting.append(group)
         self.lines.expect(token, step)
         return step
 
     def _launch_what_may_run(self) -> None:
-        """Launches steps that wait, in the order of their coming, as far as the limit lets it."""
-        running = self._running
+        """Launches waiting steps in their order, up to the limit."""
         with self._lock:
-            while running.waiting and len(running.launched) < self.settings.max_steps:
-                group = running.waiting.popleft()
-                running.launched.add(group)
-                step = running.by_group[group]
+            while self._waiting and len(self._launched) < self.settings.max_steps:
+                group = self._waiting.popleft()
+                self._launched.add(group)
+                step = self._steps[group]
                 try:
                     step.launch(self._srun(group, step.nodes))
-                except OSError as error:  # of this group, whoever's end it is that let it start
+                except OSError as error:  # fails this group only, not the one that ended before
                     step.give_up(f"srun can't be started: {error}")
-            if running.waiting:
-                most, waiting = self.settings.max_steps, len(running.waiting)
+            if self._waiting:
+                most, waiting = self.settings.max_steps, len(self._waiting)
                 _LOG.info("%d groups wait until fewer than %d steps run", waiting, most)
 
     def _srun(self, group: str, nodes: Sequence[int]) -> SrunProcess:
@@ -287,13 +282,13 @@ class SrunNodes:
                 f"--nodelist={','.join(names)}",
                 "--cpu-bind=none",
                 "--mem=0",
-                "--no-kill",  # a node that dies shall not take the others' words with it
+                "--no-kill",  # the other nodes must still report when one dies
                 "--kill-on-bad-exit=0",
                 "--wait=0",
                 "--input=none",
                 "--quit-on-interrupt",
                 *settings.options,
-                *python_module("workers.step_node"),
+                *python_module("workers.launchers.slurm_step.step_node"),
                 f"--entry={settings.rank_entry}",
                 *(["--look"] if group.startswith(_MEETING) else []),
             ],
@@ -301,7 +296,7 @@ class SrunNodes:
                 **with_our_package(inherited),
                 STEP_VARIABLE: _step_name(group),
                 ADDRESS_VARIABLE: self.lines.address,
-                TOKEN_VARIABLE: self._running.tokens[group],
+                TOKEN_VARIABLE: self._tokens[group],
             },
         )
 
@@ -313,3 +308,56 @@ class SrunNodes:
 
 def _step_name(group: str) -> str:
     return f"layout-tuner-{group}"
+
+
+def srun_launcher(
+    cluster: Cluster,
+    site: Site | None,
+    allocation: SlurmAllocation,
+    *,
+    rank_entry: str = RANK_ENTRY,
+    environment: Mapping[str, str] | None = None,
+) -> GroupLauncher:
+    """Starts one Slurm step a group, inside the allocation.
+
+    Args:
+        cluster: the cluster of the nodes.
+        site: options of steps here; None: there are none.
+        allocation: the job that this process runs in.
+        rank_entry: "module:function" that a rank runs.
+        environment: of the ranks; None: this process's.
+
+    Raises:
+        NodeLostError: no node of the allocation answers.
+    """
+    site = site or Site()
+    environment = dict(os.environ if environment is None else environment)
+    names, cores = allocation.node_names, site.cores_per_node
+    addresses = tuple(site.address(name, index) for index, name in enumerate(names))
+    settings = StepSettings(
+        job_id=allocation.job_id,
+        node_names=names,
+        addresses=addresses,
+        listen_address=_own_address(dict(zip(names, addresses, strict=True)), environment),
+        num_devices=cluster.devices_per_node,
+        environment=environment,
+        several_nodes_only=frozenset(site.environment_of_several_nodes),
+        device_cores=site.device_cores,
+        # Where a job holds whole nodes, Slurm gives a step only GPUs that the job or step requests.
+        options=(
+            *(() if cores is None else (f"--cpus-per-task={cores}",)),
+            *site.devices_options(cluster),
+            *site.srun,
+        ),
+        rank_entry=rank_entry,
+    )
+    return GroupLauncher(SrunNodes(settings), cluster, allow_sharing=False)
+
+
+def _own_address(addresses: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """The address of this host for the nodes; the batch host is usually the job's first node."""
+    host = socket.gethostname()
+    for name in (environment.get("SLURMD_NODENAME", ""), host, host.split(".")[0]):
+        if name in addresses:
+            return addresses[name]
+    return host

@@ -1,19 +1,18 @@
-"""One `srun` inside an allocation: started, watched, and ended whatever it takes."""
+"""One `srun` inside an allocation: starts it, watches it, and ends its step in every case."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from workers.errors import RanksLeftError
-from workers.slurm.errors import SlurmRefusedError, SlurmUnavailableError
-from workers.slurm.programs import call
+from workers.backoff import Backoff
+from workers.errors import RanksLeftError, SlurmRefusedError, SlurmUnavailableError
+from workers.ranks.processes import ended_within, last_words
+from workers.slurm.jobs import call
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,12 +20,12 @@ _CLEAN_END_WITHIN_S: Final = 15.0
 _END_WITHIN_S: Final = 2.0
 _TAKEN_OFF_THE_BOOKS_WITHIN_S: Final = 3.0
 _GONE_WITHIN_S: Final = 60.0
-"""Slurm sends SIGTERM to what is left of a step, and SIGKILL after its KillWait, 30 s by default."""
+"""Slurm sends SIGTERM to the processes of a step, and SIGKILL after its KillWait, 30 s by
+default."""
 _LAST_WORDS: Final = 5
-_LOG_TAIL_BYTES: Final = 8 << 10
 
 _NOISE: Final = "lacks support for cpu binding"
-"""Said at every step of a site without it; ours asks for no binding."""
+"""Printed at every step of a site without CPU binding, which these steps do not request."""
 
 _OTHERS_WISHES: Final = (
     "SLURM_CPU_BIND",
@@ -45,20 +44,20 @@ _OTHERS_WISHES: Final = (
     "SLURM_TASKS_PER_NODE",
     "SLURM_TRES_PER_TASK",
 )
-"""Variables of the batch script, or of a step that we are in, which `srun` would take for options."""
+"""Variables of the batch script, or of an enclosing step, that `srun` would read as options."""
 
 
 class SrunProcess:
-    """A step of a job, as its `srun` and the batch system know it.
+    """A step of a job, and its `srun`.
 
     Args:
-        job_id: the allocation's.
-        name: of the step, one of a kind.
-        options: what `srun` is asked for, and the command.
-        environment: of the tasks, whole.
+        job_id: of the allocation.
+        name: of the step; it is unique.
+        options: arguments of `srun`, with the command.
+        environment: the whole environment of the tasks.
 
     Raises:
-        OSError: there is no `srun` here, or no process can be started.
+        OSError: `srun` is not installed here, or no process can be started.
     """
 
     def __init__(
@@ -80,37 +79,35 @@ class SrunProcess:
 
     @property
     def pid(self) -> int:
-        """Of `srun` itself."""
+        """The pid of `srun`."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """How `srun` ended; None: it has not."""
+        """The exit code of `srun`; None: it still runs."""
         return self._process.poll()
 
     def last_words(self) -> str:
-        """What `srun`, and whatever the tasks print, said last; empty: nothing."""
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        lines = [line for line in tail.decode(errors="replace").splitlines() if _NOISE not in line]
-        return " / ".join(lines[-_LAST_WORDS:])
+        """The last lines that `srun` and the tasks printed; empty: there are none."""
+        return last_words(self._log.fileno(), _LAST_WORDS, but_not=_NOISE)
 
     def end(self, *, step_id: str | None, is_clean: bool, tasks_are_gone: bool) -> None:
-        """Returns when nothing is left of the step.
+        """Ends the step; returns when no process of it is left.
 
         Args:
-            step_id: as JOB.STEP, where a node has told it.
-            is_clean: whether every node has said that nothing is left on it.
-            tasks_are_gone: whether the task on every node has ended, and so all below it, whatever
-                the batch system says: one whose own processes were killed never hears of that.
+            step_id: as JOB.STEP, where a node has reported it.
+            is_clean: whether every node has reported that no process is left on it.
+            tasks_are_gone: whether the task on every node has ended, and so all processes below it,
+                even if Slurm still lists the step: it does so where Slurm's own processes were
+                killed.
 
         Raises:
-            RanksLeftError: the batch system still counts the step among those that run.
+            RanksLeftError: Slurm still lists the step as running.
         """
         try:
-            ended = self._wait(_CLEAN_END_WITHIN_S if is_clean else _END_WITHIN_S)
+            ended = ended_within(self._process, _CLEAN_END_WITHIN_S if is_clean else _END_WITHIN_S)
             if not ended:
                 self._process.terminate()
-                ended = self._wait(_END_WITHIN_S)
+                ended = ended_within(self._process, _END_WITHIN_S)
             if not (ended and is_clean and self._process.returncode == 0):
                 self._have_it_cancelled(step_id, tasks_are_gone=tasks_are_gone)
         finally:
@@ -126,13 +123,13 @@ class SrunProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # an interrupt of the terminal is ours to handle
+            start_new_session=True,  # this process handles interrupts of the terminal
         )
 
     def _have_it_cancelled(self, step_id: str | None, *, tasks_are_gone: bool) -> None:
         patience_s = _TAKEN_OFF_THE_BOOKS_WITHIN_S if tasks_are_gone else _GONE_WITHIN_S
         give_up_at = time.monotonic() + patience_s
-        pause_s = 0.05
+        backoff = Backoff(0.05, 2.0)
         cancelled = False
         while (running := self._running_step(step_id)) is not None:
             if not cancelled:
@@ -142,14 +139,13 @@ class SrunProcess:
                 if tasks_are_gone:
                     return _LOG.warning("Slurm says that %s; its tasks have ended", still)
                 raise RanksLeftError(f"{still}; see `scontrol show step {running}`")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
+            time.sleep(backoff.take())
         return None
 
     def _running_step(self, step_id: str | None) -> str | None:
-        """The step's id while the batch system counts it among those that run.
+        """The step's id while Slurm lists it as running; None: it has ended.
 
-        One that does not answer is taken to: what can't be seen to have ended may be running.
+        Where Slurm does not answer, the step counts as running.
         """
         asked = self._ask("squeue", "--steps", "--noheader", "--jobs", self._job_id, "-o", "%i %j")
         if asked is None:
@@ -161,18 +157,13 @@ class SrunProcess:
         return None
 
     def _ask(self, *command: str) -> str | None:
-        """What a program of Slurm's answers; None: nothing."""
+        """The output of a program of Slurm; None: it failed."""
         try:
             return call(*command, environ=self._environment)
         except SlurmRefusedError as error:
-            if "Invalid job id" in str(error):  # the whole job is gone from the controller's memory
+            if "Invalid job id" in str(error):  # the controller no longer knows the job
                 return ""
             _LOG.warning("%s", error)
         except SlurmUnavailableError as error:
             _LOG.warning("%s", error)
         return None
-
-    def _wait(self, within_s: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(within_s)
-        return self._process.returncode is not None

@@ -1,25 +1,26 @@
-"""One step of an allocation: a group's nodes, from the call of the first to the end of the last."""
+"""One step of an allocation: the nodes of a group, from the first connection to the last exit."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from workers.errors import NodeLostError, RanksLeftError
-from workers.json_lines import Document, JsonLines
 from workers.launchers.base import NodeEvent
-from workers.launchers.srun_process import SrunProcess
-from workers.rank_task import RankTask
+from workers.launchers.slurm_step.srun_process import SrunProcess
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_task import RankTask
 
 _LOOK_EVERY_S: Final = 0.2
-"""How often a waiting step looks whether its `srun` lives."""
+"""How often a waiting step checks whether its `srun` still runs."""
 _CAUSE_WITHIN_S: Final = 0.4
-"""How long `srun` may take to say, or show by its own end, why a node's line has closed."""
+"""How long `srun` may take to print the reason, or to end, after a node's connection closed."""
 _ENDED_WITHIN_S: Final = 40.0
-"""Longer than a node gives its zygote."""
+"""Longer than the time limit of a node for its zygote."""
 _GONE_WITHIN_S: Final = 15.0
 
 
@@ -31,31 +32,31 @@ class _Member:
     hello: Document | None = None
     line: JsonLines | None = None
     ordered: bool = False
-    untold: list[Document] = field(default_factory=list)
-    """Orders that came before its ranks."""
+    later_orders: list[Document] = field(default_factory=list)
+    """Orders that came before its ranks were started."""
     started: bool = False
     ended: Document | None = None
     lost: bool = False
-    hung_up_at: float | None = None
+    disconnected_at: float | None = None
     is_cut_off: bool = False
 
     @property
     def is_there(self) -> bool:
-        return self.line is not None and self.hung_up_at is None
+        return self.line is not None and self.disconnected_at is None
 
     @property
     def is_gone(self) -> bool:
-        """Whether its task has ended for sure: its kernel said so."""
-        return self.hung_up_at is not None and not self.is_cut_off
+        """Whether its task has certainly ended: the kernel closed the connection."""
+        return self.disconnected_at is not None and not self.is_cut_off
 
 
 class Step:
-    """The nodes of one step and what they say. One thread asks, another one brings their words.
+    """The nodes of one step and their events. The group's thread polls; another one reads.
 
     Args:
-        group: that it runs.
+        group: the group that the step runs.
         nodes: names by position.
-        connect_within_s: how long after its launch a node may take to call.
+        connect_within_s: how long after the launch a node may take to connect.
     """
 
     def __init__(self, *, group: str, nodes: Mapping[int, str], connect_within_s: float) -> None:
@@ -69,34 +70,34 @@ class Step:
         self._launched_at = 0.0
         self._is_over = False
         self.reasons: dict[int, str] = {}
-        """Why nodes can't go on, whoever is to blame."""
+        """Why nodes can't go on, by position."""
         self.losses: dict[int, str] = {}
-        """The same of nodes that are to blame themselves."""
+        """The same, only for nodes that are at fault themselves."""
 
     @property
     def nodes(self) -> Sequence[int]:
-        """Their positions."""
+        """Positions of the nodes."""
         return tuple(self._members)
 
     @property
     def srun_pid(self) -> int | None:
-        """Of the `srun`; None: it waits for its turn."""
+        """The pid of `srun`; None: the step still waits."""
         return None if self._process is None else self._process.pid
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Of the step's task, by position of the node."""
+        """Pids of the step's tasks, by position of the node."""
         return {node: m.hello["pid"] for node, m in self._members.items() if m.hello}
 
     def launch(self, process: SrunProcess) -> None:
-        """Takes over the `srun` that has been started for it."""
+        """Takes the `srun` that has been started for the step."""
         with self._changed:
             self._process = process
             self._launched_at = time.monotonic()
             self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
-        """There is no `srun` for it, and there will be none."""
+        """Ends the step where its `srun` could not be started."""
         with self._changed:
             self._is_over = True
             for node in self._members:
@@ -104,20 +105,20 @@ class Step:
             self._changed.notify_all()
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Has ranks started on each node as soon as it calls in."""
+        """Starts ranks on each node as soon as it connects."""
         self._tasks = tasks
-        self._tell_of("starting")
+        self._add_event("starting")
 
     def hellos(self) -> Mapping[int, Document]:
-        """What the nodes said of themselves; waits until all have, or are lost."""
+        """The greetings of the nodes; waits until each has connected or is lost."""
         while not all(m.hello or m.lost for m in self._members.values()):
             self.poll(_LOOK_EVERY_S)
         return {node: m.hello for node, m in self._members.items() if m.hello}
 
-    # The reading thread's.
+    # The thread that reads the connections calls the next three methods: they must not block.
 
-    def called(self, hello: Document, line: JsonLines) -> int | None:
-        """A node has called in."""
+    def connected(self, hello: Document, line: JsonLines) -> int | None:
+        """Notes that a node has connected; returns its position, None: it is not of this step."""
         with self._changed:
             for node, member in self._members.items():
                 if member.name == hello["name"] and member.hello is None and not member.lost:
@@ -126,8 +127,8 @@ class Step:
                     return node
         return None
 
-    def said(self, node: int, documents: list[Document]) -> None:
-        """What a node says."""
+    def take(self, node: int, documents: list[Document]) -> None:
+        """Notes events of a node."""
         member = self._members[node]
         with self._changed:
             for document in documents:
@@ -144,22 +145,22 @@ class Step:
                         self._events.append(NodeEvent(node=node, document=document))
             self._changed.notify_all()
 
-    def hung_up(self, node: int, *, is_cut_off: bool) -> None:
-        """A node's line has closed."""
+    def disconnected(self, node: int, *, is_cut_off: bool) -> None:
+        """Notes that a connection has closed: by the end of its task, or by a cut."""
         with self._changed:
-            self._members[node].hung_up_at = time.monotonic()
+            self._members[node].disconnected_at = time.monotonic()
             self._members[node].is_cut_off = is_cut_off
             self._changed.notify_all()
 
-    # The group's.
+    # The thread of the group calls the others.
 
     def poll(self, timeout_s: float) -> list[NodeEvent]:
-        """What happened since the last call; waits for something up to the timeout."""
+        """The events since the last call; waits for one up to the timeout."""
         give_up_at = time.monotonic() + timeout_s
         while True:
             self._send_start_orders()
             with self._changed:
-                self._look()
+                self._note_losses()
                 left_s = give_up_at - time.monotonic()
                 if self._events or left_s <= 0:
                     events, self._events = self._events, []
@@ -168,22 +169,22 @@ class Step:
                     self._changed.wait(min(left_s, _LOOK_EVERY_S))
 
     def tell(self, document: Document) -> None:
-        """Gives an order to all nodes; those that have no ranks yet get it with the ranks.
+        """Sends an order to all nodes; nodes without ranks get it after their ranks have started.
 
         Raises:
-            NodeLostError: one of them does not take it.
+            NodeLostError: the connection to one of them is closed.
         """
         for node, member in self._members.items():
             if member.ordered:
                 self._send(node, member, document)
-            else:  # the first ranks may listen before the last node has called in
-                member.untold.append(document)
+            else:  # the first rank may listen before the last node has connected
+                member.later_orders.append(document)
 
     def end(self) -> dict[int, str]:
-        """Ends the group, then the step; returns the log tails of the ranks by rank.
+        """Ends the group, then the step; returns the log tails by rank.
 
         Raises:
-            RanksLeftError: something can't be ended.
+            RanksLeftError: a process can't be ended.
         """
         if self._process is None:
             return {}
@@ -195,24 +196,24 @@ class Step:
             _ENDED_WITHIN_S,
         )
         self._close_lines()
-        self._lose_who_did_not_end()
+        self._lose_unended_nodes()
         members = self._members.values()
         self._process.end(
-            step_id=self._step_id(),
+            step_id=next((m.hello["step"] for m in members if m.hello), None),
             is_clean=all(m.is_gone and (m.ended or not m.ordered) for m in members),
             tasks_are_gone=all(m.is_gone for m in members),
         )
         return _tails({node: m.ended for node, m in self._members.items() if m.ended})
 
-    def _lose_who_did_not_end(self) -> None:
+    def _lose_unended_nodes(self) -> None:
         with self._changed:
             for node, member in self._members.items():
                 if member.ordered and not member.ended and not self._is_over:
-                    why = f"node {member.name} did not say that its ranks have ended"
+                    why = f"node {member.name} did not report that its ranks have ended"
                     self._lose(node, why + _quoted(self._last_words()))
 
     def _close_lines(self) -> None:
-        """Hangs up; a node that has been heard to the end hangs up in turn as its task ends."""
+        """Closes the connections for writing, and waits until the tasks close their ends."""
         for member in self._members.values():
             if member.line is not None:
                 member.line.end_writing()
@@ -220,9 +221,6 @@ class Step:
 
     def _last_words(self) -> str:
         return "" if self._process is None else self._process.last_words()
-
-    def _step_id(self) -> str | None:
-        return next((m.hello["step"] for m in self._members.values() if m.hello), None)
 
     def _wait_for(self, condition: Callable[[], bool], within_s: float) -> None:
         with self._changed:
@@ -240,9 +238,9 @@ class Step:
             to_order = self._to_order()
         for node, member in to_order:
             member.ordered = True
-            tasks = [task.to_mapping() for task in self._tasks[node]]
+            tasks = [asdict(task) for task in self._tasks[node]]
             self._try_to_send(node, {"order": "start", "tasks": tasks})
-            for document in member.untold:
+            for document in member.later_orders:
                 self._try_to_send(node, document)
 
     def _send(self, node: int, member: _Member, document: Document) -> None:
@@ -253,23 +251,21 @@ class Step:
             raise NodeLostError(f"node {member.name} was lost: {error}", node=node) from error
 
     def _try_to_send(self, node: int, document: Document) -> None:
-        """Its line is closed where that fails, and that is seen by the reading thread."""
-        try:
+        """Sends a document; where that fails, the reading thread notices the closed connection."""
+        with suppress(NodeLostError):
             self._send(node, self._members[node], document)
-        except NodeLostError:
-            return
 
     def _note_start(self, member: _Member) -> None:
         member.started = True
         if all(m.started for m in self._members.values()):
-            self._tell_of("started")
+            self._add_event("started")
 
-    def _tell_of(self, event: str) -> None:
+    def _add_event(self, event: str) -> None:
         document = {"event": event, "group": self._group}
         self._events.append(NodeEvent(node=self.nodes[0], document=document))
 
-    def _look(self) -> None:
-        """Looks for nodes that are lost; their loss is told once."""
+    def _note_losses(self) -> None:
+        """Notes lost nodes; each loss is one event."""
         if self._process is None or self._is_over:
             return None
         code = self._process.exit_code()
@@ -279,11 +275,11 @@ class Step:
         now = time.monotonic()
         for node, member in self._members.items():
             if member.hello is None and now > self._launched_at + self._connect_within_s:
-                why = f"node {member.name} did not call in within {self._connect_within_s:g} s"
+                why = f"node {member.name} did not connect within {self._connect_within_s:g} s"
                 self._lose(node, why + _quoted(self._last_words()))
-            elif member.hung_up_at is not None and not member.ended:
+            elif member.disconnected_at is not None and not member.ended:
                 words = self._last_words()
-                if member.name in words or now > member.hung_up_at + _CAUSE_WITHIN_S:
+                if member.name in words or now > member.disconnected_at + _CAUSE_WITHIN_S:
                     why = f"node {member.name} was lost: its line closed"
                     self._lose(node, why + _quoted(words))
         return None
@@ -299,7 +295,10 @@ class Step:
         self._events.append(NodeEvent(node=node, document={"event": "lost", "message": why}))
 
     def _lose_with_srun(self, code: int, words: str) -> None:
-        """The step is over. Those that never called are to blame where others did, or that are named."""
+        """Notes the loss of all nodes after the end of `srun`.
+
+        At fault are nodes that did not connect where others did, or that `srun` names.
+        """
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = f"the step's srun ended with {how}{_quoted(words)}"
         silent = [node for node, m in self._members.items() if m.hello is None]
@@ -308,7 +307,7 @@ class Step:
         else:
             blamed = silent
         for node in blamed:
-            self._lose(node, f"node {self._members[node].name} did not call in: {why}")
+            self._lose(node, f"node {self._members[node].name} did not connect: {why}")
         for node in self._members:
             self._lose(node, why, to_blame=False)
 

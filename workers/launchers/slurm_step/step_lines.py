@@ -1,4 +1,4 @@
-"""Where the nodes of Slurm steps call in: one listener, and one thread that reads from all of them."""
+"""Connections from the nodes of Slurm steps: one listener, and one thread that reads them all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from workers.json_lines import Document, JsonLines
-from workers.step_node import notice_a_dead_peer
+from workers.launchers.slurm_step.step import Step
+from workers.launchers.slurm_step.step_node import notice_a_dead_peer
+from workers.ranks.json_lines import Document, JsonLines
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,43 +22,29 @@ _MOST_OF_A_STRANGER_BYTES: Final = 1 << 16
 _LOOK_EVERY_S: Final = 5.0
 
 
-class Caller(Protocol):
-    """A step, as the lines of its nodes need to know it. Called by the reading thread: must not block."""
-
-    def called(self, hello: Document, line: JsonLines) -> int | None:
-        """A node has called in; returns its position, None: it is not one of the step's."""
-        ...
-
-    def said(self, node: int, documents: list[Document]) -> None:
-        """What a node says."""
-        ...
-
-    def hung_up(self, node: int, *, is_cut_off: bool) -> None:
-        """The node's task has closed its line or ended; or it is cut off, and nobody knows."""
-        ...
-
-
 @dataclass(kw_only=True, slots=True)
-class _Call:
+class _NodeConnection:
+    """A connection, and the node of a step that it is from, once that is known."""
+
     line: JsonLines
     since: float
-    caller: Caller | None = None
+    step: Step | None = None
     node: int = -1
 
 
 class StepLines:
-    """Takes calls, and hands each to the step whose token it shows.
+    """Accepts connections, and assigns each to the step whose token it sends.
 
     Args:
-        address: to listen on, which the nodes reach; the port is the kernel's choice.
+        address: to listen on, which the nodes can reach; the kernel chooses the port.
     """
 
     def __init__(self, address: str) -> None:
         self._server = socket.create_server((address, 0), backlog=_BACKLOG)
         self._server.setblocking(False)
         self.address = f"{address}:{self._server.getsockname()[1]}"
-        self._expected: dict[str, Caller] = {}
-        self._calls: dict[int, _Call] = {}
+        self._expected: dict[str, Step] = {}
+        self._connections: dict[int, _NodeConnection] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._end_r, self._end_w = socket.socketpair()
@@ -65,20 +52,20 @@ class StepLines:
         self._thread = threading.Thread(target=self._read, name="step-lines", daemon=True)
         self._thread.start()
 
-    def expect(self, token: str, caller: Caller) -> None:
-        """Lets in the nodes that show a token."""
-        self._expected[token] = caller
+    def expect(self, token: str, step: Step) -> None:
+        """Accepts nodes with a token from now on."""
+        self._expected[token] = step
 
     def expect_no_more(self, token: str) -> None:
-        """Turns away who shows the token from now on; those that are in stay."""
+        """Refuses nodes with the token from now on; existing connections stay open."""
         self._expected.pop(token, None)
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections."""
         self._end_w.close()
         self._thread.join()
-        for call in self._calls.values():
-            call.line.close()
+        for connection in self._connections.values():
+            connection.line.close()
         for opened in (self._server, self._end_r):
             opened.close()
         self._selector.close()
@@ -91,56 +78,57 @@ class StepLines:
                 if key.fileobj is self._server:
                     self._accept()
                 else:
-                    self._hear(self._calls[key.fd])
+                    self._receive(self._connections[key.fd])
             self._drop_silent_strangers()
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._server.accept()
-        except OSError:  # who called has gone already
+            accepted, _ = self._server.accept()
+        except OSError:  # the other end has already closed it
             return
-        notice_a_dead_peer(connection)
-        call = _Call(line=JsonLines(connection), since=time.monotonic())
-        self._calls[connection.fileno()] = call
-        self._selector.register(connection, selectors.EVENT_READ)
+        notice_a_dead_peer(accepted)
+        connection = _NodeConnection(line=JsonLines(accepted), since=time.monotonic())
+        self._connections[accepted.fileno()] = connection
+        self._selector.register(accepted, selectors.EVENT_READ)
 
-    def _hear(self, call: _Call) -> None:
+    def _receive(self, connection: _NodeConnection) -> None:
         try:
-            documents = call.line.read(block=False)
-            if call.caller is None and documents:
-                self._introduce(call, documents.pop(0))
-            if documents and call.caller is not None:
-                call.caller.said(call.node, documents)
+            documents = connection.line.read(block=False)
+            if connection.step is None and documents:
+                self._assign(connection, documents.pop(0))
+            if documents and connection.step is not None:
+                connection.step.take(connection.node, documents)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            _LOG.warning("a call was ended: %s", error)
-            return self._hang_up(call, is_cut_off=True)
+            _LOG.warning("a connection was closed: %s", error)
+            return self._close(connection, is_cut_off=True)
         if documents is None:
-            return self._hang_up(call, is_cut_off=False)
+            return self._close(connection, is_cut_off=False)
         return None
 
-    def _introduce(self, call: _Call, hello: Document) -> None:
-        """Finds out whose node this is.
+    def _assign(self, connection: _NodeConnection, hello: Document) -> None:
+        """Assigns a connection to the step of its token.
 
         Raises:
-            LookupError: nobody's.
+            LookupError: no step expects the token.
         """
-        caller = self._expected.get(hello["token"])
-        node = None if caller is None else caller.called(hello, call.line)
-        if caller is None or node is None:
-            raise LookupError(f"{hello.get('name')!r} showed no token of a step that is expected")
-        call.caller, call.node = caller, node
+        step = self._expected.get(hello["token"])
+        node = None if step is None else step.connected(hello, connection.line)
+        if step is None or node is None:
+            raise LookupError(f"{hello.get('name')!r} sent no token of a step that is expected")
+        connection.step, connection.node = step, node
 
-    def _hang_up(self, call: _Call, *, is_cut_off: bool) -> None:
-        self._selector.unregister(call.line.socket)
-        del self._calls[call.line.socket.fileno()]
-        call.line.close()
-        if call.caller is not None:
-            call.caller.hung_up(call.node, is_cut_off=is_cut_off)
+    def _close(self, connection: _NodeConnection, *, is_cut_off: bool) -> None:
+        self._selector.unregister(connection.line.socket)
+        del self._connections[connection.line.socket.fileno()]
+        connection.line.close()
+        if connection.step is not None:
+            connection.step.disconnected(connection.node, is_cut_off=is_cut_off)
 
     def _drop_silent_strangers(self) -> None:
         too_long_ago = time.monotonic() - _STRANGERS_MAY_STAY_S
-        for call in list(self._calls.values()):
-            if call.caller is None and (
-                call.since < too_long_ago or call.line.num_pending_bytes > _MOST_OF_A_STRANGER_BYTES
+        for connection in list(self._connections.values()):
+            if connection.step is None and (
+                connection.since < too_long_ago
+                or connection.line.num_pending_bytes > _MOST_OF_A_STRANGER_BYTES
             ):
-                self._hang_up(call, is_cut_off=True)
+                self._close(connection, is_cut_off=True)

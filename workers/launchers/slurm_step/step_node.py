@@ -1,9 +1,9 @@
-"""One node of a Slurm step: the node's ranks, at the orders of a launcher on another host.
+"""One node of a Slurm step: runs the node's ranks on orders of a launcher on another host.
 
-The task that `srun` starts on each node of a group. It connects out to the launcher, says who it
-is, and serves it as a node agent serves Ray: the same orders in, the same events out, one JSON document
-a line. Where the launcher listens and the step's token come by environment: a command line can be
-read by every user of a node.
+`srun` starts this task on each node of a group. It connects to the launcher, greets it, and then
+serves it as a node agent serves Ray: the same orders and the same events, one JSON document a line.
+The launcher's address and the step's token are in the environment, since every user of a node can
+read command lines.
 
     {"order": "start", "tasks": [RankTask, ...]}, "tell" and "end" as the zygote takes them
 
@@ -11,11 +11,12 @@ read by every user of a node.
      "core_ids": [...], "memory_available_bytes": ..., "steps": [...]}
     {"event": "started", "pids": {...}}       the zygote is ready, the ranks are being forked
     {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
-    {"event": "lost", "message": ...}         the zygote is gone
-    and what the ranks report, as the zygote sends it
+    {"event": "lost", "message": ...}         the zygote has ended
+    and the reports of the ranks, as the zygote sends them
 
-It ends everything on its node when the line closes, and is ended with its parent, Slurm's manager of the
-step: whichever of them is killed, the warden ends what is below.
+It ends all processes on its node when the connection closes, and the kernel ends it with its
+parent, Slurm's manager of the step. If either of the two is killed, the warden ends the processes
+below.
 """
 
 from __future__ import annotations
@@ -25,35 +26,36 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from search_spaces.machine import available_memory_bytes, usable_cores
 from workers.errors import NodeLostError, WorkerError
-from workers.json_lines import Document, JsonLines
-from workers.node_ranks import NodeRanks
-from workers.processes import die_with_parent
-from workers.rank_task import RANK_ENTRY, RankTask
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.node_ranks import NodeRanks
+from workers.ranks.processes import die_with_parent
+from workers.ranks.rank_task import RANK_ENTRY, RankTask
 
 ADDRESS_VARIABLE: Final = "LAYOUT_TUNER_STEP_ADDRESS"
 """Where the launcher listens, as HOST:PORT."""
 TOKEN_VARIABLE: Final = "LAYOUT_TUNER_STEP_TOKEN"  # noqa: S105 (a name)
-"""What the step shows to be let in."""
+"""The token that the step sends to be accepted."""
 
 STEP_VARIABLE: Final = "LAYOUT_TUNER_STEP"
-"""Name of the step, in the environment of all that runs in it."""
+"""Name of the step, in the environment of all of its processes."""
 
 _CONNECT_WITHIN_S: Final = 30.0
 _POLL_S: Final = 60.0
 _SILENT_S: Final = 5
-"""Seconds without a packet after which the other end is asked whether it is there."""
+"""Seconds without a packet after which TCP probes the other end."""
 _ASK_EVERY_S: Final = 3
 _ASK_TIMES: Final = 5
 _NODE_VARIABLE: Final = "SLURMD_NODENAME"
 
 
 def notice_a_dead_peer(connection: socket.socket) -> None:
-    """Has the kernel break a connection whose other host is gone, or cut off, within 20 s."""
+    """Makes the kernel close a connection within 20 s after the other host ends or is cut off."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_EVERY_S)
@@ -64,7 +66,7 @@ def notice_a_dead_peer(connection: socket.socket) -> None:
 
 
 class StepNode:
-    """Serves one launcher, and one group, to their end.
+    """Serves one launcher and one group, until either ends.
 
     Args:
         line: to the launcher.
@@ -78,11 +80,11 @@ class StepNode:
         self._ranks: NodeRanks | None = None
 
     def run(self) -> None:
-        """Takes orders until the line closes; then nothing is left below."""
+        """Carries out orders until the connection closes; then no process is left below."""
         try:
             while (order := self._line.receive()) is not None:
                 self._take(order)
-        except OSError:  # the launcher's host is gone or cut off
+        except OSError:  # the launcher's host has ended or is cut off
             pass
         finally:
             if self._ranks is not None:
@@ -102,11 +104,11 @@ class StepNode:
 
     def _start(self, tasks: list[RankTask]) -> None:
         self._ranks = NodeRanks(other_guardians=[os.getppid()], rank_entry=self._rank_entry)
-        self._ranks.start(tasks)  # the zygote finds the order when it is ready
+        self._ranks.start(tasks)  # the zygote reads the order when it is ready
         threading.Thread(target=self._relay, args=[self._ranks], daemon=True).start()
 
     def _relay(self, ranks: NodeRanks) -> None:
-        """Passes on what happens below, until nothing can any more."""
+        """Passes events of the ranks on, until the zygote has ended."""
         try:
             ranks.wait_until_ready()
             self._send({"event": "started", "pids": {"agent": os.getpid(), **ranks.pids}})
@@ -130,19 +132,16 @@ class StepNode:
 
     def _running(self) -> NodeRanks:
         if self._ranks is None:
-            raise NodeLostError("the launcher gave an order before it had started any rank")
+            raise NodeLostError("the launcher sent an order before it started a rank")
         return self._ranks
 
     def _send(self, *documents: Document) -> None:
-        try:
-            with self._sending:
-                self._line.send(*documents)
-        except OSError:  # `run` sees the line closed
-            return
+        with suppress(OSError), self._sending:  # `run` sees the line closed
+            self._line.send(*documents)
 
 
 def hello(token: str, *, look: bool) -> Document:
-    """Who this node is, what of it the step was given, and what else of ours is alive on it."""
+    """The greeting: the node's name, its cores and memory in this step, and other living steps."""
     job, step = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return {
         "event": "hello",
@@ -158,16 +157,16 @@ def hello(token: str, *, look: bool) -> Document:
 
 
 def living_steps(environment: Mapping[str, str]) -> list[str]:
-    """Names of the steps of this job that have processes on this node, but for our own.
+    """Names of other steps of this job that have processes on this node.
 
-    Whatever became of their parents, all that runs in a step has its name in the environment.
+    All processes of a step have its name in their environment, also those whose parents have ended.
     """
     ours = {name: environment.get(name, "") for name in ("SLURM_JOB_ID", _NODE_VARIABLE)}
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it ended while we looked, or is none of our user's
+        except OSError:  # the process ended meanwhile, or belongs to another user
             continue
         theirs = dict(word.partition("=")[::2] for word in words)
         if STEP_VARIABLE in theirs and all(theirs.get(name, "") == ours[name] for name in ours):
@@ -176,9 +175,11 @@ def living_steps(environment: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.step_node", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="workers.launchers.slurm_step.step_node", description=__doc__
+    )
     parser.add_argument("--entry", default=RANK_ENTRY)
-    parser.add_argument("--look", action="store_true", help="say what else is alive on this node")
+    parser.add_argument("--look", action="store_true", help="report other steps on this node")
     arguments = parser.parse_args()
     die_with_parent(os.getppid())
     host, _, port = os.environ.pop(ADDRESS_VARIABLE).rpartition(":")

@@ -1,39 +1,43 @@
-"""Groups of ranks, and which of them talk through shared memory: those that are of one host."""
+"""Groups of ranks. Groups whose ranks are all on one host communicate through shared memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
+import torch
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 
-from workers.trainer.host import Host
-from workers.trainer.host_lanes import Lane
-from workers.trainer.shared_memory import Region, SharedFile, can_share, host_identity
+from workers.trainer.comm.host_lanes import Lane
+from workers.trainer.comm.host_transfers import Host
+from workers.trainer.comm.messages import gather_documents, reading_from
+from workers.trainer.comm.shared_memory import Region, SharedFile, can_share, host_identity
 
-MOST_RANKS: Final = 8
-"""Each rank reads what every other one writes: in larger groups gloo's rings move fewer bytes."""
+MAX_RANKS: Final = 8
+"""Largest group that uses shared memory. Each rank reads what every other one writes; in larger
+groups gloo's rings move fewer bytes."""
 
 Ranks = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """The ranks of one axis, as one of them sees them."""
+class AxisGroup:
+    """The ranks of one axis of the mesh, from the view of one of them."""
 
     process_group: ProcessGroup
     ranks: Ranks
     """Global ranks, in the group's order."""
     rank: int
-    """This rank's place among them."""
+    """This rank's index in `ranks`."""
     lane: Lane | None = None
-    """Shared memory; None where the library that the process group has does everything."""
+    """Shared memory of the group; None: the process group's library communicates."""
 
     @property
     def size(self) -> int:
@@ -42,13 +46,13 @@ class Group:
 
 def make_groups(
     found: Iterable[ProcessGroup | None], *, timeout: timedelta | None, shares_memory: bool
-) -> dict[ProcessGroup, Group]:
-    """What this rank's process groups are; every rank of the job calls it at the same time.
+) -> dict[ProcessGroup, AxisGroup]:
+    """Describes this rank's process groups. Every rank of the job must call it at the same time.
 
-    Communicates: over all ranks twice, where groups might share memory.
+    Communicates: two all-gathers over all ranks, where groups may share memory.
 
     Raises:
-        PeerLostError: another rank has ended meanwhile.
+        PeerLostError: another rank ended meanwhile.
     """
     ranks = {group: tuple(dist.get_process_group_ranks(group)) for group in found if group}
     lanes: Mapping[Ranks, Lane] = {}
@@ -56,49 +60,70 @@ def make_groups(
         lanes = _lanes(set(ranks.values()), timeout or default_pg_timeout)
     this = dist.get_rank() if ranks else 0
     return {
-        group: Group(process_group=group, ranks=of, rank=of.index(this), lane=lanes.get(of))
+        group: AxisGroup(process_group=group, ranks=of, rank=of.index(this), lane=lanes.get(of))
         for group, of in ranks.items()
     }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Told:
-    """What a rank tells all others of itself."""
+class _RankDescription:
+    """The facts about a rank that the others need to share memory with it."""
 
     identity: str
-    """Of its host; empty where it cannot share memory."""
+    """Identity of its host; empty where it cannot share memory."""
     process: int
     cores: frozenset[int]
-    """Those that it may run on."""
+    """Cores that it may run on."""
     files: dict[Ranks, tuple[int, int, int]]
-    """Where the memory of the groups is that it is the first rank of."""
+    """For each group of which it is the first rank, where the shared file is."""
+
+    def to_document(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "identity": self.identity,
+            "process": self.process,
+            "cores": sorted(self.cores),
+            "files": list(self.files.items()),
+        }
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Reads another rank's document."""
+        return cls(
+            identity=str(document["identity"]),
+            process=int(document["process"]),
+            cores=frozenset(_whole_numbers(document["cores"])),
+            files={
+                _whole_numbers(ranks): _place(_whole_numbers(place))
+                for ranks, place in document["files"]
+            },
+        )
 
 
 def _lanes(groups: set[Ranks], timeout: timedelta) -> Mapping[Ranks, Lane]:
-    """The shared memory of those groups all of whose ranks have it."""
+    """The shared memory of each group in which every rank could map it."""
     this = dist.get_rank()
     identity = host_identity() if can_share() else ""
     files = _make_files(groups, this) if identity else {}
-    told: list[_Told] = _all_gather(
-        _Told(
-            identity=identity,
-            process=os.getpid(),
-            cores=frozenset(os.sched_getaffinity(0)),
-            files={ranks: file.place for ranks, file in files.items()},
-        )
+    own = _RankDescription(
+        identity=identity,
+        process=os.getpid(),
+        cores=frozenset(os.sched_getaffinity(0)),
+        files={ranks: file.place for ranks, file in files.items()},
     )
-    regions = _map_files(groups, told, identity)
-    have = _all_gather(frozenset(regions))
+    descriptions = _all_gather(own.to_document(), _RankDescription.from_document)
+    regions = _map_files(groups, descriptions, identity)
+    mapped = _all_gather(list(regions), lambda of: frozenset(_whole_numbers(ranks) for ranks in of))
     for file in files.values():
         file.close()
-    shared = [ranks for ranks in regions if all(ranks in have[rank] for rank in ranks)]
+    shared = [ranks for ranks in regions if all(ranks in mapped[rank] for rank in ranks)]
     if not shared:
         return {}
-    here = [rank for rank, other in enumerate(told) if other.identity == identity]
-    cores = frozenset[int]().union(*(told[rank].cores for rank in here))
+    here = [rank for rank, other in enumerate(descriptions) if other.identity == identity]
+    cores = frozenset[int]().union(*(descriptions[rank].cores for rank in here))
     peers = {rank for ranks in shared for rank in ranks} - {this}
     host = Host(
-        {rank: told[rank].process for rank in sorted(peers)},
+        {rank: descriptions[rank].process for rank in sorted(peers)},
         timeout_s=timeout.total_seconds(),
         shares_cores=len(here) > len(cores),
     )
@@ -109,29 +134,42 @@ def _lanes(groups: set[Ranks], timeout: timedelta) -> Mapping[Ranks, Lane]:
 
 
 def _make_files(groups: set[Ranks], this: int) -> dict[Ranks, SharedFile]:
-    """Those of the groups that this rank is the first of; none where the kernel makes none."""
+    """A file for each group of which this rank is the first; none where the kernel refuses."""
     with suppress(OSError):
         return {
             ranks: SharedFile(len(ranks))
             for ranks in sorted(groups)
-            if ranks[0] == this and len(ranks) <= MOST_RANKS
+            if ranks[0] == this and len(ranks) <= MAX_RANKS
         }
     return {}
 
 
-def _map_files(groups: set[Ranks], told: Sequence[_Told], identity: str) -> dict[Ranks, Region]:
-    """The regions that this rank has reached, of groups that are of its host."""
+def _map_files(
+    groups: set[Ranks], descriptions: Sequence[_RankDescription], identity: str
+) -> dict[Ranks, Region]:
+    """Maps the files of the groups that are on this host; leaves out those that fail."""
     regions = {}
     for ranks in sorted(groups):
-        place = told[ranks[0]].files.get(ranks)
-        if place is not None and all(told[rank].identity == identity for rank in ranks):
+        place = descriptions[ranks[0]].files.get(ranks)
+        if place is not None and all(descriptions[rank].identity == identity for rank in ranks):
             with suppress(OSError, ValueError):
                 regions[ranks] = Region(place, len(ranks))
     return regions
 
 
-def _all_gather(value: Any) -> list[Any]:
-    """Every rank's value, over all ranks of the job."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+def _all_gather(document: Any, read: Callable[[Any], T]) -> list[T]:
+    """Every rank's document, read by `read`; an all-gather over all ranks of the job."""
+    values = []
+    for rank, of in enumerate(gather_documents(document, torch.device("cpu"))):
+        with reading_from(rank):
+            values.append(read(of))
     return values
+
+
+def _whole_numbers(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _place(numbers: tuple[int, ...]) -> tuple[int, int, int]:
+    process, descriptor, nonce = numbers
+    return process, descriptor, nonce

@@ -1,12 +1,12 @@
-"""Collectives and transfers of ranks that share memory; what they promise is what gloo's do.
+"""Collectives and transfers of ranks that share memory, with the same guarantees as gloo's.
 
-A message goes in pieces through the slots of its writer's stream. Who starts an operation writes
-what has room at once, so that others can read it while this rank computes; the rest follows
-whenever this rank waits for anything.
+A message is copied in pieces through the slots of its writer's stream. An operation writes as many
+pieces as fit when it is started, so that peers can read them while this rank computes. The other
+pieces follow while this rank waits for any operation.
 
-A group's operations are done in the order in which they were started, the same on all its ranks.
-A sum is added up in the order of the ranks, on each rank the same bits; what has 16 bits is added
-up in fp32 and rounded once.
+The collectives of a group run in the order in which they were started, which must be the same on
+all its ranks. A sum is added in the order of the ranks, so that all ranks get the same bits. 16-bit
+values are added in fp32 and rounded once.
 """
 
 from __future__ import annotations
@@ -19,99 +19,87 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from workers.trainer.host import Host, Operation
-from workers.trainer.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, slot_index
+from workers.trainer.comm.host_transfers import Host, Operation
+from workers.trainer.comm.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, slot_index
 
 MESSAGE_BYTES: Final = SLOT_BYTES * SLOTS_A_HALF
-"""What fits into a stream at once, so that its writer can compute on."""
+"""Largest message that fits into a stream at once, so that its writer need not wait."""
 
 Reduction = Literal["sum", "max"]
 
 
 class _Ring:
-    """The writer's or a reader's end of a stream: which slot a piece of a message lies in."""
+    """The writer's or a reader's count of the messages and pieces of a stream."""
 
     def __init__(self) -> None:
         self._num_messages = self._num_pieces = 0
-        self._last_use = [0] * (2 * SLOTS_A_HALF)
+        self.last_use = [0] * (2 * SLOTS_A_HALF)
+        """The piece that each slot holds, counted from 1 over all messages. Once this number of
+        pieces has been read, the slot may be overwritten."""
 
     def begin(self, num_pieces: int) -> tuple[int, int]:
-        """A message's number, and how many pieces came before it."""
+        """Starts a message; returns its number and how many pieces came before it."""
         number, first = self._num_messages, self._num_pieces
         self._num_messages += 1
         self._num_pieces += num_pieces
         return number, first
 
-    def free_from(self, slot: int) -> int:
-        """How many pieces must have been taken before the slot may be written over."""
-        return self._last_use[slot]
-
-    def use(self, slot: int, piece: int) -> None:
-        """The slot holds this piece, counted from 1 over all messages."""
-        self._last_use[slot] = piece
-
 
 class Lane:
-    """The shared memory of a group: collectives of all its ranks, and transfers to neighbours."""
+    """The shared memory of a group: collectives of all its ranks, transfers between two of them."""
 
     def __init__(self, host: Host, region: Region, *, ranks: Sequence[int], rank: int) -> None:
-        """Of a group of these global ranks; `rank` is this one's place among them."""
+        """For the group of these global ranks; `rank` is this rank's index in `ranks`."""
         self.host, self.region, self.rank, self.size = host, region, rank, len(ranks)
         self.peers = tuple(peer for place, peer in enumerate(ranks) if place != rank)
         self.ranks = tuple(ranks)
         self.ring = _Ring()
         self.counts: Counter[str] = Counter()
-        """Operations that were started, by kind."""
+        """Number of operations started, by kind."""
         self._queue = host.new_queue()
-        self._links: dict[tuple[int, bool], tuple[_Ring, deque[Operation]]] = {}
+        self._links: dict[int, tuple[_Ring, deque[Operation]]] = {}
 
     def start_all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> Operation:
         """Starts reducing the tensor over the group, in place."""
         return self._start("all_reduce", _AllReduce(self, tensor, reduction))
 
     def start_reduce_scatter(self, own: Tensor, whole: Tensor) -> Operation:
-        """Starts summing `whole`; this rank's share lands in `own`, which may be a part of it."""
+        """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share."""
         return self._start("reduce_scatter", _ReduceScatter(self, own, whole))
 
     def start_all_gather(self, whole: Tensor, own: Tensor) -> Operation:
-        """Starts filling `whole` with every rank's `own`, which may be a part of it."""
+        """Starts filling `whole` with the `own` of every rank; `own` may be a part of `whole`."""
         return self._start("all_gather", _AllGather(self, whole, own))
 
     def start_send(self, tensor: Tensor, to: int, channel: int) -> Operation:
-        """Starts sending to the place `to` of the group; its stream is (this rank, channel)."""
-        ring, queue = self._link(self.rank, channel, is_writer=True)
-        self.counts["send"] += 1
-        operation = _Send(self, tensor, self._link_stream(self.rank, channel), ring, to)
-        self.host.start(operation, queue)
-        return operation
+        """Starts sending to rank `to` of the group, over the stream (this rank, channel)."""
+        return self._start_transfer("send", tensor, writer=self.rank, peer=to, channel=channel)
 
     def start_receive(self, tensor: Tensor, source: int, channel: int) -> Operation:
-        """Starts receiving from the stream (source, channel), of which this rank is the only reader."""
-        ring, queue = self._link(source, channel, is_writer=False)
-        self.counts["receive"] += 1
-        operation = _Receive(self, tensor, self._link_stream(source, channel), ring, source)
-        self.host.start(operation, queue)
-        return operation
+        """Starts receiving over the stream (source, channel), which only this rank reads."""
+        return self._start_transfer("receive", tensor, writer=source, peer=source, channel=channel)
 
     def _start(self, kind: str, operation: Operation) -> Operation:
         self.counts[kind] += 1
         self.host.start(operation, self._queue)
         return operation
 
-    def _link_stream(self, writer: int, channel: int) -> int:
-        return self.size + 2 * writer + channel
+    def _start_transfer(
+        self, kind: str, tensor: Tensor, *, writer: int, peer: int, channel: int
+    ) -> Operation:
+        stream = self.size + 2 * writer + channel
+        if stream not in self._links:
+            self._links[stream] = _Ring(), self.host.new_queue()
+        ring, queue = self._links[stream]
+        self.counts[kind] += 1
+        is_writer = writer == self.rank
+        operation = _Transfer(self, tensor, stream, ring, peer, is_writer=is_writer)
+        self.host.start(operation, queue)
+        return operation
 
-    def _link(
-        self, writer: int, channel: int, *, is_writer: bool
-    ) -> tuple[_Ring, deque[Operation]]:
-        key = self._link_stream(writer, channel), is_writer
-        if key not in self._links:
-            self._links[key] = _Ring(), self.host.new_queue()
-        return self._links[key]
 
-
-class _OfLane(Operation):
-    """An operation of a group's shared memory."""
+class _LaneOperation(Operation):
+    """An operation in the shared memory of a group."""
 
     def __init__(self, lane: Lane, peers: tuple[int, ...]) -> None:
         super().__init__(lane.host, peers)
@@ -124,8 +112,8 @@ class _OfLane(Operation):
         self._region.sleep(self._lane.rank, at_most_s)
 
 
-class _Collective(_OfLane):
-    """Every rank writes as many pieces as the others, and reads each of all streams at once."""
+class _Collective(_LaneOperation):
+    """Every rank writes the same number of pieces, and reads a piece from all streams at once."""
 
     def __init__(self, lane: Lane, num_pieces: int, dtype: torch.dtype) -> None:
         super().__init__(lane, lane.peers)
@@ -136,23 +124,23 @@ class _Collective(_OfLane):
 
     @abstractmethod
     def _post(self, piece: int, slot: Tensor) -> None:
-        """Writes what others need of this rank."""
+        """Writes this rank's piece into its slot."""
 
     @abstractmethod
     def _take(self, piece: int, slots: list[Tensor]) -> None:
-        """Reads what this rank needs of all, in the order of the ranks."""
+        """Reads the piece from all ranks' slots, in the order of the ranks."""
 
     def advance(self) -> bool:
         lane, region, first = self._lane, self._region, self._first
         moved = False
         while self._posted < self._num_pieces:
             index = slot_index(self._number, self._posted)
-            free_from = lane.ring.free_from(index)
+            free_from = lane.ring.last_use[index]
             if any(region.taken(stream) < free_from for stream in range(lane.size)):
                 break
             self._post(self._posted, region.slot(lane.rank, index, self._dtype))
             self._posted += 1
-            lane.ring.use(index, first + self._posted)
+            lane.ring.last_use[index] = first + self._posted
             region.set_posted(lane.rank, first + self._posted)
             moved = True
         while self._taken < self._posted:
@@ -172,7 +160,7 @@ class _Collective(_OfLane):
 
 
 class _AllReduce(_Collective):
-    """Every rank reads all of what every other one has, and reduces all of it."""
+    """Every rank reads the whole tensor of every other rank and reduces all of it."""
 
     def __init__(self, lane: Lane, tensor: Tensor, reduction: Reduction) -> None:
         self._pieces = torch.split(tensor.view(-1), SLOT_BYTES // tensor.itemsize)
@@ -195,7 +183,7 @@ class _AllReduce(_Collective):
 
 
 class _ReduceScatter(_Collective):
-    """A piece has a stretch of every rank's share, one after the other."""
+    """A piece holds a part of every rank's share, one after the other."""
 
     def __init__(self, lane: Lane, own: Tensor, whole: Tensor) -> None:
         size = max(SLOT_BYTES // whole.itemsize // lane.size, 1)
@@ -206,7 +194,7 @@ class _ReduceScatter(_Collective):
 
     def _post(self, piece: int, slot: Tensor) -> None:
         for place, share in enumerate(self._shares):
-            # Two ranks' sum has one order: what is this rank's own needs no copy.
+            # A sum of two values does not depend on their order: no copy of this rank's own share.
             if self._lane.size > 2 or place != self._lane.rank:
                 mine = share[piece]
                 slot[place * self._size :][: len(mine)].copy_(mine)
@@ -220,6 +208,8 @@ class _ReduceScatter(_Collective):
 
 
 class _AllGather(_Collective):
+    """A piece holds a part of the writer's share."""
+
     def __init__(self, lane: Lane, whole: Tensor, own: Tensor) -> None:
         size = SLOT_BYTES // own.itemsize
         self._own = torch.split(own.view(-1), size)
@@ -240,72 +230,47 @@ class _AllGather(_Collective):
                 into.copy_(slot[: len(into)])
 
 
-class _Transfer(_OfLane):
-    """One end of a stream from one rank to another."""
+class _Transfer(_LaneOperation):
+    """A message between two ranks: on the writer a send, on the reader a receive."""
 
-    def __init__(self, lane: Lane, tensor: Tensor, stream: int, ring: _Ring, peer: int) -> None:
+    def __init__(
+        self, lane: Lane, tensor: Tensor, stream: int, ring: _Ring, peer: int, *, is_writer: bool
+    ) -> None:
         super().__init__(lane, (lane.ranks[peer],))
-        self._stream, self._ring = stream, ring
+        self._stream, self._ring, self._is_writer = stream, ring, is_writer
         self._pieces = torch.split(tensor.view(-1), SLOT_BYTES // tensor.itemsize)
         self._number, self._first = ring.begin(len(self._pieces))
         self._moved = 0
 
     def advance(self) -> bool:
+        region, stream, ring = self._region, self._stream, self._ring
         before = self._moved
         for piece in self._pieces[before:]:
             index = slot_index(self._number, self._moved)
-            slot = self._region.slot(self._stream, index, piece.dtype)[: len(piece)]
+            slot = region.slot(stream, index, piece.dtype)[: len(piece)]
             count = self._first + self._moved + 1
-            if not self._may_move(index, count):
-                break
-            self._move(piece, slot)
-            self._ring.use(index, count)
-            self._tell(count)
+            if self._is_writer:
+                if region.taken(stream) < ring.last_use[index]:
+                    break
+                slot.copy_(piece)
+                ring.last_use[index] = count
+                region.set_posted(stream, count)
+            else:
+                if region.posted(stream) < count:
+                    break
+                piece.copy_(slot)
+                region.set_taken(stream, count)
             self._moved += 1
         self.is_done = self._moved == len(self._pieces)
         if self._moved > before:
-            self._region.wake_others(self._lane.rank)
+            region.wake_others(self._lane.rank)
         return self._moved > before
-
-    @abstractmethod
-    def _may_move(self, index: int, count: int) -> bool:
-        """Whether the other end is so far that the stream's count-th piece can be copied."""
-
-    @abstractmethod
-    def _move(self, piece: Tensor, slot: Tensor) -> None:
-        """Copies it."""
-
-    @abstractmethod
-    def _tell(self, count: int) -> None:
-        """Says that it is copied."""
-
-
-class _Send(_Transfer):
-    def _may_move(self, index: int, count: int) -> bool:  # noqa: ARG002 (the slot matters here)
-        return self._region.taken(self._stream) >= self._ring.free_from(index)
-
-    def _move(self, piece: Tensor, slot: Tensor) -> None:
-        slot.copy_(piece)
-
-    def _tell(self, count: int) -> None:
-        self._region.set_posted(self._stream, count)
-
-
-class _Receive(_Transfer):
-    def _may_move(self, index: int, count: int) -> bool:  # noqa: ARG002 (the count matters here)
-        return self._region.posted(self._stream) >= count
-
-    def _move(self, piece: Tensor, slot: Tensor) -> None:
-        piece.copy_(slot)
-
-    def _tell(self, count: int) -> None:
-        self._region.set_taken(self._stream, count)
 
 
 def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Sums in the order of the parts; more than two of 16 bits in fp32."""
+    """Sums in the order of the parts; more than two 16-bit parts in fp32, rounded once."""
     if len(parts) == 2:
-        torch.add(parts[0], parts[1], out=out)  # in fp32 inside the operator, whatever the type
+        torch.add(parts[0], parts[1], out=out)  # the operator adds in fp32, whatever the type
         return
     is_short = out.is_floating_point() and out.itemsize < 4
     total = parts[0].float() if is_short else torch.add(parts[0], parts[1], out=out)

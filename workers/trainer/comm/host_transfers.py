@@ -1,7 +1,8 @@
-"""What a rank has under way with the ranks of its host, and how it waits for it.
+"""Progress of a rank's operations with the ranks of its host, and how it waits for them.
 
-There is no thread: operations go on where one is started, and while this rank waits for any. It
-polls, then sleeps for moments, and looks now and then whether those that it waits for are alive.
+There is no thread: all operations advance when one is started, and while this rank waits for any
+of them. A waiting rank polls, then sleeps for short times, and checks regularly whether the ranks
+that it waits for are alive.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from workers.trainer.errors import PeerLostError
 
 _POLL_S: Final = 1e-3
-"""How long a rank with a core of its own polls before it sleeps: longer than peers are apart in a
-pass, shorter than a pipeline's bubble."""
-_NAP_S: Final = 1e-3
-"""A sleeper is woken by who posts; what others may need of this rank beside that is seen so often."""
-_LOOK_EVERY_S: Final = 0.05
-"""How often a rank that sleeps looks whether its peers are alive."""
+"""How long a rank with a core of its own polls before it sleeps: longer than the delays between
+peers within a pass, shorter than a pipeline's bubble."""
+_SLEEP_S: Final = 1e-3
+"""Longest sleep. A peer that posts wakes the sleeper; the sleeper's other operations can advance
+only after it has woken."""
+_CHECK_PEERS_EVERY_S: Final = 0.05
+"""How often a waiting rank checks whether its peers are alive."""
 
 
 class Host:
-    """What a rank has under way with the ranks of its host, and how it waits for them."""
+    """A rank's operations with the other ranks of its host, in queues."""
 
     def __init__(self, processes: dict[int, int], *, timeout_s: float, shares_cores: bool) -> None:
-        """Watches the processes of these ranks.
+        """Watches the processes of the peers; `processes` has the process of each rank.
 
         Raises:
             PeerLostError: one of them has ended.
         """
         self._timeout_s = timeout_s
-        # Where ranks share cores, the one that is waited for may need this one's.
+        # Where ranks share cores, the peer may need the core that polling would occupy.
         self._poll_s = 0.0 if shares_cores else _POLL_S
         self._queues: list[deque[Operation]] = []
         self._watched: dict[int, int] = {}
@@ -48,12 +50,12 @@ class Host:
                 raise PeerLostError(_lost([rank])) from error
 
     def new_queue(self) -> deque[Operation]:
-        """A queue whose operations are done one after the other."""
+        """A queue whose operations run one after the other."""
         self._queues.append(deque())
         return self._queues[-1]
 
     def start(self, operation: Operation, queue: deque[Operation]) -> None:
-        """Begins an operation as soon as those before it are done."""
+        """Adds an operation to a queue; it begins once those before it are done."""
         queue.append(operation)
         with _uncounted():
             _advance(queue)
@@ -62,7 +64,7 @@ class Host:
         """Returns once the operation is done.
 
         Raises:
-            PeerLostError: a rank that it needs has ended, or did not come in time.
+            PeerLostError: a rank that it needs has ended, or did nothing within the timeout.
         """
         if not operation.is_done:
             with _uncounted():
@@ -70,7 +72,7 @@ class Host:
 
     def _wait(self, operation: Operation) -> None:
         now = time.monotonic()
-        moved_at, look_at, is_armed = now, now + _LOOK_EVERY_S, False
+        moved_at, check_at, is_armed = now, now + _CHECK_PEERS_EVERY_S, False
         while True:
             moved = self._advance_all()
             if operation.is_done:
@@ -79,30 +81,30 @@ class Host:
             if moved:
                 moved_at, is_armed = now, False
             elif is_armed:
-                operation.sleep(_NAP_S)
+                operation.sleep(_SLEEP_S)
                 is_armed = False
             elif now - moved_at >= self._poll_s:
                 operation.arm()
                 is_armed = True
-            if now > look_at:
-                look_at = now + _LOOK_EVERY_S
-                self._look_after(operation, waited_s=now - moved_at)
+            if now > check_at:
+                check_at = now + _CHECK_PEERS_EVERY_S
+                self._check_peers(operation, waited_s=now - moved_at)
 
     def _advance_all(self) -> bool:
-        """All that is under way: what others wait for may be behind what this rank waits for."""
+        """Advances every queue: a peer may wait for an operation other than the awaited one."""
         moved = False
         for queue in self._queues:
             if queue:
                 moved |= _advance(queue)
         return moved
 
-    def _look_after(self, operation: Operation, *, waited_s: float) -> None:
+    def _check_peers(self, operation: Operation, *, waited_s: float) -> None:
         poll = select.poll()
         ranks = {self._watched[peer]: peer for peer in operation.peers}
         for descriptor in ranks:
             poll.register(descriptor, select.POLLIN)
         ended = [ranks[descriptor] for descriptor, _ in poll.poll(0)]
-        # One that ends well has left all that is needed of it.
+        # A rank that ended normally has posted everything that its peers need: read that first.
         if ended and not self._advance_all() and not operation.is_done:
             raise PeerLostError(_lost(ended))
         if waited_s > self._timeout_s:
@@ -127,17 +129,17 @@ def _advance(queue: deque[Operation]) -> bool:
 
 
 def _uncounted() -> AbstractContextManager[Any]:
-    """Slots are the transport's, as sockets' buffers are: no tensors of the rank."""
+    """Hides slots from dispatch modes: they are buffers of the transport, like those of sockets."""
     if _get_current_dispatch_mode() is None:
         return nullcontext()
     return _disable_current_modes()
 
 
 class Operation(ABC):
-    """Something that is sent, received, or both, piece by piece."""
+    """A collective or a transfer, done piece by piece."""
 
     peers: tuple[int, ...]
-    """Global ranks that it needs."""
+    """Global ranks that it depends on."""
     is_done: bool = False
 
     def __init__(self, host: Host, peers: tuple[int, ...]) -> None:
@@ -145,16 +147,19 @@ class Operation(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Does what can be done now; whether that was anything. Called while it is the first of its queue."""
+        """Does what can be done now and returns whether that was anything.
+
+        Only the first operation of a queue is advanced.
+        """
 
     @abstractmethod
     def arm(self) -> None:
-        """Asks those that it needs to wake this rank."""
+        """Asks the peers to wake this rank."""
 
     @abstractmethod
     def sleep(self, at_most_s: float) -> None:
-        """Sleeps until one of them has done something since."""
+        """Sleeps unless a peer has posted or read something since `arm`."""
 
     def wait(self) -> None:
-        """Returns once what was received may be read, and what was sent may be written over."""
+        """Returns once received tensors may be read and sent tensors may be overwritten."""
         self._host.wait(self)

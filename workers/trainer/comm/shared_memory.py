@@ -1,13 +1,13 @@
-"""Memory that ranks of one host share: a file without a name, which each of them maps.
+"""Memory that the ranks of a host share: an anonymous file (memfd) that each of them maps.
 
-It never has a place in any file system: the rank that makes it hands it on as /proc/<pid>/fd/<n>
-and closes it once everybody has it, so that the kernel frees it with the last of them, however
-that one ends. Nothing is made before the ranks are forked.
+The file has no name in any file system. The rank that creates it passes it on as
+/proc/<pid>/fd/<n> and closes it once all ranks have mapped it. The kernel frees the memory when the
+last rank has ended, however it ended. Nothing is created before the ranks are forked.
 
-What is written before a counter is raised is seen by whoever sees the raised counter: stores of an
-x86-64 processor become visible in their order, loads are done in theirs (Intel SDM 3A, 10.2.2; AMD
-APM 2, 7.1), and a counter is one aligned load or store of 8 bytes. Weaker memory models promise
-neither without fences that Python does not have: ranks on other processors keep to gloo.
+A reader that sees a raised counter also sees what was written before it was raised: an x86-64
+processor makes stores visible in their order and executes loads in theirs (Intel SDM 3A, 10.2.2;
+AMD APM 2, 7.1), and a counter is one aligned load or store of 8 bytes. Weaker memory models need
+fences, which Python does not have: ranks on other processors use gloo.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ import torch
 from torch import Tensor
 
 SLOT_BYTES: Final = 1 << 20
-"""What is copied at once: half of a core's cache or less."""
+"""Size of a piece, which is copied at once: half of a core's cache or less."""
 
 SLOTS_A_HALF: Final = 16
-"""Slots of each of a stream's two halves, which consecutive messages use in turn. Memory that no
-message has reached is none."""
+"""Slots of each of a stream's two halves, which consecutive messages use in turn. The kernel
+allocates a slot when a message first reaches it."""
 
 STREAMS_A_RANK: Final = 3
-"""One that all others read, for collectives, and two that one other reads, for transfers."""
+"""One stream for collectives, which all other ranks read, and two for transfers, each of which one
+other rank reads."""
 
 _DEPTH: Final = 2 * SLOTS_A_HALF
 _COUNTER_WORDS: Final = 16
-"""128 bytes: caches fetch lines in pairs, and counters of different writers share none."""
+"""128 bytes: caches fetch lines in pairs, and counters of different writers must not share any."""
 
 
 def can_share() -> bool:
-    """Whether this machine has what sharing relies on."""
+    """Whether this machine offers everything that sharing memory needs."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return False
-    with suppress(OSError):  # a sandbox may allow no such calls
+    with suppress(OSError):  # a sandbox may forbid these calls
         os.close(os.pidfd_open(os.getpid()))
         os.close(os.memfd_create("probe"))
         return True
@@ -52,7 +53,7 @@ def can_share() -> bool:
 
 
 def host_identity() -> str:
-    """The same for processes that see each other: this boot of this host, and its processes' namespace."""
+    """Boot, PID namespace and user: the same for processes that can open each other's files."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
@@ -60,13 +61,13 @@ def host_identity() -> str:
 
 
 class SharedFile:
-    """A file that its maker hands on; it is gone when it is closed and no rank maps it."""
+    """An anonymous file; the kernel frees it once it is closed and no rank maps it."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Makes one for so many ranks.
+        """Creates a file for a group of this size.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: the kernel refused.
         """
         self.nonce = secrets.randbits(63)
         self._descriptor = os.memfd_create("ranks")  # close-on-exec
@@ -76,7 +77,7 @@ class SharedFile:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """What another process opens it by: process, descriptor, nonce."""
+        """Process, descriptor and nonce, from which another process can open it."""
         return os.getpid(), self._descriptor, self.nonce
 
     def close(self) -> None:
@@ -84,18 +85,19 @@ class SharedFile:
 
 
 class Region:
-    """A mapped file: streams, each of a ring of slots and two counters; and a bell for each rank.
+    """A mapped file: streams, each with a ring of slots and two counters, and a futex a rank.
 
-    posted: messages' pieces that the stream's writer has written; taken: those that have been read
-    (where all ranks read all streams: by the rank whose stream it is, from every stream).
+    `posted` counts the pieces that the stream's writer has written. `taken` counts the pieces that
+    have been read; in collectives, where every rank reads all streams, those that the stream's
+    writer has read from every stream.
     """
 
     def __init__(self, place: tuple[int, int, int], num_ranks: int) -> None:
         """Maps the file of another process, or of this one.
 
         Raises:
-            OSError: there is no such file, or it may not be read.
-            ValueError: the file is another one.
+            OSError: there is no such file, or it cannot be opened.
+            ValueError: it is a different file.
         """
         process, descriptor, nonce = place
         opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -108,26 +110,26 @@ class Region:
         if self._words[0] != nonce:
             raise ValueError(f"descriptor {descriptor} of process {process} is another file")
         self._num_streams = STREAMS_A_RANK * num_ranks
-        self._bells = [
-            _Bell(mapping, 8 * _COUNTER_WORDS * (2 * self._num_streams + 1 + rank))
+        self._futexes = [
+            _Futex(mapping, 8 * _COUNTER_WORDS * (2 * self._num_streams + 1 + rank))
             for rank in range(num_ranks)
         ]
         self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[header_bytes:]
         self._slots: dict[torch.dtype, tuple[Tensor, ...]] = {}
 
     def arm(self, rank: int) -> None:
-        """This rank says that it is about to sleep; it looks once more before it does."""
-        self._bells[rank].armed.value = 1
+        """Announces that this rank will sleep; it must check for progress once more before."""
+        self._futexes[rank].armed.value = 1
 
     def sleep(self, rank: int, at_most_s: float) -> None:
-        """Sleeps unless it has been woken since it armed its bell."""
-        self._bells[rank].sleep(at_most_s)
+        """Sleeps unless the rank has been woken since `arm`."""
+        self._futexes[rank].sleep(at_most_s)
 
     def wake_others(self, rank: int) -> None:
-        """Wakes those of the others that sleep, for something has been posted or taken."""
-        for other, bell in enumerate(self._bells):
-            if bell.armed.value and other != rank:
-                bell.ring()
+        """Wakes the other ranks that sleep, after something has been posted or taken."""
+        for other, futex in enumerate(self._futexes):
+            if futex.armed.value and other != rank:
+                futex.wake()
 
     def posted(self, stream: int) -> int:
         return self._words[(2 * stream + 1) * _COUNTER_WORDS]
@@ -142,7 +144,7 @@ class Region:
         self._words[(2 * stream + 2) * _COUNTER_WORDS] = count
 
     def slot(self, stream: int, index: int, dtype: torch.dtype) -> Tensor:
-        """One of the slots of a stream, as elements of this type."""
+        """A slot of a stream, as elements of this type."""
         slots = self._slots.get(dtype)
         if slots is None:
             whole = self._bytes.view(dtype).view(self._num_streams * _DEPTH, -1)
@@ -150,11 +152,11 @@ class Region:
         return slots[stream * _DEPTH + index]
 
 
-class _Bell:
-    """A futex (man 2 futex): a sleeper costs nothing, and is woken at once.
+class _Futex:
+    """A futex (man 2 futex), on which one rank sleeps and the others wake it.
 
-    The word says that its owner sleeps. A processor may look for news before others see that word
-    set, and then nobody wakes it: sleeps are short.
+    The word is 1 while its owner sleeps. A processor may load the counters before others see that
+    word set; then no rank wakes it. Sleeps are therefore short.
     """
 
     def __init__(self, mapping: mmap.mmap, offset: int) -> None:
@@ -162,18 +164,18 @@ class _Bell:
 
     def sleep(self, at_most_s: float) -> None:
         timeout = _Timespec(0, int(at_most_s * 1e9))
-        _FUTEX(_SYS_FUTEX, ctypes.byref(self.armed), _WAIT, 1, ctypes.byref(timeout), None, 0)
+        _SYSCALL(_SYS_FUTEX, ctypes.byref(self.armed), _WAIT, 1, ctypes.byref(timeout), None, 0)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self.armed.value = 0
-        _FUTEX(_SYS_FUTEX, ctypes.byref(self.armed), _WAKE, 1, None, None, 0)
+        _SYSCALL(_SYS_FUTEX, ctypes.byref(self.armed), _WAKE, 1, None, None, 0)
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_FUTEX: Final = ctypes.CDLL(None).syscall
+_SYSCALL: Final = ctypes.CDLL(None).syscall
 _SYS_FUTEX: Final = 202
 """On x86-64."""
 _WAIT: Final = 0
@@ -181,9 +183,9 @@ _WAKE: Final = 1
 
 
 def slot_index(message: int, piece: int) -> int:
-    """Where a piece of a message lies: consecutive messages are in different halves of the ring.
+    """The slot of a message's piece. Consecutive messages use different halves of the ring.
 
-    Small ones thus use the same two slots over and over, which stay in the cache.
+    Small messages therefore use the same two slots again and again, which stay in the cache.
     """
     return message % 2 * SLOTS_A_HALF + piece % SLOTS_A_HALF
 

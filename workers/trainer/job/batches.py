@@ -1,9 +1,9 @@
-"""Batches, cut for a layout, and the synthetic tokens that fill them: a noisy bigram.
+"""Batches of a layout, and synthetic tokens: a noisy bigram.
 
-Synthetic tokens have something to learn in them. A walk over ranks of words: the next rank is the
-last one plus one, except that now and then the walk jumps, mostly to frequent words. A permutation
-drawn from the seed gives ranks their token ids. A model first learns the frequencies, then the
-successor.
+Synthetic tokens contain a pattern that a model can learn. A sequence walks over words numbered by
+frequency: the next word's number is one higher, except that the walk jumps with a probability of
+`JUMP_PROBABILITY`, mostly to frequent words. A permutation drawn from the seed maps the numbers to
+token ids. A model first learns the frequencies, then the successor.
 """
 
 # ruff: noqa: N815 (tensors carry their shape in the name: M micro-batches, T tokens of one)
@@ -19,12 +19,12 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 from torch import Tensor
 
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 JUMP_PROBABILITY: Final = 0.2
 _SKEW: Final = 4
-"""Power of the uniform draw that a jump lands on: low ranks are frequent."""
+"""Exponent of the uniform number that gives a jump's target: low numbers are frequent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,18 +38,18 @@ class Batch:
 
 
 class SampleSource(Protocol):
-    """Where tokens come from: numbered samples of every step's global batch."""
+    """A source of tokens: the samples of each step's global batch, by index."""
 
     def samples(self, step: int, indices: range) -> NDArray[np.int64]:
         """Samples of a step's global batch by their index in it: seq_length + 1 tokens each.
 
-        They depend on the step and the index alone, so that every layout trains on the same.
+        They depend on step and index only, so that every layout trains on the same samples.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticTokens:
-    """A noisy bigram's samples, a function of the seed, the step and the index alone."""
+    """Samples of a noisy bigram, which depend on seed, step and index only."""
 
     shape: ModelShape
     seed: int
@@ -62,20 +62,6 @@ class SyntheticTokens:
         return tokens
 
 
-def make_batch(
-    shape: ModelShape,
-    layout: Layout,
-    *,
-    seed: int,
-    step: int,
-    dp_rank: int,
-    device: torch.device | None = None,
-) -> Batch:
-    """One replica's share of a step's synthetic tokens."""
-    source = SyntheticTokens(shape=shape, seed=seed)
-    return cut_batch(source, layout, step=step, dp_rank=dp_rank, device=device)
-
-
 def cut_batch(
     source: SampleSource,
     layout: Layout,
@@ -84,7 +70,7 @@ def cut_batch(
     dp_rank: int,
     device: torch.device | None = None,
 ) -> Batch:
-    """One replica's share of the global batch, which is the same under every layout.
+    """One replica's share of the global batch, which is the same in every layout.
 
     Replica r takes the samples r * n to (r + 1) * n - 1 of the step, n being its share.
     """
@@ -98,7 +84,7 @@ def cut_batch(
 
 
 def _sample(shape: ModelShape, *, seed: int, step: int, index: int) -> NDArray[np.int64]:
-    """seq_length + 1 ranks of words: a function of the seed, the step and the sample alone."""
+    """seq_length + 1 word numbers, which depend on seed, step and index only."""
     generator = default_rng((seed, 1, step, index))
     size = shape.seq_length + 1
     jumps = generator.random(size) < JUMP_PROBABILITY

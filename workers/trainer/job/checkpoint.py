@@ -1,8 +1,8 @@
 """Saves and loads the state of a training job with torch.distributed.checkpoint.
 
-Every tensor is stored whole under a canonical name, in the shape of the logical parameter, and cut
-into the rectangles that the ranks own; whatever layout reads it asks for other rectangles of the
-same tensors. Importing this module takes a second: only jobs that save or load do.
+Every tensor is stored under a canonical name, in the shape of the logical parameter, divided into
+the rectangles that the ranks own. A rank that loads requests the rectangles of its own layout.
+Importing this module takes a second, so only jobs that save or load import it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from workers.trainer.errors import CheckpointFailedError
-from workers.trainer.logical import Rectangle, rectangles
+from workers.trainer.parallel.flat_buffers import Rectangle, rectangles
 from workers.trainer.training import Training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A rectangle of a stored tensor, and the memory of this rank that it is saved from."""
+    """A rectangle of a stored tensor, and this rank's memory that holds it."""
 
     path: tuple[str, ...]
-    """Keys that lead to the tensor in the state that is stored; joined, they are its name."""
+    """Keys of the tensor in the stored state; joined by dots, they are its name."""
     rectangle: Rectangle
     value: Tensor
-    """A view of the rank's fp32 state, in the rectangle's sizes."""
+    """A view of the rank's fp32 state, in the shape of the rectangle."""
     bucket: int
-    """Bucket of the flat buffers that it lies in."""
+    """The bucket of the flat buffers that contains it."""
 
     @property
     def name(self) -> str:
@@ -61,13 +61,13 @@ class Piece:
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """Where it lies in the tensor."""
+        """Offsets and sizes in the stored tensor."""
         return ChunkStorageMetadata(
             offsets=torch.Size(self.rectangle.offsets), sizes=torch.Size(self.rectangle.sizes)
         )
 
     def write_item(self) -> WriteItem:
-        """The order to store it."""
+        """The instruction to store it."""
         return WriteItem(
             index=MetadataIndex(self.name, self.rectangle.offsets),
             type=WriteItemType.SHARD,
@@ -82,13 +82,15 @@ class Piece:
 def save_state(training: Training, folder: Path) -> None:
     """Writes every rank's part of weights and moments to a folder, and syncs it to disk.
 
-    Weights are stored in fp32: the masters, where a layout computes in less. All ranks call it.
+    Weights are stored in fp32: the master weights, in bf16 and fp16. All ranks call it.
+
+    Communicates: plans and results, over all ranks.
 
     Raises:
-        CheckpointFailedError: on every rank, if any of them could not write.
+        CheckpointFailedError: on every rank, if any rank could not write.
     """
     pieces = [piece for piece in state_pieces(training) if _is_written(training, piece)]
-    _together(
+    _on_all_ranks(
         "saved",
         folder,
         lambda: save({}, storage_writer=FileSystemWriter(folder), planner=_SavePieces(pieces)),
@@ -96,14 +98,16 @@ def save_state(training: Training, folder: Path) -> None:
 
 
 def load_state(training: Training, folder: Path) -> None:
-    """Fills weights and moments from a folder, saved under whatever layout. All ranks call it.
+    """Loads weights and moments from a folder that any layout saved. All ranks call it.
+
+    Communicates: plans and results over all ranks; then weights over the shard group (ZeRO-1).
 
     Raises:
-        CheckpointFailedError: on every rank, if any of them could not read.
+        CheckpointFailedError: on every rank, if any rank could not read.
     """
     pieces = list(state_pieces(training))
     with torch.no_grad():
-        _together(
+        _on_all_ranks(
             "loaded",
             folder,
             lambda: load({}, storage_reader=FileSystemReader(folder), planner=_LoadPieces(pieces)),
@@ -112,7 +116,7 @@ def load_state(training: Training, folder: Path) -> None:
 
 
 def state_pieces(training: Training) -> Iterator[Piece]:
-    """Everything that this rank's optimizer holds: fp32 weights, and the moments if there are any."""
+    """All state of this rank's optimizer: fp32 weights, and AdamW's moments."""
     optimizer, mesh = training.optimizer, training.mesh
     for index, span in enumerate(optimizer.spans):
         states: dict[tuple[str, ...], Tensor] = {("model",): optimizer.masters[index]}
@@ -133,9 +137,9 @@ def state_pieces(training: Training) -> Iterator[Piece]:
 
 
 def _is_written(training: Training, piece: Piece) -> bool:
-    """Whether this rank is the one of those that hold the same numbers which stores them.
+    """Whether this rank, of all ranks that hold the same values, writes the piece.
 
-    Buckets go round the replicas that hold the same shard, so that all of them write.
+    The replicas of a shard take turns by bucket, so that all of them write.
     """
     mesh, parameter = training.mesh, piece.rectangle.parameter
     if not parameter.counted or (parameter.replicated and mesh.place.tp_rank > 0):
@@ -144,7 +148,7 @@ def _is_written(training: Training, piece: Piece) -> bool:
 
 
 class _SavePieces(DefaultSavePlanner):
-    """Plans to store pieces; the default's global plan checks that they cover every tensor once."""
+    """Plans what this rank stores. The base class checks that pieces cover every tensor once."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         super().__init__()
@@ -163,7 +167,7 @@ class _SavePieces(DefaultSavePlanner):
 
 
 class _LoadPieces(DefaultLoadPlanner):
-    """Plans to fill pieces from whatever rectangles are stored."""
+    """Plans how this rank's pieces are filled from the stored rectangles."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         super().__init__()
@@ -195,20 +199,17 @@ class _LoadPieces(DefaultLoadPlanner):
         return value
 
 
-def _together(what: str, folder: Path, act: Callable[[], Any]) -> None:
-    """Runs what all ranks do together; the first rank's reason is raised on each of them."""
+def _on_all_ranks(what: str, folder: Path, act: Callable[[], Any]) -> None:
+    """Runs an action of all ranks; if it fails, every rank raises the reason of the first one."""
     try:
         act()
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        # torch's writer does not always pass on that the disk was full; how full it is says so.
+        text = str(cause).strip().splitlines()
+        reason = ": ".join([type(cause).__name__, *text[:1]])
+        # torch's writer does not always report a full disk, so the message has the free space.
         free_gib = shutil.disk_usage(folder.parent).free / 2**30
         raise CheckpointFailedError(
-            f"the checkpoint {folder} could not be {what}: rank {rank}: {_reason(cause)} "
+            f"the checkpoint {folder} could not be {what}: rank {rank}: {reason} "
             f"({free_gib:.1f} GiB are free there)"
         ) from error
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,7 +1,7 @@
-"""The directory of a job's checkpoints: which are whole, and what each is of. Needs no torch.
+"""The directory of a job's checkpoints, and the record of each checkpoint. Needs no torch.
 
-A checkpoint is a folder `step-00000500`. While it is written it is called
-`step-00000500.partial`; the rename is the moment from which it counts.
+A checkpoint is a folder `step-00000500`. While it is written its name is `step-00000500.partial`.
+The rename makes it valid.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from search_spaces.documents.reading import (
+    MAX_WIDTH,
+    is_positive_number,
+    shown,
+    whole_number_problem,
+)
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.errors import CheckpointInvalidError
-from workers.trainer.fields import refuse_unknown_fields
+from workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
 
 FORMAT: Final = "layout-tuner/checkpoint"
 VERSION: Final = 1
@@ -30,7 +35,7 @@ INDEX_NAME: Final = ".metadata"
 """The file that torch.distributed.checkpoint writes last."""
 
 _MOST: Final = 1 << 62
-"""More samples than any job takes; numpy counts them in 64 bits."""
+"""Bound of counts in a record: more samples than any job takes, within numpy's 64 bits."""
 _WHOLE: Final = re.compile(r"step-(\d{8,})")
 _PARTIAL: Final = re.compile(r"step-\d{8,}\.partial")
 
@@ -44,11 +49,11 @@ class CheckpointSettings:
     """
 
     directory: str
-    """Folder of the job's checkpoints, which every node sees."""
+    """Folder of the job's checkpoints, on a file system that all nodes share."""
     every: int = 500
-    """Steps from one checkpoint to the next; the last step is always saved."""
+    """Steps from one checkpoint to the next. The last step is always saved."""
     keep: int | None = None
-    """How many of the newest stay; None: all."""
+    """How many of the newest checkpoints are kept; None: all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str) or not self.directory or "\0" in self.directory:
@@ -77,22 +82,22 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
-    """What a checkpoint is of, beside its tensors; kept as `checkpoint.json`."""
+    """What a checkpoint contains besides its tensors; stored as `checkpoint.json`."""
 
     step: int
-    """Steps that had been taken: the number of the next one."""
+    """Number of steps taken, which is the index of the next step."""
     samples: int
-    """Samples that they took."""
+    """Samples that these steps used."""
     model: ModelShape
     seed: int
     layout: Layout
-    """That it was saved under; it may be loaded under any."""
+    """The layout that saved it. Any layout can load it."""
     tokens: Mapping[str, Any] | None = None
-    """Number and type of the token file's tokens; None: they were synthetic."""
+    """Number and type of the token file's tokens; None: the tokens were synthetic."""
     optimizer_steps: int = 0
-    """Updates of the weights: steps less those that loss scaling skipped."""
+    """Updates of the weights: all steps except those that loss scaling skipped."""
     loss_scaler: Mapping[str, Any] | None = None
-    """Scale and good steps of fp16's loss scaling, where there was any."""
+    """Scale and good steps of fp16's loss scaling; None without loss scaling."""
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -103,15 +108,10 @@ class CheckpointRecord:
         """Reads the document back.
 
         Raises:
-            CheckpointInvalidError: it is of another format or version, or a field is missing or
+            CheckpointInvalidError: format or version differ, or a field is missing or
                 of the wrong type.
         """
-        values = dict(mapping)
-        found = (values.pop("format", None), values.pop("version", None))
-        if found != (FORMAT, VERSION):
-            raise CheckpointInvalidError(
-                f"format={found[0]!r} version={found[1]!r} is not {FORMAT!r} version {VERSION}"
-            )
+        values = fields_of_version(mapping, FORMAT, VERSION, CheckpointInvalidError)
         try:
             values["model"] = ModelShape.from_mapping(values["model"])
             values["layout"] = Layout.from_mapping(values["layout"])
@@ -145,7 +145,7 @@ class CheckpointRecord:
     def refuse_other_job(
         self, path: Path, *, model: ModelShape, seed: int, tokens: Mapping[str, Any] | None
     ) -> None:
-        """Raises CheckpointInvalidError, naming what differs, if it is not of such a job."""
+        """Raises CheckpointInvalidError with the differences if another job saved it."""
         differences = [
             f"{field.name}={getattr(self.model, field.name)!r}, and the job has "
             f"{getattr(model, field.name)!r}"
@@ -161,8 +161,8 @@ class CheckpointRecord:
             )
         if differences:
             raise CheckpointInvalidError(
-                f"the checkpoint {path} is of another job: {'; '.join(differences)}; name another "
-                "directory, or go on with the job that it is of"
+                f"the checkpoint {path} belongs to another job: {'; '.join(differences)}; name "
+                "another directory, or resume the job that saved it"
             )
 
 
@@ -173,7 +173,7 @@ class CheckpointDirectory:
         self.path = Path(path)
 
     def whole(self) -> list[Path]:
-        """The checkpoints that are whole, oldest first.
+        """The complete checkpoints, oldest first.
 
         Raises:
             CheckpointInvalidError: the directory can't be read.
@@ -181,11 +181,11 @@ class CheckpointDirectory:
         return sorted(self._named(_WHOLE), key=lambda path: int(path.name.partition("-")[2]))
 
     def partial(self) -> list[Path]:
-        """Those that were never finished, or are being removed."""
+        """Checkpoints that were never finished, or are being removed."""
         return self._named(_PARTIAL)
 
     def newest(self) -> tuple[Path, CheckpointRecord] | None:
-        """The newest whole checkpoint, and what it is of.
+        """The newest complete checkpoint and its record; None without one.
 
         Raises:
             CheckpointInvalidError: it can't be read.
@@ -207,7 +207,7 @@ class CheckpointDirectory:
             ) from error
 
     def mark(self) -> Path:
-        """Writes an empty file there, for others to see and for the caller to remove.
+        """Creates an empty file in the directory, and the directory. The caller removes the file.
 
         Raises:
             CheckpointInvalidError: nothing can be written there.
@@ -223,7 +223,7 @@ class CheckpointDirectory:
         return mark
 
     def begin(self, step: int) -> Path:
-        """Makes the folder of a checkpoint to be; what was left of others is removed."""
+        """Makes the folder of a new checkpoint, and removes unfinished ones."""
         for left in self.partial():
             shutil.rmtree(left)
         folder = self.path / f"step-{step:08d}.partial"
@@ -231,7 +231,7 @@ class CheckpointDirectory:
         return folder
 
     def commit(self, folder: Path, record: CheckpointRecord) -> Path:
-        """Makes a checkpoint count whose tensors are on disk; returns its folder."""
+        """Completes a checkpoint whose tensors are on disk; returns its folder."""
         with (folder / RECORD_NAME).open("w") as stream:
             json.dump(record.to_mapping(), stream, indent=2)
             stream.flush()
@@ -243,10 +243,12 @@ class CheckpointDirectory:
         return whole
 
     def prune(self, keep: int | None) -> None:
-        """Removes all whole checkpoints but the newest; a half-removed one never counts as whole."""
+        """Removes all but the newest complete checkpoints.
+
+        Each is renamed first, so that a partly removed one is never taken for complete.
+        """
         for path in self.whole()[: -keep if keep is not None else 0]:
-            doomed = path.rename(path.with_suffix(".partial"))
-            shutil.rmtree(doomed)
+            shutil.rmtree(path.rename(path.with_suffix(".partial")))
 
     def _named(self, pattern: re.Pattern[str]) -> list[Path]:
         try:

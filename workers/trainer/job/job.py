@@ -1,4 +1,7 @@
-"""A training job: the document that an export writes and `workers.trainer.train` runs."""
+"""A training job: the document that an export writes and `workers.trainer.train` runs.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +9,64 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
+from search_spaces.documents.reading import (
+    MAX_WIDTH,
+    is_positive_number,
+    shown,
+    whole_number_problem,
+    why_unreadable,
+)
 from search_spaces.errors import SearchSpaceError
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import MAX_WIDTH, is_positive_number, shown, whole_number_problem
-from workers.trainer.checkpoint_directory import (
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.errors import TrainerError, TrainJobInvalidError
+from workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.errors import TrainerError, TrainJobInvalidError
-from workers.trainer.fields import refuse_unknown_fields
-from workers.trainer.token_file import TokenFile, TokenFileSettings
+from workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
+from workers.trainer.job.token_file import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1
 
 _PATHS: Final = (("data", "tokens"), ("checkpoint", "directory"))
-"""Fields of the document that are paths."""
+"""Fields of the document that contain paths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """Everything that a training run needs to know, the same on every rank.
+    """The settings of a training job, the same on every rank.
 
     Raises:
         TrainJobInvalidError: at construction, when a number is out of range.
     """
 
     model: ModelShape
-    """What is trained."""
+    """The model to train."""
     layout: Layout
-    """How it is laid out."""
+    """The parallel layout."""
     seed: int = 0
-    """Initial weights and tokens follow from it, the same under every layout."""
+    """Seed of initial weights and tokens, which are the same in every layout."""
     steps: int = 20
     """Optimizer steps, warm-up included."""
     warmup: int = 2
-    """First steps that do not count for tokens/s."""
+    """Number of first steps that do not count for tokens/s."""
     learning_rate: float = 1e-3
-    """AdamW's step size."""
+    """AdamW's learning rate."""
     weight_decay: float = 0.01
-    """AdamW's decoupled decay."""
+    """AdamW's decoupled weight decay."""
     clip_grad_norm: float | None = None
     """Largest norm of the global gradient; None: no clipping, as in a probe."""
     compile: bool = False
-    """Whether what lies between the products goes through torch.compile, as in a probe that says so."""
+    """Whether torch.compile compiles the arithmetic between the matrix products."""
     data: TokenFileSettings | None = None
     """The token file; None: synthetic tokens, as in a probe."""
     checkpoint: CheckpointSettings | None = None
-    """Where and how often to save; None: never."""
+    """Where and how often to save checkpoints; None: never."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
@@ -85,15 +94,10 @@ class TrainJob:
         """Reads the document back.
 
         Raises:
-            TrainJobInvalidError: it is of another format or version, or a field is missing,
+            TrainJobInvalidError: format or version differ, or a field is missing,
                 unknown, or out of range.
         """
-        values = dict(mapping)
-        found = (values.pop("format", None), values.pop("version", None))
-        if found != (FORMAT, VERSION):
-            raise TrainJobInvalidError(
-                f"format={found[0]!r} version={found[1]!r} is not {FORMAT!r} version {VERSION}"
-            )
+        values = fields_of_version(mapping, FORMAT, VERSION, TrainJobInvalidError)
         refuse_unknown_fields(values, cls, TrainJobInvalidError, "job field")
         for name, kind in (("model", ModelShape), ("layout", Layout)):
             if not isinstance(values.get(name), Mapping):
@@ -107,10 +111,10 @@ class TrainJob:
         return cls(**values)
 
     def refuse_unusable(self) -> None:
-        """Looks at everything that the job names, before any rank is started for it.
+        """Checks the files that the job names, before any rank is started.
 
         Raises:
-            TokenFileInvalidError: the token file can't be trained on.
+            TrainingTokensInvalidError: the token file can't be trained on.
             CheckpointInvalidError: no checkpoint can be written, or the newest one can't be used.
         """
         self.open_token_file()
@@ -119,10 +123,10 @@ class TrainJob:
             self.newest_checkpoint()
 
     def newest_checkpoint(self) -> tuple[Path, CheckpointRecord] | None:
-        """The newest whole checkpoint of this job, from which it goes on, and what it is of.
+        """The newest complete checkpoint of this job, from which it resumes, and its record.
 
         Raises:
-            CheckpointInvalidError: it can't be read, or is of another job.
+            CheckpointInvalidError: it can't be read, or another job saved it.
         """
         if self.checkpoint is None:
             return None
@@ -135,17 +139,17 @@ class TrainJob:
         return newest
 
     def describe_tokens(self) -> dict[str, Any] | None:
-        """What a checkpoint remembers of the token file; None: the tokens are synthetic."""
+        """The description of the token file in a checkpoint; None: the tokens are synthetic."""
         file = self.open_token_file()
         return None if file is None else file.describe()
 
     def open_token_file(self, *, first_step: int = 0, first_sample: int = 0) -> TokenFile | None:
-        """The job's tokens, from a step on before which so many samples were taken.
+        """The job's token file, for steps from `first_step` on; None: the tokens are synthetic.
 
-        None: the tokens are synthetic.
+        `first_sample` samples were used before that step.
 
         Raises:
-            TokenFileInvalidError: the file can't be trained on.
+            TrainingTokensInvalidError: the file can't be trained on.
         """
         if self.data is None:
             return None
@@ -160,7 +164,7 @@ class TrainJob:
 
 
 def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None) -> TrainJob:
-    """Reads a job file, with other steps or another warm-up where they are given.
+    """Reads a job file; `steps` and `warmup`, if given, replace those of the file.
 
     Raises:
         TrainJobInvalidError: it cannot be read, or is malformed; the message names the file.
@@ -168,7 +172,9 @@ def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None)
     try:
         mapping = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainJobInvalidError(f"{path} is not a readable JSON file: {error}") from error
+        raise TrainJobInvalidError(
+            f"{path} is not a readable JSON file: {why_unreadable(error)}"
+        ) from error
     if not isinstance(mapping, dict):
         raise TrainJobInvalidError(
             f"{path} holds {shown(mapping)} where an object of the job's fields should be"
@@ -182,13 +188,9 @@ def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None)
         raise TrainJobInvalidError(f"{path}: {error}") from error
 
 
-class _Part(Protocol):
-    """What a field of the job that is an object of its own is read by."""
-
-    def from_mapping(self, mapping: Mapping[str, Any], /) -> Any: ...
-
-
-def _read_part(kind: _Part, name: str, value: object) -> Any:
+def _read_part(
+    kind: type[TokenFileSettings] | type[CheckpointSettings], name: str, value: object
+) -> Any:
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -200,7 +202,7 @@ def _read_part(kind: _Part, name: str, value: object) -> Any:
 
 
 def _make_absolute(mapping: dict[str, Any], folder: Path) -> None:
-    """Takes the paths that the document names from its own folder, wherever the job is started."""
+    """Makes the document's paths relative to its own folder, not to the working directory."""
     for part, name in _PATHS:
         fields_of_part = mapping.get(part)
         if isinstance(fields_of_part, dict) and isinstance(fields_of_part.get(name), str):

@@ -1,4 +1,4 @@
-"""A job's checkpoints while it runs: what all ranks do together, and what rank 0 does for them."""
+"""A running job's checkpoints: all ranks save and load together, rank 0 handles the directory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import distributed as dist
-
-from workers.trainer.checkpoint_directory import (
+from search_spaces.documents.reading import why_unreadable
+from workers.trainer.comm.collectives import barrier
+from workers.trainer.comm.messages import broadcast_document, reading_from
+from workers.trainer.errors import CheckpointFailedError, CheckpointInvalidError
+from workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.collectives import barrier
-from workers.trainer.errors import CheckpointFailedError, CheckpointInvalidError
-from workers.trainer.job import TrainJob
+from workers.trainer.job.job import TrainJob
 from workers.trainer.training import Training
 
 T = TypeVar("T")
@@ -25,9 +25,9 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class JobCheckpoints:
-    """Saves a job every so many steps, and takes it up again.
+    """Saves a job regularly, and resumes it.
 
-    Every method is called by all ranks; rank 0 alone touches the directory's names, and reports.
+    All ranks call every method. Only rank 0 lists, renames and removes checkpoints, and reports.
     """
 
     def __init__(
@@ -38,24 +38,32 @@ class JobCheckpoints:
         self._first_step = self._first_sample = 0
 
     def resume(self) -> tuple[int, int]:
-        """Loads the newest whole checkpoint, if there is one.
+        """Loads the newest complete checkpoint, if there is one.
+
+        Communicates: broadcasts from rank 0 over all ranks, and what `load_state` does.
 
         Returns:
-            The next step, and the samples that were taken before it.
+            The next step, and the samples that were used before it.
 
         Raises:
-            CheckpointInvalidError: there is one that this job can't use, or nothing can be
+            CheckpointInvalidError: this job can't use the newest checkpoint, or nothing can be
                 written, or a rank does not see the directory.
-            CheckpointFailedError: a rank could not read it.
+            CheckpointFailedError: a rank could not read the checkpoint.
         """
         self._refuse_unshared()
-        for left in self._on_rank_0(self._directory.partial):
-            self._tell({"event": "note", "message": f"ignoring {left}, which was never finished"})
-        newest = self._on_rank_0(self._job.newest_checkpoint)
+        unfinished = self._on_rank_0(
+            lambda: [str(path) for path in self._directory.partial()],
+            lambda found: [str(path) for path in found],
+        )
+        for left in unfinished:
+            self._report_on_rank_0(
+                {"event": "note", "message": f"ignoring {left}, which was never finished"}
+            )
+        newest = self._on_rank_0(self._newest, _path_and_record)
         if newest is None:
             return 0, 0
         path, record = newest
-        self._tell(
+        self._report_on_rank_0(
             {
                 "event": "resume",
                 "step": record.step,
@@ -64,12 +72,16 @@ class JobCheckpoints:
                 "layout": record.layout.key,
             }
         )
-        from workers.trainer.checkpoint import load_state
+        from workers.trainer.job.checkpoint import load_state
 
         load_state(self._training, path)
         self._restore_counts(record)
         self._first_step, self._first_sample = record.step, record.samples
         return record.step, record.samples
+
+    def _newest(self) -> Any:
+        newest = self._job.newest_checkpoint()
+        return newest and [str(newest[0]), newest[1].to_mapping()]
 
     def _restore_counts(self, record: CheckpointRecord) -> None:
         optimizer = self._training.optimizer
@@ -80,21 +92,23 @@ class JobCheckpoints:
             optimizer.scaler.good_steps = int(record.loss_scaler["good_steps"])
 
     def save_if_due(self, step: int) -> None:
-        """Saves after so many steps of the job, where the settings say so, or it was the last.
+        """Saves after every `settings.every` steps, and after the job's last step.
+
+        Communicates: broadcasts from rank 0 over all ranks, and what `save_state` does.
 
         Raises:
-            CheckpointFailedError: on every rank, if any of them could not write; the earlier
-                checkpoints are as they were.
+            CheckpointFailedError: on every rank, if any rank could not write. Earlier checkpoints
+                stay as they are.
         """
         if step % self._settings.every and step != self._job.steps:
             return
-        from workers.trainer.checkpoint import save_state
+        from workers.trainer.job.checkpoint import save_state
 
         started = time.perf_counter()
-        folder = self._on_rank_0(lambda: self._directory.begin(step))
+        folder = self._on_rank_0(lambda: str(self._directory.begin(step)), Path)
         save_state(self._training, folder)
-        path = self._on_rank_0(lambda: self._finish(folder, step))
-        self._tell(
+        path = self._on_rank_0(lambda: str(self._finish(folder, step)), Path)
+        self._report_on_rank_0(
             {
                 "event": "checkpoint",
                 "step": step,
@@ -129,11 +143,11 @@ class JobCheckpoints:
         )
 
     def _refuse_unshared(self) -> None:
-        """Raises CheckpointInvalidError where a rank does not see what rank 0 writes."""
-        mark = self._on_rank_0(self._directory.mark)
+        """Raises CheckpointInvalidError on a rank that does not see a file of rank 0."""
+        mark = self._on_rank_0(lambda: str(self._directory.mark()), Path)
         seen = mark.exists()
         barrier(self._training.device)
-        self._on_rank_0(lambda: mark.unlink())
+        self._on_rank_0(lambda: mark.unlink(), lambda _: None)
         if not seen:
             raise CheckpointInvalidError(
                 f"rank {self._training.mesh.rank} on {socket.gethostname()} does not see the "
@@ -145,26 +159,43 @@ class JobCheckpoints:
     def _is_first(self) -> bool:
         return self._training.mesh.rank == 0
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _report_on_rank_0(self, event: dict[str, Any]) -> None:
         if self._is_first:
             self._report(event)
 
-    def _on_rank_0(self, act: Callable[[], T]) -> T:
-        """What rank 0 finds, told to all; if it fails there, it fails on all."""
-        said: list[Any] = [None, None]
+    def _on_rank_0(self, act: Callable[[], Any], read: Callable[[Any], T]) -> T:
+        """Runs `act` on rank 0 and returns its result on all ranks; a failure is raised on all.
+
+        Communicates: a broadcast from rank 0 over all ranks.
+
+        Args:
+            act: runs on rank 0; returns plain JSON values.
+            read: turns these values into the result.
+        """
+        answer: dict[str, Any] = {}
         if self._is_first:
             try:
-                said[0] = act()
+                answer = {"found": act()}
             except CheckpointInvalidError as error:
-                said[1] = error
+                answer = {"invalid": str(error)}
             except OSError as error:
-                said[1] = CheckpointFailedError(
-                    f"no checkpoint can be written to {self._settings.directory}: {error}"
-                )
+                answer = {
+                    "failed": f"no checkpoint can be written to {self._settings.directory}: "
+                    f"{why_unreadable(error)}"
+                }
         if self._training.mesh.layout.num_devices > 1:
-            dist.broadcast_object_list(said, src=0)
-        found, failure = said
-        if failure is not None:
-            raise failure
-        result: T = found
-        return result
+            answer = broadcast_document(answer, source=0, device=self._training.device)
+        with reading_from(0):
+            invalid, failed = (answer.get(name) for name in ("invalid", "failed"))
+            if invalid is None and failed is None:
+                return read(answer["found"])
+        if invalid is not None:
+            raise CheckpointInvalidError(str(invalid))
+        raise CheckpointFailedError(str(failed))
+
+
+def _path_and_record(found: Any) -> tuple[Path, CheckpointRecord] | None:
+    if found is None:
+        return None
+    path, record = found
+    return Path(path), CheckpointRecord.from_mapping(record)

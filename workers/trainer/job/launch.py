@@ -1,4 +1,4 @@
-"""This rank's place, as torchrun or srun states it in the environment."""
+"""A rank's context from the environment that torchrun or srun sets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from search_spaces.machine import usable_cores
-from workers.trainer.context import RankContext
-from workers.trainer.launched import is_rank, slurm_meeting_point, slurm_tasks
+from workers.trainer.job.launcher_environment import is_rank, slurm_meeting_point, slurm_tasks
+from workers.trainer.session import RankContext
 
 
 def context_from_environment() -> RankContext:
-    """This rank's place under torchrun or srun; alone, where neither has started it.
+    """This rank's context under torchrun or srun; else that of a job with one rank.
 
     Raises:
-        RankContextInvalidError: srun's variables are there and do not say where the ranks meet.
+        RankContextInvalidError: srun's variables do not name a rendezvous address.
     """
     environment = os.environ
     store: Store
@@ -48,20 +48,20 @@ def context_from_environment() -> RankContext:
 
 
 def shares_devices(store: Store, rank: int, world_size: int, device: str) -> bool:
-    """Whether the ranks of rank 0's host are more than the devices that they may use; told to rank 0.
+    """Whether rank 0's host runs more ranks than they have devices; only rank 0 gets the answer.
 
-    A launcher may show all of a host's devices to each rank, or its own alone, so what counts is
-    all that they see together.
+    A launcher shows each rank all devices of a host, or only its own. The union of what the ranks
+    see is therefore counted. Communicates: through the store.
     """
     seen = _devices(device)
     store.set(f"devices/{rank}", f"{socket.gethostname()} {' '.join(sorted(seen))}")
     if rank > 0:
         return False
-    told = [store.get(f"devices/{other}").decode().split(" ") for other in range(world_size)]
-    here = [set(devices) for host, *devices in told if host == socket.gethostname()]
+    views = [store.get(f"devices/{other}").decode().split(" ") for other in range(world_size)]
+    here = [set(devices) for host, *devices in views if host == socket.gethostname()]
     together = set().union(*here)
     is_whole_view = device == "cpu" and together == seen
-    # A container's quota may be less than the cores that its processes see.
+    # A container's CPU quota may be below the number of cores that its processes see.
     return len(here) > (usable_cores() if is_whole_view else len(together))
 
 

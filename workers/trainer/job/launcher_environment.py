@@ -1,4 +1,4 @@
-"""What torchrun and srun say in the environment of the processes that they start. Needs no torch."""
+"""Reads the environment variables that torchrun and srun set. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NUM_PORTS: Final = 10000
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has started this process as one rank of several, or says so of one.
+    """Whether torchrun or srun started this process as a rank.
 
-    A batch script has Slurm's variables too; a task of srun has a step, or is told where to meet.
+    A batch script also has Slurm's variables. A task of srun in addition has a step id, or
+    MASTER_ADDR, and is one of several tasks.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return True
@@ -25,12 +26,12 @@ def is_rank(environment: Mapping[str, str]) -> bool:
 
 
 def slurm_meeting_point(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Where the tasks of a step meet: as MASTER_ADDR and MASTER_PORT say, else on its first host.
+    """Host and port of the rendezvous: MASTER_ADDR and MASTER_PORT, or else the step's first host.
 
-    The port follows from job and step, so that two jobs on a node meet apart.
+    The default port is computed from job and step, so that two jobs on a node use different ports.
 
     Raises:
-        RankContextInvalidError: neither says where.
+        RankContextInvalidError: the environment names no host.
     """
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     host = environment.get("MASTER_ADDR") or first_host(hosts)
@@ -52,7 +53,7 @@ def first_host(hosts: str) -> str:
 
 
 def slurm_tasks(environment: Mapping[str, str]) -> int:
-    """Tasks of the step; a step may have fewer than its job."""
+    """Number of tasks of the step, which may be fewer than those of the job."""
     return _number(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS"))
 
 

@@ -1,4 +1,4 @@
-"""What a training job says while it runs, to people and to a log. Nothing here needs torch."""
+"""Progress of a training job, as lines for people and as a log of JSON lines. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TextIO
 
+from search_spaces.documents.reading import why_unreadable
 from workers.trainer.errors import TrainJobInvalidError
 
 _BYTE_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-class Progress:
+class ProgressLog:
     """Prints each event as a line for people, and appends it to a log as a line of JSON.
 
     Args:
-        stream: where people read.
-        log: file of JSON lines that is appended to; None: none.
+        stream: stream of the lines for people.
+        log: file to append JSON lines to; None: no log.
 
     Raises:
         TrainJobInvalidError: the log can't be opened.
@@ -31,14 +32,16 @@ class Progress:
             try:
                 self._log = self._files.enter_context(log.open("a"))
             except OSError as error:
-                raise TrainJobInvalidError(f"the log {log} can't be written: {error}") from error
+                raise TrainJobInvalidError(
+                    f"the log {log} can't be written: {why_unreadable(error)}"
+                ) from error
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         print_event(event, stream=self._stream)
         self.record(event)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Appends an event to the log alone."""
+        """Appends an event to the log, without printing it."""
         if self._log is not None:
             self._log.write(json.dumps({"event": "result", **event}) + "\n")
             self._log.flush()
@@ -51,7 +54,7 @@ class Progress:
 
 
 def print_event(event: Mapping[str, Any], *, stream: TextIO) -> None:
-    """Prints one line of what `run_train` reported, or of what it returned (the result)."""
+    """Prints one line for an event that `run_train` reported, or for its result."""
     stream.write(f"{_LINES[event.get('event', 'result')](event)}\n")
     stream.flush()
 

@@ -1,11 +1,17 @@
-"""Tokens from a flat file that is mapped into memory. Nothing here needs torch.
+"""Samples from a token file that is mapped into memory, in a seeded order. Needs no torch.
 
-S is the sequence length. Sample i of the file is the S + 1 tokens from token i S on: samples
-share one token, so that each token but the first is a target once.
+S is the sequence length. Sample i of the file is the S + 1 tokens from token i S on. Neighbouring
+samples share one token, so that each token but the first is a target once.
+
+The order is computed place by place, without a list of all samples. A Feistel network over the next
+power of four permutes more numbers than there are samples; a number that is too large is permuted
+again until it is small enough (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite
+domains", CT-RSA 2002).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,51 +20,54 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.model_shape import ModelShape
-from search_spaces.reading import shown, whole_number_problem
-from workers.trainer.errors import TokenFileInvalidError
-from workers.trainer.fields import refuse_unknown_fields
-from workers.trainer.shuffle import shuffled
+from search_spaces.documents.reading import shown, whole_number_problem, why_unreadable
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.errors import TrainingTokensInvalidError
+from workers.trainer.job.fields import refuse_unknown_fields
 
 DTYPES: Final = ("uint16", "uint32", "int32", "int64")
 """Types of token ids, little-endian."""
 
 _LONGEST_HEADER: Final = 1 << 30
 _LLM_C_HEADERS: Final = (20240520, 20240801)
-"""First word of the token files of llm.c, which begin with 256 words that are no tokens."""
+"""First words of llm.c's token files, whose header has 256 words."""
+
+_ROUNDS: Final = 8
+"""Rounds of the Feistel network. With an ideal round function four rounds are pseudorandom (Luby
+and Rackoff 1988)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenFileSettings:
-    """Which file, and how it is read.
+    """A token file, and how to read it.
 
     Raises:
-        TokenFileInvalidError: at construction, when a field is out of range.
+        TrainingTokensInvalidError: at construction, when a field is out of range.
     """
 
     tokens: str
     """The file's path."""
     dtype: str | None = None
-    """Type of a token id; None: as the .npy file says."""
+    """Type of a token id; None: the type in the header of a .npy file."""
     skip_bytes: int = 0
     """Length of a header before the first token."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, str) or not self.tokens or "\0" in self.tokens:
-            raise TokenFileInvalidError(f"tokens={shown(self.tokens)} is not a file's path")
+            raise TrainingTokensInvalidError(f"tokens={shown(self.tokens)} is not a file's path")
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise TokenFileInvalidError(
+            raise TrainingTokensInvalidError(
                 f"dtype={shown(self.dtype)} is not one of {', '.join(DTYPES)}"
             )
         if problem := whole_number_problem(self.skip_bytes, low=0, high=_LONGEST_HEADER):
-            raise TokenFileInvalidError(f"skip_bytes={problem}")
+            raise TrainingTokensInvalidError(f"skip_bytes={problem}")
         if self.is_npy and self.skip_bytes:
-            raise TokenFileInvalidError(
+            raise TrainingTokensInvalidError(
                 f"skip_bytes={self.skip_bytes} is for flat files; {self.tokens} says where its "
                 "tokens begin"
             )
         if self.dtype is None and not self.is_npy:
-            raise TokenFileInvalidError(
+            raise TrainingTokensInvalidError(
                 f"dtype is missing: {self.tokens} does not say what its tokens are; "
                 f"give one of {', '.join(DTYPES)}"
             )
@@ -72,29 +81,29 @@ class TokenFileSettings:
         """Reads the settings from their fields by name.
 
         Raises:
-            TokenFileInvalidError: a field is missing, unknown, or out of range.
+            TrainingTokensInvalidError: a field is missing, unknown, or out of range.
         """
-        refuse_unknown_fields(mapping, cls, TokenFileInvalidError, "field")
+        refuse_unknown_fields(mapping, cls, TrainingTokensInvalidError, "field")
         if "tokens" not in mapping:
-            raise TokenFileInvalidError("tokens, the path of the file, is missing")
+            raise TrainingTokensInvalidError("tokens, the path of the file, is missing")
         return cls(**mapping)
 
 
 class TokenFile:
-    """Samples of a token file in a seeded order, epoch after epoch.
+    """Samples of a token file in a seeded order, which differs in every epoch.
 
-    What a step trains on follows from the seed, the number of samples before it and the file.
+    The samples of a step depend on the file, the seed, and the number of samples before it.
 
     Args:
-        settings: which file.
-        shape: the model that is trained; its seq_length and vocab_size count.
-        seed: the order of samples follows from it, another one in every epoch.
-        global_batch_size: samples a step.
-        first_step: the step that the next argument is about.
-        first_sample: samples that were taken before that step.
+        settings: the file, and how to read it.
+        shape: the model to train; its seq_length and vocab_size are used.
+        seed: seed of the order of samples.
+        global_batch_size: samples per step.
+        first_step: the step at which the job starts or resumes.
+        first_sample: samples that were used before that step.
 
     Raises:
-        TokenFileInvalidError: the file can't be read, or holds less than one sample.
+        TrainingTokensInvalidError: the file can't be read, or holds less than one sample.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class TokenFile:
         self._global_batch_size = global_batch_size
         self._first_step, self._first_sample = first_step, first_sample
         if len(self.tokens) <= shape.seq_length:
-            raise TokenFileInvalidError(
+            raise TrainingTokensInvalidError(
                 f"{self.path} holds {len(self.tokens)} tokens, and one sample takes "
                 f"seq_length + 1 = {shape.seq_length + 1}; name a longer file, or check its dtype "
                 f"({self.tokens.dtype}) and skip_bytes ({settings.skip_bytes})"
@@ -124,7 +133,7 @@ class TokenFile:
         """Samples of a step's global batch by their index in it: seq_length + 1 tokens each.
 
         Raises:
-            TokenFileInvalidError: a token's id is not below the model's vocab_size.
+            TrainingTokensInvalidError: a token's id is not below the model's vocab_size.
         """
         before = self._first_sample + (step - self._first_step) * self._global_batch_size
         starts = self._order(before + np.arange(indices.start, indices.stop)) * self._seq_length
@@ -136,11 +145,11 @@ class TokenFile:
         return ids
 
     def describe(self) -> dict[str, Any]:
-        """What tells this file from another: the number of its tokens, and their type."""
+        """Number and type of the tokens, by which a checkpoint recognises the file."""
         return {"number": len(self.tokens), "dtype": self.tokens.dtype.name}
 
     def _order(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which samples of the file are drawn as number so and so, counted over all epochs."""
+        """The file's sample for each position in the order of all epochs."""
         epochs, places = np.divmod(drawn, self.num_samples)
         order = np.empty_like(drawn)
         for epoch in np.unique(epochs):
@@ -150,7 +159,7 @@ class TokenFile:
         return order
 
     def _refuse(self, position: int, token: int) -> None:
-        raise TokenFileInvalidError(
+        raise TrainingTokensInvalidError(
             f"token {position} of {self.path} is {token}, outside the model's vocabulary of "
             f"vocab_size={self._vocab_size}; train a model with a larger one, or check the file's "
             f"dtype ({self.tokens.dtype})"
@@ -164,18 +173,20 @@ def _mapped(settings: TokenFileSettings) -> NDArray[Any]:
             return _mapped_npy(path, settings.dtype)
         return _mapped_flat(path, np.dtype(settings.dtype).newbyteorder("<"), settings.skip_bytes)
     except (OSError, ValueError, EOFError) as error:
-        raise TokenFileInvalidError(f"the token file {path} can't be read: {error}") from error
+        raise TrainingTokensInvalidError(
+            f"the token file {path} can't be read: {why_unreadable(error)}"
+        ) from error
 
 
 def _mapped_npy(path: Path, dtype: str | None) -> NDArray[Any]:
     tokens: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if tokens.ndim != 1 or tokens.dtype.name not in DTYPES:
-        raise TokenFileInvalidError(
+        raise TrainingTokensInvalidError(
             f"{path} holds an array of {tokens.dtype} and shape {tokens.shape}; tokens are one "
             f"dimension of {', '.join(DTYPES)}"
         )
     if dtype is not None and dtype != tokens.dtype.name:
-        raise TokenFileInvalidError(
+        raise TrainingTokensInvalidError(
             f"dtype={dtype!r}, and {path} holds {tokens.dtype.name}; leave dtype out"
         )
     return tokens
@@ -186,14 +197,52 @@ def _mapped_flat(path: Path, dtype: np.dtype[Any], skip_bytes: int) -> NDArray[A
         first_word = int.from_bytes(stream.read(4), "little")
         num_bytes = stream.seek(0, 2) - skip_bytes
     if first_word in _LLM_C_HEADERS and skip_bytes == 0:
-        raise TokenFileInvalidError(
+        raise TrainingTokensInvalidError(
             f"{path} begins with the header of llm.c's token files; say skip_bytes=1024"
         )
     if num_bytes < dtype.itemsize:  # numpy maps no empty file
         return np.empty(0, dtype)
     if num_bytes % dtype.itemsize:
-        raise TokenFileInvalidError(
+        raise TrainingTokensInvalidError(
             f"{path} holds {num_bytes} bytes after skip_bytes={skip_bytes}, which are no whole "
             f"number of {dtype.name} tokens ({dtype.itemsize} bytes each); is that its dtype?"
         )
     return np.memmap(path, dtype, mode="r", offset=skip_bytes)
+
+
+def shuffled(places: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:
+    """The numbers at these places of a permutation of 0 to size - 1.
+
+    The permutation depends on `key` and `size` only, on every machine and numpy version.
+    """
+    half_bits = max(-(-(size - 1).bit_length() // 2), 1)
+    keys = [_round_key(key, index) for index in range(_ROUNDS)]
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), dtype=bool)
+    while outside.any():
+        found[outside] = _permuted(found[outside], np.uint64(half_bits), keys)
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _permuted(
+    values: NDArray[np.uint64], half_bits: np.uint64, keys: list[np.uint64]
+) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return (left << half_bits) | right
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The final mixing steps of SplitMix64: an input bit flips about half of the output bits."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def _round_key(key: str, index: int) -> np.uint64:
+    digest = hashlib.blake2b(f"{key}/{index}".encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "big"))

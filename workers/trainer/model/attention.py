@@ -1,8 +1,11 @@
-"""The core of attention, its backward pass on the CPU, and its selective recomputation.
+"""Attention without its linear layers: rotary positions, the core, and selective recomputation.
 
-Shapes: B sequences, S positions, M heads of a fused projection: N local query heads, then K key and
-K value heads; D head size. In the backward pass G of the heads and C of the positions are worked on
-at once, with the E positions that those attend to.
+On CPUs the core has its own backward pass. Nothing here communicates.
+
+Shapes: B sequences, S positions, T = B S tokens, D head size. M heads of a fused projection: N
+local query heads, then K key and K value heads. R = N + K heads are rotated, each in P = D / 2
+pairs of dims. The backward pass processes G heads and C positions at once, with the E positions
+that they attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -18,19 +21,24 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.backward import gradients_of
+from workers.trainer.model.backward import gradients_of
 
 _POSITIONS_AT_ONCE: Final = 64
 _SCORES_AT_ONCE: Final = 1 << 19
-"""fp32 scores that are worked on together: 2 MiB, a core's cache or little more."""
+"""fp32 scores that are processed at once: 2 MiB, about the size of a core's cache."""
 
 _LOG2_E: Final = math.log2(math.e)
 
 
 def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over the positions so far, (B, S, N, D); by a fused kernel where there is one."""
+    """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D); fused where torch has a kernel.
+
+    On CPUs it has its own backward pass, unless query heads share key heads.
+    """
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
-    if _is_ours(qkv_BSMD, num_heads, num_kv_heads):
+    # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
+    has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash:
         return _cpu_attention(qkv_BSMD)
     heads = [num_heads, num_kv_heads, num_kv_heads]
     q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
@@ -40,20 +48,59 @@ def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
     return y_BNSD.transpose(1, 2)
 
 
-def _is_ours(qkv_BSMD: Tensor, num_heads: int, num_kv_heads: int) -> bool:
-    """Whether the backward pass is ours: on CPUs, unless queries share keys.
+class Rotate(Function):
+    """Rotary position embedding of queries and keys (arXiv:2104.09864), in place."""
 
-    The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) counts for the CPU's too.
-    """
-    is_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    return qkv_BSMD.is_cpu and num_heads == num_kv_heads and is_flash
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_TM: Tensor, cos_SP: Tensor, sin_SP: Tensor, num_rotated: int
+    ) -> Tensor:
+        ctx.cos_SP, ctx.sin_SP, ctx.num_rotated = cos_SP, sin_SP, num_rotated
+        ctx.mark_dirty(qkv_TM)
+        _rotate(qkv_TM, cos_SP, sin_SP, num_rotated, sign=1.0)
+        return qkv_TM
+
+    @staticmethod
+    def backward(ctx: Any, grad_TM: Tensor) -> tuple[Tensor, None, None, None]:
+        # Attention made this gradient, and nothing else reads it: it may be overwritten.
+        _rotate(grad_TM, ctx.cos_SP, ctx.sin_SP, ctx.num_rotated, sign=-1.0)
+        return grad_TM, None, None, None
+
+
+rotate: Callable[..., Tensor] = Rotate.apply
+
+
+def _rotate(
+    qkv_TM: Tensor, cos_SP: Tensor, sin_SP: Tensor, num_rotated: int, *, sign: float
+) -> None:
+    """Rotates pairs (i, i + P) of the first `num_rotated` heads, in place."""
+    seq_length, half = cos_SP.shape
+    heads_BSMD = qkv_TM.view(-1, seq_length, qkv_TM.shape[-1] // (2 * half), 2 * half)
+    first_BSRP, second_BSRP = heads_BSMD[:, :, :num_rotated].chunk(2, dim=-1)
+    cos_S1P, sin_S1P = cos_SP[:, None], sin_SP[:, None]
+    turned_BSRP = (second_BSRP * cos_S1P).addcmul_(first_BSRP, sin_S1P, value=sign)
+    first_BSRP.mul_(cos_S1P).addcmul_(second_BSRP, sin_S1P, value=-sign)
+    second_BSRP.copy_(turned_BSRP)
+
+
+def rotary_tables(
+    seq_length: int, head_size: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position and pair, computed in fp64."""
+    powers = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    angles_SP = torch.outer(torch.arange(seq_length, dtype=torch.float64), 10000.0**-powers)
+    return (
+        angles_SP.cos().to(device=device, dtype=dtype),
+        angles_SP.sin().to(device=device, dtype=dtype),
+    )
 
 
 class CpuAttention(Function):
-    """torch's flash kernel forward, and batched products of larger blocks backward.
+    """Forward: torch's flash kernel. Backward: batched products of blocks of several heads.
 
-    torch's backward kernel multiplies blocks of one head; of all heads at once they are as fast as
-    large products (decision 0017). Kept: the input, the output, and each row's log-sum-exp.
+    torch's backward kernel multiplies blocks of one head at a time. Blocks of several heads at once
+    are as fast as large matrix products (decision 17). Input, output and the log-sum-exp of each
+    row are kept.
     """
 
     @staticmethod
@@ -94,11 +141,11 @@ def _attend_backward(
     dot_GS: Tensor,
     grads_GSD: tuple[Tensor, ...],
 ) -> None:
-    """Writes the gradients of query, key and value of some heads of a sequence.
+    """Writes the gradients of query, key and value of G heads of a sequence.
 
-    Scores and their gradients are of fp32 whatever the inputs are; probabilities are of the inputs'
-    precision in products, as in the flash kernels. lse_GS is to the base of 2, for which the
-    exponential is cheapest.
+    Scores and their gradients are computed in fp32. Probabilities have the precision of the inputs
+    in products, as in the flash kernels. lse_GS is to the base of 2, for which the exponential is
+    cheapest.
     """
     q_GSD, k_GSD, _, dy_GSD = inputs_GSD
     q32_GSD, k32_GSD, v32_GSD, dy32_GSD = (value.float() for value in inputs_GSD)
@@ -138,10 +185,11 @@ def _add_product(sum_GED: Tensor, left_GEC: Tensor, right_GCD: Tensor) -> None:
 
 
 class RecomputedAttention(Function):
-    """Attends twice instead of keeping what attention saves: query, key and value alone are kept.
+    """Selective recomputation: keeps query, key and value, and computes attention again.
 
-    No communication. Where attention is fused, what it saves beside them is a number a head and
-    token; where it is not, the probabilities, S of those numbers (arXiv:2205.05198, section 5).
+    It does not communicate. Without it a fused kernel would keep one more number per head and
+    token; unfused attention would keep the probabilities, S numbers per head and token
+    (arXiv:2205.05198, section 5).
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Full recomputation: a block's activations are made again in the backward pass.
+"""Backward passes: calls of autograd's engine, and full recomputation of a block.
 
 Shapes: T tokens that the rank holds of a micro-batch, H hidden.
 """
@@ -12,17 +12,47 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd import Function, Variable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from workers.trainer.backward import run_backward
+
+def run_backward(output: Tensor | GradientEdge, gradient: Tensor) -> None:
+    """Runs the backward pass of one output, like `torch.autograd.backward`.
+
+    It calls the engine directly: torch's wrapper checks shapes symbolically and imports sympy for
+    that, which costs every rank 0.3 s in its first step.
+    """
+    Variable._execution_engine.run_backward(
+        (output,),
+        (gradient,),
+        False,  # keep the graph
+        False,  # make a graph of the gradients
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+
+
+def gradients_of(
+    output: Tensor, gradient: Tensor, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The gradients of the inputs of one output, like `torch.autograd.grad`."""
+    return Variable._execution_engine.run_backward(
+        (output,),
+        (gradient,),
+        False,  # keep the graph
+        False,  # make a graph of the gradients
+        inputs,
+        allow_unreachable=False,
+        accumulate_grad=False,
+    )
 
 
 class Recomputed(Function):
-    """Runs a block twice instead of keeping its activations: only its input is kept.
+    """Full recomputation: keeps only the block's input, and runs its forward pass again.
 
-    Forward and backward communicate what the block's forward communicates; backward what its
-    backward does, too.
+    Forward: communicates over tp as the block's forward pass does. Backward: as the block's forward
+    pass, then as its backward pass.
     """
 
     @staticmethod
@@ -37,7 +67,7 @@ class Recomputed(Function):
         (saved_TH,) = ctx.saved_tensors
         x_TH = saved_TH.detach().requires_grad_()
         with torch.enable_grad():
-            start = get_gradient_edge(ctx.block(x_TH))  # what follows needs the graph alone
+            start = get_gradient_edge(ctx.block(x_TH))  # the output itself is not needed
         run_backward(start, grad_TH)
         return x_TH.grad, None
 

@@ -1,4 +1,4 @@
-"""The matrix products of a linear layer, by the library that is the faster one on this processor.
+"""The matrix products of a linear layer, by the library that is faster on this processor.
 
 Shapes: T tokens of a micro-batch, I and O local input and output features.
 """
@@ -19,14 +19,14 @@ _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """The output of the layer, x W^T + b; autograd does not see it."""
+    """The output of the layer, x W^T + b, without autograd."""
     if x_TI.dtype == torch.float32 and x_TI.is_cpu and prefers_onednn():
         return _onednn_linear(x_TI, weight_OI, bias_O)
     return F.linear(x_TI, weight_OI, bias_O)
 
 
 def input_gradient(grad_TO: Tensor, weight_OI: Tensor) -> Tensor:
-    """The gradient of its input, dy W; autograd does not see it."""
+    """The gradient of the layer's input, dy W, without autograd."""
     if grad_TO.dtype == torch.float32 and grad_TO.is_cpu and prefers_onednn():
         return _onednn_linear(grad_TO, weight_OI.t(), None)
     return grad_TO @ weight_OI
@@ -34,11 +34,11 @@ def input_gradient(grad_TO: Tensor, weight_OI: Tensor) -> Tensor:
 
 @functools.cache
 def prefers_onednn() -> bool:
-    """Whether fp32 products go to oneDNN instead of MKL: on AMD processors.
+    """Whether fp32 products use oneDNN instead of MKL: on AMD processors.
 
-    torch gives fp32 products to MKL, which is tuned for Intel's processors; on a Zen 4 core oneDNN is
-    5 to 10 % faster (decision 0017). 16-bit products are oneDNN's everywhere. By the processor's
-    name and not by a trial, since every rank of a job must sum in the same order.
+    torch uses MKL for fp32, which is tuned for Intel's processors. On a Zen 4 core oneDNN is 5 to
+    10 % faster (decision 17). 16-bit products always use oneDNN. The processor's name decides and
+    not a measurement, since every rank of a job must sum in the same order.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

@@ -1,9 +1,11 @@
 """The model: a rank's pipeline stages of a GPT or a Llama.
 
-It reads as single-device code; the linear layers and the ends of the vocabulary know their tp
-group. Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local
-query and key heads, D head size, L tokens between the linear layers: T / tp of them under sequence
-parallelism, else all.
+The modules are written like single-device code; linear layers, embedding and cross-entropy hold
+their tp group and communicate.
+
+Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local query and
+key heads, M = N + 2 K, D head size, V local rows of the vocabulary, L tokens between the linear
+layers: T / tp under sequence parallelism, else T.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -16,22 +18,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.layout import Recompute
-from search_spaces.model_shape import ModelShape
-from workers.trainer.activations import rotary_tables, rotate, swiglu
-from workers.trainer.attention import causal_attention, recomputed_attention
-from workers.trainer.kernels import EAGER
-from workers.trainer.mesh import Mesh
-from workers.trainer.norms import LayerNorm, RMSNorm
-from workers.trainer.parameters import ModelParameter, Part, declare
-from workers.trainer.recompute import recomputed
-from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
-from workers.trainer.vocabulary import Embedding, vocab_cross_entropy
+from search_spaces.spec.layout import Recompute
+from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.model.attention import (
+    causal_attention,
+    recomputed_attention,
+    rotary_tables,
+    rotate,
+)
+from workers.trainer.model.backward import recomputed
+from workers.trainer.model.kernels import EAGER, LayerNorm, RMSNorm, swiglu
+from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
+from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.tensor_parallel import ColumnParallel, RowParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBuilder:
-    """Declares the layers of one rank: what they are called, and how they are cut."""
+    """Declares the layers of one rank: the names of their parameters, and how tp divides them."""
 
     shape: ModelShape
     mesh: Mesh
@@ -40,11 +45,11 @@ class StageBuilder:
     def has_biases(self) -> bool:
         return self.shape.family == "gpt"
 
-    def declare(self, *parts: Part, counted: bool = True) -> ModelParameter:
+    def declare(self, *parts: ParameterPart, counted: bool = True) -> ModelParameter:
         return declare(*parts, tp=self.mesh.layout.tp, counted=counted)
 
     def column(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
-        """One fused layer of several named projections of the residual stream."""
+        """A fused column-parallel layer of several named projections of the residual stream."""
         inputs = self.shape.hidden_size
         weight = self.declare(
             *(
@@ -60,7 +65,10 @@ class StageBuilder:
         return ColumnParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
 
     def row(self, prefix: str, inputs: int) -> RowParallel:
-        """A projection back to the residual stream; its initial weights shrink with the depth."""
+        """A row-parallel projection back to the residual stream.
+
+        The standard deviation of its initial weights is divided by sqrt(2 num_layers), as in GPT-2.
+        """
         outputs, std = self.shape.hidden_size, 0.02 / (2 * self.shape.num_layers) ** 0.5
         weight = self.declare(_normal(f"{prefix}.weight", outputs, inputs, dim=1, std=std))
         bias = self.declare(_zeros(f"{prefix}.bias", outputs)) if self.has_biases else None
@@ -69,7 +77,7 @@ class StageBuilder:
     def norm(self, prefix: str) -> LayerNorm | RMSNorm:
         size = (self.shape.hidden_size,)
         weight = self.declare(
-            Part(name=f"{prefix}.weight", shape=size, shard_dim=None, init="ones")
+            ParameterPart(name=f"{prefix}.weight", shape=size, shard_dim=None, init="ones")
         )
         if self.shape.family == "llama":
             return RMSNorm(weight)
@@ -94,16 +102,22 @@ class StageBuilder:
         return self.declare(part, counted=counted)
 
 
-def _normal(name: str, rows: int, columns: int, *, dim: int | None, std: float = 0.02) -> Part:
-    return Part(name=name, shape=(rows, columns), shard_dim=dim, init="normal", std=std)
+def _normal(
+    name: str, rows: int, columns: int, *, dim: int | None, std: float = 0.02
+) -> ParameterPart:
+    return ParameterPart(name=name, shape=(rows, columns), shard_dim=dim, init="normal", std=std)
 
 
-def _zeros(name: str, size: int, *, dim: int | None = None) -> Part:
-    return Part(name=name, shape=(size,), shard_dim=dim, init="zeros")
+def _zeros(name: str, size: int, *, dim: int | None = None) -> ParameterPart:
+    return ParameterPart(name=name, shape=(size,), shard_dim=dim, init="zeros")
 
 
 class Attention(nn.Module):
-    """Causal attention over the heads of this rank."""
+    """Causal attention over the heads of this rank.
+
+    Forward and backward: one all-reduce over tp each; under sequence parallelism one all-gather and
+    one reduce-scatter over tp each.
+    """
 
     def __init__(self, build: StageBuilder, prefix: str) -> None:
         super().__init__()
@@ -128,7 +142,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GELU between two layers, or SwiGLU between a fused one and another."""
+    """Two linear layers with GELU between them (GPT), or with SwiGLU (Llama).
+
+    Communicates over tp as `Attention` does.
+    """
 
     def __init__(self, build: StageBuilder, prefix: str) -> None:
         super().__init__()
@@ -148,8 +165,8 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One transformer layer.
 
-    Over tp, forward and backward together: four all-reduces, or under sequence parallelism four
-    pairs of all-gather and reduce-scatter.
+    Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
+    and two reduce-scatters over tp each.
     """
 
     def __init__(self, build: StageBuilder, prefix: str) -> None:
@@ -165,12 +182,15 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage; the ends of the model with its first and last."""
+    """The layers of one pipeline stage.
+
+    The first stage also has the embedding, and the last one the final norm and the head.
+    """
 
     def __init__(
         self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute, chunk: int = 0
     ) -> None:
-        """Declares the stage that is this chunk of the rank's share."""
+        """Declares the stage of this chunk of the rank."""
         super().__init__()
         build = StageBuilder(shape=shape, mesh=mesh)
         num_stages = mesh.layout.pp * mesh.layout.vpp
@@ -199,7 +219,7 @@ class Stage(nn.Module):
 
     @property
     def tied_weight(self) -> ModelParameter | None:
-        """The weight that this stage's end of the model shares with the other end, if tied."""
+        """The embedding or head weight of this stage, if first and last stage share it."""
         end = self.embedding or self.head
         return end.weight if self.tied and end is not None else None
 
@@ -208,7 +228,10 @@ class Stage(nn.Module):
         return [block.attention for block in self.blocks if isinstance(block, Block)]
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
-        """From tokens or the previous stage's output to this stage's output, or the mean loss."""
+        """From token ids or the previous stage's output to this stage's output.
+
+        The last stage returns the micro-batch's mean loss.
+        """
         x_LH = x if self.embedding is None else self.embedding(x)
         for block in self.blocks:
             x_LH = recomputed(x_LH, block) if self.recompute == "full" else block(x_LH)
@@ -220,7 +243,7 @@ class Stage(nn.Module):
 
 
 class RankModel(nn.Module):
-    """What one rank holds of the model: vpp stages, pp apart from each other."""
+    """One rank's part of the model: vpp stages, each pp stages after the one before."""
 
     def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
         super().__init__()
@@ -230,19 +253,19 @@ class RankModel(nn.Module):
 
     @property
     def stages(self) -> list[Stage]:
-        """First to last; backward passes reach them in the reverse order."""
+        """The stages, first to last. Backward passes reach them in reverse order."""
         return [chunk for chunk in self.chunks if isinstance(chunk, Stage)]
 
     @property
     def tied_weight(self) -> ModelParameter | None:
-        """The weight of this rank's end of the model that the other end shares, if tied."""
+        """The embedding or head weight of this rank, if first and last stage share it."""
         weights = (stage.tied_weight for stage in self.stages)
         return next((weight for weight in weights if weight is not None), None)
 
     def prepare_rotary(
         self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Gives every attention the tables of the rotary positions, where the family has them."""
+        """Sets the rotary tables of every attention, if the family has them."""
         if shape.family == "llama":
             tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
             for stage in self.stages:
@@ -251,5 +274,5 @@ class RankModel(nn.Module):
 
     @property
     def rotary_tables(self) -> tuple[Tensor, ...]:
-        """The tables that every attention of this rank shares; none where there are no rotations."""
+        """The tables that all attentions of this rank share; empty without rotary positions."""
         return self.stages[0].attentions[0].rotary or ()

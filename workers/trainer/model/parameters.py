@@ -1,7 +1,7 @@
-"""Parameters that know which slice of which logical parameter they are, and where gradients go.
+"""Parameters: slices of logical parameters, with gradients that accumulate in the flat buffer.
 
-A fused weight (query, key and value; gate and up) is made of logical parts that are named, seeded
-and sliced one by one, so that every layout holds slices of the same logical model.
+A fused weight (query, key and value; gate and up) consists of several logical parameters. Each is
+named, seeded and sliced on its own, so that every layout holds slices of the same logical model.
 
 Shapes: T tokens of a micro-batch, O and I local output and input features, H hidden.
 """
@@ -19,25 +19,25 @@ import torch
 from torch import Tensor, nn
 
 _BLOCK_ELEMENTS: Final = 1 << 16
-"""Elements that one seed initialises: a rank draws only the blocks that its slice touches."""
+"""Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""
 
 _CONVERTED_ELEMENTS: Final = 1 << 16
-"""Elements of a gradient that are converted to fp32 at once: a quarter of a core's cache or less."""
+"""Elements of a gradient converted to fp32 at once: a quarter of a core's cache or less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A logical parameter, and how tensor parallelism slices it."""
+class ParameterPart:
+    """A logical parameter, and how tensor parallelism divides it."""
 
     name: str
     """Canonical name, the same under every layout."""
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Shape of the whole parameter."""
     shard_dim: int | None
-    """Dim that is cut over tp; None: every tp rank holds all of it."""
+    """Dim that is divided over tp; None: every tp rank holds the whole parameter."""
     init: Literal["normal", "zeros", "ones"]
     std: float = 0.02
-    """Standard deviation, where init is normal."""
+    """Standard deviation, if init is "normal"."""
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """Shape of one rank's slice."""
@@ -47,28 +47,29 @@ class Part:
 
 
 class ModelParameter(nn.Parameter):
-    """A weight whose gradient goes straight to `main_grad`, a view of the flat fp32 buffer.
+    """A weight whose gradients are added to `main_grad`, a view of the flat fp32 buffer.
 
-    It is declared on the meta device; `workers.trainer.flat.FlatBuffers` gives it memory.
+    It is declared on the meta device. `parallel.flat_buffers.FlatBuffers` replaces it with one that
+    has memory.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterPart, ...]
     main_grad: Tensor
     counted: bool
-    """Whether this copy counts for the norm of the gradient (a tied embedding has two copies)."""
+    """Whether this copy counts in the norm of the gradient (a tied embedding has two copies)."""
     main_grad_is_stale: bool = False
-    """Whether `main_grad` is of an earlier step: then the next gradient is written over it, which
-    saves the pass that would clear it."""
+    """Whether `main_grad` holds the previous step's gradient. The next gradient then overwrites it,
+    which saves the pass that would clear it."""
     gradients_left: int = 0
     """Gradients of this step that are still to be added."""
     when_final: Callable[[], None] | None = None
-    """Called when the last of them has been."""
+    """Called when the last gradient of a step has been added."""
 
     @property
     def replicated(self) -> bool:
-        """Whether every tp rank holds all of it.
+        """Whether every tp rank holds the whole parameter.
 
-        Each computes the same gradient of it; under sequence parallelism, its tokens' part of that.
+        Each computes the same gradient; under sequence parallelism, the part from its own tokens.
         """
         return self.parts[0].shard_dim is None
 
@@ -80,13 +81,13 @@ class ModelParameter(nn.Parameter):
         elif gradient.dtype == self.main_grad.dtype or gradient.is_cuda:
             self.main_grad.add_(gradient)
         else:
-            # On the CPU torch converts the whole operand first; a few rows of it stay in the cache.
+            # On the CPU torch first converts the whole operand; a few rows at once stay in cache.
             rows = max(_CONVERTED_ELEMENTS // gradient[0].numel(), 1)
             torch._foreach_add_(torch.split(self.main_grad, rows), torch.split(gradient, rows))
         self._count_gradient()
 
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
-        """Adds a matrix product to `main_grad`; without a temporary where it is fp32."""
+        """Adds a matrix product to `main_grad`, without a temporary if the factors are fp32."""
         if left_OT.dtype != self.main_grad.dtype:
             self.add_gradient(left_OT @ right_TI)
             return
@@ -95,7 +96,7 @@ class ModelParameter(nn.Parameter):
         self._count_gradient()
 
     def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
-        """Adds each row of a gradient to the row of `main_grad` that `rows_T` names."""
+        """Adds row t of a gradient to row rows_T[t] of `main_grad`."""
         if self.main_grad_is_stale:
             self.main_grad.zero_()
             self.main_grad_is_stale = False
@@ -108,24 +109,26 @@ class ModelParameter(nn.Parameter):
             self.when_final()
 
 
-def declare(*parts: Part, tp: int, counted: bool = True) -> ModelParameter:
+def declare(*parts: ParameterPart, tp: int, counted: bool = True) -> ModelParameter:
     """Declares a rank's slice of one logical parameter, or of several stacked along dim 0."""
     shapes = [part.local_shape(tp) for part in parts]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     return attach(ModelParameter(torch.empty(shape, device="meta")), parts, counted=counted)
 
 
-def attach(parameter: ModelParameter, parts: tuple[Part, ...], *, counted: bool) -> ModelParameter:
-    """Gives a parameter its description."""
+def attach(
+    parameter: ModelParameter, parts: tuple[ParameterPart, ...], *, counted: bool
+) -> ModelParameter:
+    """Sets the parameter's description."""
     parameter.parts = parts
     parameter.counted = counted
     return parameter
 
 
 def local_parts(
-    parts: tuple[Part, ...], value: Tensor, *, tp: int
-) -> Iterator[tuple[Part, Tensor]]:
-    """The logical slices that a (fused) value of these parts is made of, as views."""
+    parts: tuple[ParameterPart, ...], value: Tensor, *, tp: int
+) -> Iterator[tuple[ParameterPart, Tensor]]:
+    """The logical parameters' slices of a (fused) value, as views."""
     start = 0
     for part in parts:
         rows = part.local_shape(tp)[0]
@@ -133,8 +136,8 @@ def local_parts(
         start += rows
 
 
-def initialise(value: Tensor, part: Part, *, seed: int, tp_rank: int) -> None:
-    """Fills one rank's slice of a logical parameter: the same numbers under every layout."""
+def initialise(value: Tensor, part: ParameterPart, *, seed: int, tp_rank: int) -> None:
+    """Initialises one rank's slice of a logical parameter, the same numbers in every layout."""
     if part.init != "normal":
         value.fill_(1.0 if part.init == "ones" else 0.0)
         return
@@ -148,14 +151,10 @@ def initialise(value: Tensor, part: Part, *, seed: int, tp_rank: int) -> None:
     generator = torch.Generator(device=value.device)
     for block in range(first_row // block_rows, -(-last_row // block_rows)):
         start, end = block * block_rows, min((block + 1) * block_rows, part.shape[0])
-        generator.manual_seed(_seed(seed, part.name, block))
+        digest = hashlib.blake2b(f"{seed}/{part.name}/{block}".encode(), digest_size=7).digest()
+        generator.manual_seed(int.from_bytes(digest, "big"))
         drawn = torch.empty((end - start, *part.shape[1:]), device=value.device)
         drawn.normal_(0.0, part.std, generator=generator)
         rows = drawn[max(first_row - start, 0) : last_row - start]
         at = max(start - first_row, 0)
         value[at : at + rows.shape[0]].copy_(rows[:, columns] if rows.dim() > 1 else rows)
-
-
-def _seed(seed: int, name: str, block: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{name}/{block}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")

@@ -1,37 +1,59 @@
-"""Dynamic loss scaling, so that small gradients survive fp16 (arXiv:1710.03740, section 3.2).
+"""Precision: the types of weights and activations, and loss scaling for fp16.
 
-The loss is scaled before the backward pass, its gradients are divided by the scale before anything
-else is made of them. A step whose gradients overflowed is skipped.
+With loss scaling (arXiv:1710.03740, section 3.2) the loss is multiplied by a scale before the
+backward pass, so that small gradients do not underflow in fp16. The update divides the gradients by
+the scale. A step whose gradients overflow is skipped.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+import torch
+
+from search_spaces.spec.layout import Precision
 from workers.trainer.errors import LossDivergedError
+
+COMPUTE_DTYPES: Final[Mapping[Precision, torch.dtype]] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Type of the weights, the activations and the matrix products. Gradients accumulate in fp32."""
+
+
+def keeps_master_weights(precision: Precision) -> bool:
+    """Whether the optimizer updates an fp32 copy of the weights instead of the weights."""
+    return COMPUTE_DTYPES[precision] is not torch.float32
+
+
+def needs_loss_scaling(precision: Precision) -> bool:
+    """Whether small gradients underflow in the type, so that the loss must be scaled."""
+    return COMPUTE_DTYPES[precision] is torch.float16
 
 
 @dataclass(kw_only=True, slots=True)
 class LossScaler:
-    """The scale, and how it follows overflows: the same on every rank, which all see the same norm.
+    """Dynamic loss scale. It is the same on every rank, since all ranks see the same gradient norm.
 
-    It starts where a short probe neither overflows in most of its steps nor loses gradients, at a
-    power of two, which changes no digit of what it scales. It doubles after a thousand good steps
-    in a row, as in Megatron-LM and DeepSpeed, and halves at every overflow: three in a row cost
-    three steps, and say that the scale was eight times too large.
+    The initial scale is one at which a short probe neither overflows in most steps nor loses small
+    gradients. It is a power of two, so that scaling changes no digit. It doubles after a thousand
+    good steps in a row, as in Megatron-LM and DeepSpeed, and halves at every overflow.
     """
 
     scale: float = 2.0**16
     good_steps: int = 0
     """Steps without an overflow since the scale last changed."""
     growth_interval: int = 1000
-    """So many good steps in a row double the scale."""
+    """Number of good steps in a row after which the scale doubles."""
     smallest_scale: float = 1.0
-    """Where an overflow is not the scale's doing."""
+    """At this scale an overflow is an error: scaling did not cause it."""
 
     def update(self, grad_norm: float) -> bool:
-        """Takes note of a step's gradient norm; says whether the step must be skipped.
+        """Adapts the scale to a step's gradient norm; returns whether the step must be skipped.
 
         Raises:
             LossDivergedError: gradients are not finite even at the smallest scale.

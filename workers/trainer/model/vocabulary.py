@@ -1,7 +1,7 @@
-"""The ends of the model, cut over tp by rows of the vocabulary: embedding and cross-entropy.
+"""Embedding and cross-entropy, divided over tp by rows of the vocabulary (arXiv:1909.08053).
 
 Shapes: T tokens of a micro-batch, B sequences, S positions, H hidden, V local rows of the
-vocabulary, C some of the tokens, L tokens of this rank where they are cut over tp.
+vocabulary, C tokens of a chunk, L tokens of this rank under sequence parallelism.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -16,19 +16,21 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
-from workers.trainer.groups import Group
-from workers.trainer.parameters import ModelParameter
+from workers.trainer.comm.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
+from workers.trainer.comm.groups import AxisGroup
+from workers.trainer.model.parameters import ModelParameter
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
-"""Logits that are worked on together: 1 MiB on a CPU, whose cache holds it; on a GPU few kernels."""
+"""Logits that are processed at once: 1 MiB on a CPU, which fits its cache; on a GPU many, for few
+kernels."""
 
 
 class VocabEmbedding(Function):
     """Looks up the rows that this rank holds.
 
     Forward: all-reduce over tp of rows that are zero on all ranks but one. Backward: no
-    communication. Where tokens are cut: reduce-scatter, and all-gather of the gradient.
+    communication. Under sequence parallelism, forward: reduce-scatter over tp; backward: all-gather
+    of the gradient over tp.
     """
 
     @staticmethod
@@ -37,7 +39,7 @@ class VocabEmbedding(Function):
         ids_T: Tensor,
         weight_VH: ModelParameter,
         first_row: int,
-        group: Group | None,
+        group: AxisGroup | None,
         cuts_tokens: bool,
     ) -> Tensor:
         ctx.weight_VH = weight_VH
@@ -66,7 +68,7 @@ class VocabEmbedding(Function):
 
 
 class AddPositions(Function):
-    """Adds the learned positions to the embedded tokens, in place; no communication."""
+    """Adds the learned positions to the embedded tokens, in place. Does not communicate."""
 
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, positions_SH: ModelParameter) -> Tensor:
@@ -82,22 +84,45 @@ class AddPositions(Function):
         return grad_TH, None
 
 
+class AddOwnPositions(Function):
+    """Adds the learned positions to this rank's tokens, in place, under sequence parallelism.
+
+    They need not be whole sequences. Does not communicate.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_LH: Tensor, positions_SH: ModelParameter, first_token: int) -> Tensor:
+        last_token, seq_length = first_token + x_LH.shape[0], positions_SH.shape[0]
+        rows_L = torch.arange(first_token, last_token, device=x_LH.device) % seq_length
+        ctx.save_for_backward(rows_L)
+        ctx.positions_SH = positions_SH
+        ctx.mark_dirty(x_LH)
+        return x_LH.add_(F.embedding(rows_L, positions_SH))
+
+    @staticmethod
+    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, None, None]:
+        (rows_L,) = ctx.saved_tensors
+        ctx.positions_SH.add_rows(rows_L, grad_LH.float())
+        return grad_LH, None, None
+
+
 class VocabCrossEntropy(Function):
     """Mean cross-entropy of a micro-batch, in fp32; overwrites fp32 logits.
 
-    Forward: two all-reduces over tp, the largest logit (so that no exponential overflows), then
-    the sum of exponentials together with the target's logit. Backward: no communication.
-    Both go a few rows at a time, which stay in the cache from the first operator to the last.
+    Forward: two all-reduces over tp, first of the largest logit (so that no exponential overflows),
+    then of the sum of exponentials and the target's logit. Backward: no communication.
+    Both process a few rows at a time, which stay in the cache from the first operator to the last.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, group: Group | None
+        ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, group: AxisGroup | None
     ) -> Tensor:
         ctx.dtype = logits_TV.dtype
         rows_T, elsewhere_T = _local_rows(targets_T, first_row, logits_TV.shape[1])
         exp_TV, largest_T, sums_2T = _exponentials(logits_TV, rows_T)
-        # Exponentials are relative to this rank's largest logit; sums are brought to everybody's.
+        # Exponentials are relative to this rank's largest logit. Its sums are rescaled to the
+        # largest logit of all ranks.
         offset_T = -largest_T
         all_reduce_max(largest_T, group)
         offset_T = offset_T.add_(largest_T).neg_()
@@ -123,10 +148,10 @@ class VocabCrossEntropy(Function):
 
 
 def _exponentials(logits_TV: Tensor, rows_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """fp32 exponentials relative to each token's largest local logit, in place of fp32 logits.
+    """exp_TV, largest_T and sums_2T of the local logits; fp32 logits are overwritten by exp_TV.
 
-    Also that logit, and two numbers a token: the sum of the exponentials, and the logit of the
-    local row that `rows_T` names, relative to the largest.
+    Exponentials are relative to each token's largest local logit, largest_T. sums_2T[0] is their
+    sum, and sums_2T[1] the logit of the local row rows_T[t], relative to the largest.
     """
     is_fp32 = logits_TV.dtype == torch.float32
     exp_TV = logits_TV if is_fp32 else torch.empty_like(logits_TV, dtype=torch.float32)
@@ -142,48 +167,29 @@ def _exponentials(logits_TV: Tensor, rows_T: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _slices(logits_TV: Tensor) -> list[slice]:
-    """Consecutive tokens whose logits are worked on together."""
+    """Slices of consecutive tokens whose logits are processed at once."""
     num_tokens, num_rows = logits_TV.shape
     size = max(_CHUNK_ELEMENTS[logits_TV.device.type] // num_rows, 1)
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
 def _local_rows(ids_T: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Row of each id on this rank (0 where it is elsewhere), and where it is elsewhere."""
+    """Local row of each id (0 if another rank holds it), and whether another rank holds it."""
     rows_T = ids_T - first_row
     elsewhere_T = (rows_T < 0) | (rows_T >= num_rows)
     return rows_T.masked_fill_(elsewhere_T, 0), elsewhere_T
 
 
-class AddSomePositions(Function):
-    """Adds the learned positions to a stretch of tokens that need not be whole sequences, in place."""
-
-    @staticmethod
-    def forward(ctx: Any, x_LH: Tensor, positions_SH: ModelParameter, first_token: int) -> Tensor:
-        last_token, seq_length = first_token + x_LH.shape[0], positions_SH.shape[0]
-        rows_L = torch.arange(first_token, last_token, device=x_LH.device) % seq_length
-        ctx.save_for_backward(rows_L)
-        ctx.positions_SH = positions_SH
-        ctx.mark_dirty(x_LH)
-        return x_LH.add_(F.embedding(rows_L, positions_SH))
-
-    @staticmethod
-    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, None, None]:
-        (rows_L,) = ctx.saved_tensors
-        ctx.positions_SH.add_rows(rows_L, grad_LH.float())
-        return grad_LH, None, None
-
-
 _embed: Callable[..., Tensor] = VocabEmbedding.apply
 _add_positions: Callable[..., Tensor] = AddPositions.apply
-_add_some_positions: Callable[..., Tensor] = AddSomePositions.apply
+_add_own_positions: Callable[..., Tensor] = AddOwnPositions.apply
 vocab_cross_entropy: Callable[..., Tensor] = VocabCrossEntropy.apply
 
 
 class Embedding(nn.Module):
-    """Tokens to the residual stream, with learned positions where the family has them.
+    """From token ids to the residual stream, with learned positions if the family has them.
 
-    Where tokens are cut over tp, to this rank's stretch of them.
+    Under sequence parallelism the output holds this rank's tokens only.
     """
 
     positions: ModelParameter | None
@@ -194,7 +200,7 @@ class Embedding(nn.Module):
         positions: ModelParameter | None,
         *,
         tp_rank: int,
-        group: Group | None,
+        group: AxisGroup | None,
         cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
@@ -208,5 +214,5 @@ class Embedding(nn.Module):
         if self.positions is None:
             return x_TH
         if self.cuts_tokens:
-            return _add_some_positions(x_TH, self.positions, self.tp_rank * x_TH.shape[0])
+            return _add_own_positions(x_TH, self.positions, self.tp_rank * x_TH.shape[0])
         return _add_positions(x_TH, self.positions)

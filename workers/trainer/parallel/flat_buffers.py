@@ -1,7 +1,11 @@
 """Flat buffers: one tensor holds every weight of a rank, another every gradient.
 
 Parameters lie in reverse order, so that the gradients that a backward pass finishes first come
-first; they start at multiples of 64 elements, and are cut into buckets that dp divides evenly.
+first. They start at multiples of 64 elements. The buffers are divided into buckets, and dp divides
+every bucket evenly.
+
+`rectangles` maps a span of the buffers back to the logical parameters: of a matrix, a span covers
+up to three rectangles.
 """
 
 from __future__ import annotations
@@ -10,31 +14,35 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
-from workers.trainer.mesh import Mesh
-from workers.trainer.parameters import (
+from workers.trainer.model.parameters import (
     ModelParameter,
+    ParameterPart,
     attach,
     initialise,
     local_parts,
 )
+from workers.trainer.parallel.mesh import Mesh
 
 ALIGNMENT: Final = 64
-"""Elements; whole vectors for every kernel, so that a shard's arithmetic has no odd tail."""
+"""Elements that parameters and shards are aligned to: kernels process whole vectors, so the
+arithmetic of a shard has no remainder loop."""
 
 BUCKET_ELEMENTS: Final = 4 << 20
 """A bucket is closed once it holds this many elements: 16 MiB of gradients."""
 
 MAX_BUCKETS: Final = 64
-"""Roughly, of a large model: kernels and messages that are too many cost more than they hide."""
+"""About the largest number of buckets, of a large model: more kernels and messages would cost more
+than their overlap saves."""
 
 
 class Span(NamedTuple):
-    """A stretch of the flat buffers."""
+    """A range of elements of the flat buffers."""
 
     start: int
     end: int
@@ -51,12 +59,12 @@ class Slot:
 
     parameter: ModelParameter
     uses: int
-    """Gradients that a micro-batch adds to it: the places of the model that hold it."""
+    """Gradients that a micro-batch adds to it: the number of layers that hold it."""
     start: int
     end: int
 
     def overlaps(self, spans: Iterable[Span]) -> Iterator[tuple[int, int]]:
-        """What of the parameter lies in these spans."""
+        """Start and end of each part of the parameter that lies in these spans."""
         for span in spans:
             first, last = max(span.start, self.start), min(span.end, self.end)
             if first < last:
@@ -65,14 +73,14 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatPlan:
-    """Where everything lies, before any memory is taken."""
+    """Positions of parameters and buckets; made before any memory is allocated."""
 
     offsets: tuple[int, ...]
     """Start of each parameter, in reverse order."""
     buckets: tuple[Span, ...]
-    """What is reduced at once."""
+    """Spans whose gradients are reduced together."""
     shared_bucket: int | None = None
-    """The bucket of the parameter that another stage holds, too; it has it for itself."""
+    """The bucket of the parameter that another stage holds, too. It holds no other parameter."""
 
     @property
     def num_elements(self) -> int:
@@ -80,7 +88,7 @@ class FlatPlan:
         return self.buckets[-1].end
 
     def bucket_of(self, position: int) -> int:
-        """The bucket that an element lies in."""
+        """The bucket that contains an element."""
         return bisect_right([bucket.end for bucket in self.buckets], position)
 
 
@@ -91,10 +99,10 @@ def plan_flat(
     shared: int | None = None,
     bucket_elements: int | None = None,
 ) -> FlatPlan:
-    """Lays out parameters of these sizes (already in reverse order).
+    """Plans the flat buffers for parameters of these sizes, which are already in reverse order.
 
-    A parameter that two stages hold (`shared`, its index) gets a bucket for itself: cut alike on
-    both, it can be summed between them share by share.
+    `shared` is the index of the parameter that two stages hold. It gets a bucket of its own: the
+    bucket has the same shares on both stages, so that they can sum it share by share.
     """
     if bucket_elements is None:
         bucket_elements = max(BUCKET_ELEMENTS, sum(sizes) // MAX_BUCKETS)
@@ -128,54 +136,50 @@ class FlatBuffers:
         seed: int,
         shared: ModelParameter | None = None,
     ) -> None:
-        """Gives the model's declared parameters memory, and their initial values.
+        """Allocates memory for the model's declared parameters, and initialises them.
 
         `shared` is the parameter that another stage holds, too.
         """
         self.plan = plan_model(model, dp=mesh.layout.dp, shared=shared)
         self.weights = torch.zeros(self.plan.num_elements, dtype=dtype, device=device)
         self.gradients = torch.zeros(self.plan.num_elements, device=device)
+        self.owned = [
+            bucket.share(mesh.num_shards, mesh.shard_rank) for bucket in self.plan.buckets
+        ]
+        """The part of each bucket that this rank updates; without ZeRO-1, all of it."""
         self.slots: list[Slot] = []
         uses = Counter(id(old) for _, _, old in _owned_parameters(model))
         made: dict[ModelParameter, ModelParameter] = {}
         for old, start in zip(_declared_parameters(model)[::-1], self.plan.offsets, strict=True):
-            slot = self._place(old, start, uses[id(old)])
-            _fill(slot.parameter, mesh, seed)
-            made[old] = slot.parameter
-            self.slots.append(slot)
-        _replace_parameters(model, made)
+            end = start + old.numel()
+            parameter = ModelParameter(self.weights[start:end].view(old.shape))
+            attach(parameter, old.parts, counted=old.counted)
+            parameter.main_grad = self.gradients[start:end].view(old.shape)
+            with torch.no_grad():
+                for part, value in local_parts(old.parts, parameter, tp=mesh.layout.tp):
+                    initialise(value, part, seed=seed, tp_rank=mesh.place.tp_rank)
+            made[old] = parameter
+            self.slots.append(Slot(parameter=parameter, uses=uses[id(old)], start=start, end=end))
+        for module, name, old in list(_owned_parameters(model)):
+            setattr(module, name, made[old])
 
     def expect_gradients(self, num_microbatches: int) -> None:
-        """Begins a step: the first gradient of each parameter takes the place of the last step's."""
+        """Begins a step: each parameter's first gradient overwrites that of the previous step."""
         for slot in self.slots:
             slot.parameter.main_grad_is_stale = True
             slot.parameter.gradients_left = slot.uses * num_microbatches
 
     @property
     def has_all_gradients(self) -> bool:
-        """Whether every parameter got the gradients of this step, no less and no more."""
+        """Whether every parameter got exactly the expected number of gradients in this step."""
         return all(slot.parameter.gradients_left == 0 for slot in self.slots)
-
-    def _place(self, declared: ModelParameter, start: int, uses: int) -> Slot:
-        end = start + declared.numel()
-        parameter = ModelParameter(self.weights[start:end].view(declared.shape))
-        attach(parameter, declared.parts, counted=declared.counted)
-        parameter.main_grad = self.gradients[start:end].view(declared.shape)
-        return Slot(parameter=parameter, uses=uses, start=start, end=end)
 
 
 def plan_model(model: nn.Module, *, dp: int, shared: ModelParameter | None) -> FlatPlan:
-    """Where the model's declared parameters will lie."""
+    """Plans the flat buffers of the model's declared parameters."""
     declared = _declared_parameters(model)[::-1]
     index = next((i for i, parameter in enumerate(declared) if parameter is shared), None)
     return plan_flat([parameter.numel() for parameter in declared], dp=dp, shared=index)
-
-
-def _fill(parameter: ModelParameter, mesh: Mesh, seed: int) -> None:
-    tp = mesh.layout.tp
-    with torch.no_grad():
-        for part, value in local_parts(parameter.parts, parameter, tp=tp):
-            initialise(value, part, seed=seed, tp_rank=mesh.place.tp_rank)
 
 
 def _declared_parameters(model: nn.Module) -> list[ModelParameter]:
@@ -183,11 +187,6 @@ def _declared_parameters(model: nn.Module) -> list[ModelParameter]:
     declared = list(model.parameters())
     assert all(isinstance(parameter, ModelParameter) for parameter in declared)
     return declared  # type: ignore[return-value]
-
-
-def _replace_parameters(model: nn.Module, made: dict[ModelParameter, ModelParameter]) -> None:
-    for module, name, old in list(_owned_parameters(model)):
-        setattr(module, name, made[old])
 
 
 def _owned_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, ModelParameter]]:
@@ -199,3 +198,82 @@ def _owned_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, ModelP
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rectangle:
+    """A box of a logical parameter whose elements are contiguous in the flat buffers."""
+
+    part: ParameterPart
+    """The logical parameter."""
+    parameter: ModelParameter
+    """The rank's parameter that contains the box."""
+    offsets: tuple[int, ...]
+    """First index of the box in each dim of the logical parameter."""
+    sizes: tuple[int, ...]
+    """Length of the box in each dim."""
+    start: int
+    """First element in the flat buffers."""
+
+    @property
+    def end(self) -> int:
+        """End in the flat buffers."""
+        return self.start + prod(self.sizes)
+
+
+def rectangles(slots: Iterable[Slot], span: Span, *, tp: int, tp_rank: int) -> Iterator[Rectangle]:
+    """The boxes that a span of the flat buffers consists of, without its padding."""
+    for slot in slots:
+        part_start = slot.start
+        for part in slot.parameter.parts:
+            shape = part.local_shape(tp)
+            part_end = part_start + prod(shape)
+            first, last = max(span.start, part_start), min(span.end, part_end)
+            if first < last:
+                corner = tuple(
+                    tp_rank * size if dim == part.shard_dim else 0 for dim, size in enumerate(shape)
+                )
+                for offsets, sizes in _boxes(shape, first - part_start, last - part_start):
+                    yield Rectangle(
+                        part=part,
+                        parameter=slot.parameter,
+                        offsets=tuple(map(sum, zip(corner, offsets, strict=True))),
+                        sizes=sizes,
+                        start=part_start + _position(shape, offsets),
+                    )
+            part_start = part_end
+
+
+def _boxes(
+    shape: tuple[int, ...], first: int, last: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and sizes of the boxes that make up elements first to last - 1 in row-major order."""
+    if len(shape) == 1:
+        yield (first,), (last - first,)
+        return
+    row_size = prod(shape[1:])
+    row, column = divmod(first, row_size)
+    if column:
+        stop = min(last, (row + 1) * row_size)
+        yield from _within_row(shape, row, column, column + stop - first)
+        first, row = stop, row + 1
+    whole_rows = (last - first) // row_size
+    if whole_rows:
+        yield (row, *(0 for _ in shape[1:])), (whole_rows, *shape[1:])
+        first += whole_rows * row_size
+    if first < last:
+        yield from _within_row(shape, row + whole_rows, 0, last - first)
+
+
+def _within_row(
+    shape: tuple[int, ...], row: int, first: int, last: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for offsets, sizes in _boxes(shape[1:], first, last):
+        yield (row, *offsets), (1, *sizes)
+
+
+def _position(shape: tuple[int, ...], offsets: tuple[int, ...]) -> int:
+    position = 0
+    for size, offset in zip(shape, offsets, strict=True):
+        position = position * size + offset
+    return position

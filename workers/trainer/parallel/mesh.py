@@ -1,21 +1,22 @@
-"""The mesh: which ranks share a weight matrix, a pipeline, a replica."""
+"""The mesh: a rank's position on the tp, dp and pp axes, and the process group of each axis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
+from workers.trainer.comm.groups import AxisGroup, make_groups
 from workers.trainer.errors import RankContextInvalidError
-from workers.trainer.groups import Group, make_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinates:
-    """A rank's position on the three axes; tp varies fastest, then dp, then pp, as in Megatron-LM."""
+    """A rank's position on the three axes. tp varies fastest, then dp, then pp (Megatron-LM)."""
 
     tp_rank: int
     dp_rank: int
@@ -38,22 +39,25 @@ def global_rank(place: Coordinates, layout: Layout) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """One rank's view of the job: its coordinates, and the group of each axis that it is on."""
+    """One rank's view of the job: its coordinates, and its group on each axis.
+
+    A group is None where it would have one rank.
+    """
 
     layout: Layout
     rank: int
     place: Coordinates
-    tp_group: Group | None
-    """Ranks that share this rank's weight matrices; None when tp is 1, as for the others."""
-    shard_group: Group | None
+    tp_group: AxisGroup | None
+    """Ranks that share this rank's weight matrices."""
+    shard_group: AxisGroup | None
     """Data-parallel ranks that share one copy of the optimizer states (ZeRO-1)."""
-    replica_group: Group | None
-    """Data-parallel ranks that own the same part of the optimizer states; all, under ZeRO-0."""
-    pp_group: Group | None
+    replica_group: AxisGroup | None
+    """Data-parallel ranks that own the same part of the optimizer states; with ZeRO-0, all."""
+    pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
-    embedding_group: Group | None
-    """First and last stage of this rank's pipeline, when they share a tied embedding."""
-    world_group: Group | None = None
+    embedding_group: AxisGroup | None
+    """First and last stage of this rank's pipeline, if they share a tied embedding."""
+    world_group: AxisGroup | None = None
     """All ranks of the job."""
 
     @property
@@ -63,17 +67,17 @@ class Mesh:
 
     @property
     def num_shards(self) -> int:
-        """Parts that the optimizer states are cut into: 1 where every replica holds all of them."""
+        """Number of parts of the optimizer states; 1 if every replica holds all of them."""
         return self.layout.zero_group_size
 
     @property
     def shard_rank(self) -> int:
-        """Which of those parts this rank owns; neighbours on the dp axis own different ones."""
+        """The part that this rank owns; neighbours on the dp axis own different parts."""
         return self.place.dp_rank % self.num_shards
 
     @property
     def replica_rank(self) -> int:
-        """Which of the ranks that own the same part this is."""
+        """This rank's index among the ranks that own the same part."""
         return self.place.dp_rank // self.num_shards
 
     def stage_rank(self, pp_rank: int) -> int:
@@ -90,43 +94,45 @@ def build_mesh(
     timeout: timedelta | None = None,
     shares_memory: bool = True,
 ) -> Mesh:
-    """Makes the process groups of every axis longer than one; the default group must be up.
+    """Makes the process groups of every axis longer than one. All ranks call it.
+
+    The default process group must be initialised.
 
     Args:
         rank: this rank.
-        layout: the job's.
+        layout: the layout of the job.
         tied_embeddings: whether the first and the last stage share a weight.
-        timeout: how long a collective of these groups waits for a peer; torch does not hand the
-            default group's on. None: torch's own.
-        shares_memory: whether ranks of one host exchange CPU tensors through memory that they share.
+        timeout: how long a collective of these groups waits for a peer; None: torch's default.
+            torch does not apply the default group's timeout to new groups.
+        shares_memory: whether ranks of one host exchange CPU tensors through shared memory.
 
     Raises:
-        RankContextInvalidError: the default group has another size than the layout.
-        PeerLostError: another rank has ended meanwhile.
+        RankContextInvalidError: the size of the default group differs from the layout's.
+        PeerLostError: another rank ended meanwhile.
     """
     refuse_wrong_world(layout, dist.get_world_size())
     place = coordinates(rank, layout)
     tp_rank, dp_rank, pp_rank = place.tp_rank, place.dp_rank, place.pp_rank
-    tp_places = [(i, dp_rank, pp_rank) for i in range(layout.tp)]
     shards = layout.zero_group_size
-    first = dp_rank - dp_rank % shards
-    shard_places = [(tp_rank, i, pp_rank) for i in range(first, first + shards)]
+    first_shard = dp_rank - dp_rank % shards
     owners = range(dp_rank % shards, layout.dp, shards)
-    replica_places = [(tp_rank, i, pp_rank) for i in owners]
     pp_places = [(tp_rank, dp_rank, i) for i in range(layout.pp)]
-    ends, between = [pp_places[0], pp_places[-1]], pp_places[1:-1]
-    is_end = pp_rank in (0, layout.pp - 1)
-    has_ends = layout.pp > 1 and tied_embeddings
+    make = partial(_group, layout=layout, timeout=timeout)
     found = {
-        "tp_group": _group(tp_places, layout, timeout),
-        "shard_group": _group(shard_places, layout, timeout),
-        "replica_group": _group(replica_places, layout, timeout),
-        "pp_group": _group(pp_places, layout, timeout),
-        "embedding_group": _ends_group(ends, between, layout, timeout, is_end=is_end)
-        if has_ends
-        else None,
+        "tp_group": make([(i, dp_rank, pp_rank) for i in range(layout.tp)]),
+        "shard_group": make([(tp_rank, first_shard + i, pp_rank) for i in range(shards)]),
+        "replica_group": make([(tp_rank, i, pp_rank) for i in owners]),
+        "pp_group": make(pp_places),
+        "embedding_group": None,
         "world_group": dist.group.WORLD if layout.num_devices > 1 else None,
     }
+    if layout.pp > 1 and tied_embeddings:
+        if pp_rank in (0, layout.pp - 1):
+            found["embedding_group"] = make([pp_places[0], pp_places[-1]])
+        else:
+            # NCCL splits the world's communicator for each group, in which every rank must take
+            # part. The stages between the ends therefore make a group that is never used.
+            _new_group(pp_places[1:-1], layout, timeout)
     groups = make_groups(found.values(), timeout=timeout, shares_memory=shares_memory)
     return Mesh(
         layout=layout,
@@ -134,24 +140,6 @@ def build_mesh(
         place=place,
         **{name: groups[group] if group else None for name, group in found.items()},
     )
-
-
-def _ends_group(
-    ends: list[tuple[int, int, int]],
-    between: list[tuple[int, int, int]],
-    layout: Layout,
-    timeout: timedelta | None,
-    *,
-    is_end: bool,
-) -> ProcessGroup | None:
-    """The group of a pipeline's two ends; the stages between them make one that nobody uses.
-
-    NCCL splits the world's communicator for each group, in which every rank must take part.
-    """
-    if is_end:
-        return _group(ends, layout, timeout)
-    _new_group(between, layout, timeout)
-    return None
 
 
 def refuse_wrong_world(layout: Layout, world_size: int) -> None:
@@ -166,7 +154,7 @@ def refuse_wrong_world(layout: Layout, world_size: int) -> None:
 def _group(
     places: list[tuple[int, int, int]], layout: Layout, timeout: timedelta | None
 ) -> ProcessGroup | None:
-    """The group of these positions; only they take part in making it."""
+    """The group of these positions, which alone take part in making it; None for one rank."""
     if len(places) < 2:
         return None
     if len(places) == layout.num_devices:

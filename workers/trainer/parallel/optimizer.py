@@ -1,9 +1,9 @@
-"""The optimizer over flat shards: ZeRO stage 0 (every replica updates all) and 1 (its share).
+"""The optimizer on flat buffers: ZeRO-0 (every replica updates all) and ZeRO-1 (its share).
 
-Per step, over the dp axis: stage 0 all-reduces the gradients; stage 1 sums each share of them where
-it is owned, and gathers the updated weights in place. Both send the same bytes (arXiv:1910.02054).
-With `zero_replicas` the shares are those of a shard group, dp / zero_replicas neighbouring ranks,
-which alone sends weights; the owners of the same share sum their gradients over the groups.
+Communication of a step over the dp axis: ZeRO-0 all-reduces the gradients. ZeRO-1 reduce-scatters
+them and all-gathers the updated weights in place. Both send the same bytes (arXiv:1910.02054).
+With `zero_replicas` a shard group has dp / zero_replicas neighbouring ranks. Weights are gathered
+within it, and gradients are also summed over the ranks that own the same share.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers.trainer.collectives import Pending
-from workers.trainer.exchange import start_gather_of_shares
-from workers.trainer.flat import FlatBuffers, Span
-from workers.trainer.loss_scaling import LossScaler
-from workers.trainer.mesh import Mesh
-from workers.trainer.precision import needs_loss_scaling
-from workers.trainer.stopwatch import part
+from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
+from workers.trainer.model.precision import LossScaler, needs_loss_scaling
+from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.probe.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
-    """How weights follow gradients."""
+    """The optimizer and its hyperparameters."""
 
     kind: Literal["adamw", "sgd"] = "adamw"
-    """sgd is plain: it shows a wrongly scaled gradient, which AdamW hides."""
+    """sgd has no momentum. It shows a wrongly scaled gradient, which AdamW hides."""
     learning_rate: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.95
@@ -42,18 +40,17 @@ class OptimizerSettings:
 class FlatOptimizer:
     """Updates the part of the flat weights that this rank owns, from the reduced gradients.
 
-    Every list has an item a bucket.
+    Every list has one item for each bucket.
     """
 
     def __init__(
         self, flat: FlatBuffers, mesh: Mesh, settings: OptimizerSettings, *, master_weights: bool
     ) -> None:
         self.flat, self.mesh, self.settings = flat, mesh, settings
-        spans = [bucket.share(mesh.num_shards, mesh.shard_rank) for bucket in flat.plan.buckets]
-        self.spans = spans
+        self.spans = spans = flat.owned
         self.weights = [flat.weights[span.start : span.end] for span in spans]
         self.gradients = [flat.gradients[span.start : span.end] for span in spans]
-        # One tensor a kind of state, cut like the weights: few tensors, and memory that adds up.
+        # One tensor for each kind of state, divided like the weights: few allocations.
         self.masters = self._like_spans(spans) if master_weights else self.weights
         self.is_mixed = master_weights
         self.scaler = LossScaler() if needs_loss_scaling(mesh.layout.precision) else None
@@ -73,7 +70,7 @@ class FlatOptimizer:
         return list(torch.split(state, sizes))
 
     def _counted(self, span: Span) -> list[Tensor]:
-        """The gradients of an owned span that this rank counts, and no other one."""
+        """The gradients of an owned span that this rank, and no other, counts in the norm."""
         mesh, views = self.mesh, []
         counted = span.share(mesh.layout.dp // mesh.num_shards, mesh.replica_rank)
         for slot in self.flat.slots:
@@ -85,30 +82,27 @@ class FlatOptimizer:
 
     @property
     def loss_scale(self) -> float:
-        """What the gradients of a step are multiplied by until the update."""
+        """The factor that the gradients of a step contain until the update; 1 without fp16."""
         return 1.0 if self.scaler is None else self.scaler.scale
 
     @property
     def waits_for_norm(self) -> bool:
-        """Whether the update needs to know the norm of the whole gradient."""
+        """Whether the update needs the norm of the whole gradient (clipping, or loss scaling)."""
         return self.settings.clip_grad_norm is not None or self.scaler is not None
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that the optimizer keeps beside the flat buffers."""
+        """Every tensor that the optimizer holds in addition to the flat buffers."""
         states = [*self.first_moments, *self.second_moments, *self.steps]
         return [*states, *self.masters] if self.is_mixed else states
 
     def norms(self, bucket: int) -> list[Tensor]:
-        """Norms of what this rank counts of a bucket's gradients; all ranks' make the model's."""
+        """Norms of the gradients of a bucket that this rank counts in the model's norm."""
         views = self._norm_views[bucket]
         return list(torch._foreach_norm(views)) if views else []
 
     def divisor(self, grad_norm: float) -> float | None:
-        """What the gradients are divided by in the update: the loss's scale, and what clips them.
-
-        None where that would be 1.
-        """
+        """Divisor of the gradients in the update: loss scale times clipping factor; None for 1."""
         limit = self.settings.clip_grad_norm
         clips = limit is not None and grad_norm > limit
         divisor = (grad_norm / limit if clips and limit else 1.0) * self.loss_scale
@@ -117,7 +111,10 @@ class FlatOptimizer:
     def start_step(
         self, learning_rate: float, buckets: Iterable[int], *, divisor: float | None = None
     ) -> None:
-        """Updates the owned weights of these buckets, and starts sending each to the other shards."""
+        """Updates the owned weights of these buckets.
+
+        Communicates: starts an all-gather of each bucket's weights over the shard group (ZeRO-1).
+        """
         scale = None
         if divisor is not None and self.settings.kind == "adamw":
             scale = torch.full((), divisor, device=self.flat.weights.device)
@@ -131,7 +128,10 @@ class FlatOptimizer:
                 self._start_publishing(index)
 
     def publish_weights(self) -> None:
-        """Rounds the masters to the weights' type, and brings every replica's copy up to date."""
+        """Rounds the master weights to the weights' type, and updates every replica's copy.
+
+        Communicates: an all-gather of every bucket over the shard group (ZeRO-1).
+        """
         with torch.no_grad():
             for index in range(len(self.spans)):
                 self._start_publishing(index)
@@ -147,15 +147,14 @@ class FlatOptimizer:
                 self._gathering.append(start_gather_of_shares(whole, group, tag=index))
 
     def finish_step(self) -> None:
-        """Waits until every weight of this rank is up to date."""
+        """Waits for the all-gathers that `start_step` started."""
         with part("dp"):
             for pending in self._gathering:
-                if pending is not None:
-                    pending.wait()
+                finish(pending)
         self._gathering = []
 
     def _update_adamw(self, bucket: int, learning_rate: float, divisor: Tensor | None) -> None:
-        """AdamW (arXiv:1711.05101); divides the gradient in the same pass."""
+        """AdamW (arXiv:1711.05101), which divides the gradient by `divisor` in the same pass."""
         settings, one = self.settings, slice(bucket, bucket + 1)
         self.steps[bucket].add_(1.0)
         torch._fused_adamw_(
@@ -176,7 +175,7 @@ class FlatOptimizer:
         )
 
     def forget(self) -> None:
-        """Clears the moments and the step count, as at the start; so is the loss's scale."""
+        """Resets moments, step count and loss scale to their initial values."""
         for state in (*self.first_moments, *self.second_moments, *self.steps):
             state.zero_()
         if self.scaler is not None:

@@ -1,4 +1,4 @@
-"""Runs a rank's schedule: passes over micro-batches, and transfers between stages.
+"""Executes a rank's schedule: passes over micro-batches, and transfers between stages.
 
 Shapes: M micro-batches, T tokens of one, L tokens that a rank sends (T / tp under sequence
 parallelism, else T), H hidden.
@@ -18,20 +18,20 @@ from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import P2POp
 
-from workers.trainer.backward import run_backward
-from workers.trainer.collectives import Pending
-from workers.trainer.data import Batch
-from workers.trainer.host_lanes import MESSAGE_BYTES
-from workers.trainer.mesh import Mesh
-from workers.trainer.model import Stage
-from workers.trainer.schedule import (
+from search_spaces.schedules import (
     Backward,
     Forward,
     Transfer,
     VirtualMicrobatch,
     pipeline_schedule,
 )
-from workers.trainer.stopwatch import part
+from workers.trainer.comm.collectives import Pending
+from workers.trainer.comm.host_lanes import MESSAGE_BYTES
+from workers.trainer.job.batches import Batch
+from workers.trainer.model.backward import run_backward
+from workers.trainer.model.model import Stage
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.probe.stopwatch import part
 
 _ACTIVATION_TAG: Final = 0
 _GRADIENT_TAG: Final = 1
@@ -39,27 +39,29 @@ _GRADIENT_TAG: Final = 1
 
 @dataclass(slots=True)
 class _InFlight:
-    """What a rank holds of the micro-batches that it has begun and not ended."""
+    """State of the micro-batches whose backward pass has not ended, and of the current transfer."""
 
     gradient_scale: float
     inputs: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
-    """Activations from the previous stage, whose gradient goes back to it."""
+    """Activations from the previous stage. Their gradients are sent back to it."""
     edges: dict[VirtualMicrobatch, GradientEdge] = field(default_factory=dict)
-    """Where each backward pass starts: the graph without its output, which is freed once sent."""
+    """Start of each backward pass in the autograd graph. The output itself is freed once sent."""
     gradients: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
-    """Gradients of outputs: from the next stage, or of the loss."""
+    """Gradients of outputs, from the next stage or of the loss."""
     outbox: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
+    """Activations and gradients that are still to be sent."""
     works: list[Pending] = field(default_factory=list)
-    """The transfer under way, if any."""
+    """The messages of the current transfer."""
     received: list[Tensor] = field(default_factory=list)
+    """Tensors that the current transfer fills; not to be read before it ends."""
     sent: list[Tensor] = field(default_factory=list)
-    """What must live until it has ended, and is not to be read before."""
+    """Tensors that the current transfer sends; they must live until it ends."""
 
     def arrived(self, x_LH: Tensor) -> Tensor:
-        """Ends the transfer under way if it brings this tensor.
+        """Returns the tensor, after ending the current transfer if that fills it.
 
-        All of it: what goes out with it goes to the same neighbour in plain 1F1B, at the same time,
-        and is freed before the pass that needs most memory.
+        The whole transfer ends: in plain 1F1B the sent tensor goes to the same neighbour at the
+        same time, and it is freed before the pass that needs most memory.
         """
         if any(x_LH is received_LH for received_LH in self.received):
             self.end_transfer()
@@ -74,8 +76,8 @@ class _InFlight:
 class Pipeline:
     """A rank's stages of the pipeline, and its part of the schedule.
 
-    Forward: sends activations to the next stage. Backward: sends their gradients to the previous
-    one. Both over the pp axis; an axis of one communicates nothing.
+    Forward: sends activations to the next stage over pp. Backward: sends their gradients to the
+    previous stage over pp. With pp = 1 nothing is communicated.
     """
 
     def __init__(
@@ -93,13 +95,13 @@ class Pipeline:
         self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
 
     def run(self, batch: Batch, *, gradient_scale: float = 1.0) -> tuple[Tensor, int]:
-        """Runs forward and backward of every micro-batch; gradients add up in the flat buffer.
+        """Runs forward and backward of every micro-batch; gradients accumulate in the flat buffer.
 
-        They are `gradient_scale` times what they are; the loss that is returned is not.
+        Gradients are multiplied by `gradient_scale`; the returned loss is not.
 
         Returns:
             This replica's share of the global batch's mean loss (0 on all but the last stage), and
-            the tokens that this rank has embedded (0 on all but the first).
+            the number of tokens that this rank embedded (0 on all but the first stage).
         """
         flight, losses, num_tokens = _InFlight(gradient_scale), [], 0
         for action in self.schedule:
@@ -127,7 +129,7 @@ class Pipeline:
         if stage.is_first:
             x = batch.ids_MT[virtual.microbatch]
         else:
-            with part("pp"):  # waiting for a neighbour is the pipeline's bubble
+            with part("pp"):  # the wait for a neighbour is the pipeline's bubble
                 x = flight.arrived(flight.inputs[virtual]).requires_grad_()
         with part("compute"):
             output = stage(x, batch.targets_MT[virtual.microbatch])
@@ -150,10 +152,10 @@ class Pipeline:
             flight.outbox[virtual] = gradient_LH.contiguous()
 
     def _start(self, transfer: Transfer, batch: Batch, flight: _InFlight) -> None:
-        """Starts all of it; it is waited for when what it brings is needed.
+        """Starts a transfer over pp; the pass that needs what it receives waits for it.
 
-        One transfer is under way at a time: what was sent is freed as the next one starts, the same
-        in every step, however fast the peers are.
+        One transfer is in flight at a time. The sent tensors are freed when the next one starts,
+        so that memory does not depend on the speed of the peers.
         """
         flight.end_transfer()
         shape = (batch.ids_MT.shape[1] // self.token_shares, self.hidden_size)
@@ -179,7 +181,7 @@ class Pipeline:
 
 
 class Message(NamedTuple):
-    """What goes to another stage, or comes from one."""
+    """A tensor that is sent to, or received from, another stage."""
 
     value: Tensor
     stage: int
@@ -188,7 +190,11 @@ class Message(NamedTuple):
 
 
 def start_messages(messages: Sequence[Message], mesh: Mesh) -> list[Pending]:
-    """Through shared memory where all of a message fits: else it would stand still in passes."""
+    """Starts sends and receives over pp.
+
+    They use shared memory where all of each message fits into it at once. A larger message would
+    make no progress while its sender computes.
+    """
     assert mesh.pp_group is not None
     lane = mesh.pp_group.lane
     if lane is not None and all(m.value.nbytes <= MESSAGE_BYTES for m in messages):

@@ -1,18 +1,24 @@
-"""The peak of a device: the denominator of mfu and hfu."""
+"""The peak of a device: the denominator of mfu and hfu, and the bound of a plausible result."""
 
 # ruff: noqa: N806 (tensors carry their shape in the name: N is the side of a square matrix)
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
 import torch
+from torch import distributed as dist
+from torch.distributed import ReduceOp
 
-from search_spaces.layout import Precision
-from workers.trainer.precision import COMPUTE_DTYPES
-from workers.trainer.products import linear
+from search_spaces.spec.layout import Precision
+from search_spaces.spec.throughput import Throughput
+from workers.trainer.comm.collectives import barrier
+from workers.trainer.errors import ResultImplausibleError
+from workers.trainer.model.matrix_products import linear
+from workers.trainer.model.precision import COMPUTE_DTYPES
 
 DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
     "V100": {"fp32": 15.7, "fp16": 125.0},
@@ -22,24 +28,25 @@ DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
     "H100": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
     "H200 NVL": {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
     "H200": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
+    "GB200": {"fp32": 80.0, "bf16": 2500.0, "fp16": 2500.0},
     "MI250X": {"fp32": 47.9, "bf16": 191.5, "fp16": 191.5},
     "MI300X": {"fp32": 163.4, "bf16": 1307.4, "fp16": 1307.4},
 }
 """Dense matrix peaks in TFLOP/s of one device, from the vendors' data sheets (a GCD for MI250X)."""
 
 MEASURED: Final = "measured matmul"
-"""How the source of a peak begins that is a measurement, which a busy machine makes too low."""
+"""Prefix of `peak_source` for a measured peak, which is too low if the machine was busy."""
 
 _SIZES: Final = {"cpu": (512, 1024), "cuda": (4096, 8192)}
-"""Sides of the squares; the small one fits between two turns of a busy core's scheduler."""
+"""Sides of the square matrices. A small product fits into one time slice of a busy core."""
 _MEASURE_FOR_S: Final = 0.1
 
 
 def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
-    """The matrix peak of one device in TFLOP/s, and where the figure comes from.
+    """The matrix peak of one device in TFLOP/s, and its source.
 
-    A GPU's is looked up by its name; a CPU's, and that of a GPU which no table knows, is the best
-    of repeated square matrix products, on the threads that the calling process has.
+    The peak of a GPU is looked up by its name. That of a CPU or an unknown GPU is the best rate of
+    repeated square matrix products, with the threads of the calling process.
     """
     known = known_device(torch.cuda.get_device_name()) if device == "cuda" else None
     if known is not None and precision in DENSE_PEAK_TFLOPS[known]:
@@ -49,17 +56,16 @@ def matmul_peak(device: str, precision: Precision) -> tuple[float, str]:
 
 
 def measured_tflops(device: str, precision: Precision) -> tuple[float, float]:
-    """The best and the usual rate of repeated square matrix products, in TFLOP/s.
+    """The best and the median rate of repeated square matrix products, in TFLOP/s.
 
-    The best is what the device can do; the usual one, a median, is what it gets done with whatever
-    else runs there.
+    The best rate shows what the device can do, the median what it does beside other load.
     """
     rates = [_measured_tflops(device, precision, size) for size in _SIZES[device]]
     return max(best for best, _ in rates), max(usual for _, usual in rates)
 
 
 def known_device(name: str) -> str | None:
-    """The table's entry for a device of this name, as torch gives it; the most exact one."""
+    """The table's longest entry that is part of torch's name of the device, or None."""
     return max((known for known in DENSE_PEAK_TFLOPS if known in name), key=len, default=None)
 
 
@@ -79,3 +85,49 @@ def _measured_tflops(device: str, precision: Precision, size: int) -> tuple[floa
         seconds.append(time.perf_counter() - before)
     flops = 2.0 * float(size) ** 3
     return flops / min(seconds) / 1e12, flops / median(seconds) / 1e12
+
+
+def refuse_implausible(speed: Throughput, peak_source: str, *, device: torch.device) -> Throughput:
+    """Refuses a speed above the device's peak; all ranks call it, rank 0's speed decides.
+
+    If a measured peak is exceeded, all ranks measure it again at the same time, since other load
+    may have lowered the first measurement. The better of both counts.
+
+    FLOPs are counted by equation 3 of arXiv:2104.04473, which counts attention over the whole
+    square, while causal kernels skip half of it. A correct run could therefore exceed the peak if
+    attention is most of the work (sequences of many times six hidden sizes) and kernels run near
+    the peak. It is refused here, since its MFU means nothing.
+
+    Communicates: an all-reduce over all ranks; for a second measurement, another and a barrier.
+
+    Returns:
+        The speed, with the better of the two peaks.
+
+    Raises:
+        ResultImplausibleError: on rank 0, the hardware FLOP/s are above the peak.
+    """
+    measure_again = torch.tensor(
+        float(speed.hfu > 1 and peak_source.startswith(MEASURED)), device=device
+    )
+    dist.all_reduce(measure_again, op=ReduceOp.MAX)
+    if measure_again.item():
+        best_tflops = max(speed.peak_tflops_per_device, _measured_again(speed, device))
+        speed = replace(speed, peak_tflops_per_device=best_tflops)
+    if speed.hfu > 1:
+        raise ResultImplausibleError(
+            f"{speed.hardware_tflops_per_device:.4g} TFLOP/s a device were counted, over its peak "
+            f"of {speed.peak_tflops_per_device:.4g} ({peak_source}); the peak, the clock or the "
+            "counted work is wrong: state the peak of this device in the cluster's description, or "
+            "run on a machine that is not busy"
+        )
+    return speed
+
+
+def _measured_again(speed: Throughput, device: torch.device) -> float:
+    """The median of the ranks' peaks, measured on all ranks at the same time."""
+    figures = torch.zeros(speed.layout.num_devices, dtype=torch.float64, device=device)
+    barrier(device)
+    figures[dist.get_rank()], _ = matmul_peak(device.type, speed.layout.precision)
+    dist.all_reduce(figures)
+    measured: list[float] = figures.tolist()
+    return median(measured)

@@ -1,4 +1,4 @@
-"""Why a rank failed: from the exception to the reason that the outcome carries."""
+"""Why a rank failed: from the exception to the failure reason of the outcome."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import distributed as dist
 
-from search_spaces.outcome import FailureReason
+from search_spaces.protocol.outcome import FailureReason
 from workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
@@ -40,10 +40,10 @@ _TRANSPORT_TEXTS = (
 
 
 def classify(error: BaseException) -> FailureReason:
-    """Says why a rank failed: the types first, then the texts of the allocators.
+    """The reason of a failure: first by the types of the errors, then by the allocators' messages.
 
-    A ROCm device says "HIP out of memory" and the CPU's allocator raises a bare RuntimeError, so the
-    types alone do not do.
+    Types are not enough: ROCm reports "HIP out of memory", and the CPU's allocator raises a plain
+    RuntimeError.
     """
     for cause in _chain(error):
         if isinstance(cause, (MemoryLimitExceededError, torch.OutOfMemoryError, MemoryError)):
@@ -54,13 +54,13 @@ def classify(error: BaseException) -> FailureReason:
             return "implausible"
         if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
             return "unsupported"
-        if isinstance(cause, (RuntimeError, OSError)) and _says(cause, _OUT_OF_MEMORY_TEXTS):
+        if isinstance(cause, (RuntimeError, OSError)) and _mentions(cause, _OUT_OF_MEMORY_TEXTS):
             return "out_of_memory"
     return "crashed"
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether the rank only noticed that a peer had died: then its error is not the first cause."""
+    """Whether the error only reports that a peer has died, and is not the first cause."""
     if classify(error) != "crashed":
         return False
     return any(
@@ -68,18 +68,18 @@ def is_transport_error(error: BaseException) -> bool:
             cause,
             (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError),
         )
-        or (isinstance(cause, RuntimeError) and _says(cause, _TRANSPORT_TEXTS))
+        or (isinstance(cause, RuntimeError) and _mentions(cause, _TRANSPORT_TEXTS))
         for cause in _chain(error)
     )
 
 
-def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+def _mentions(error: BaseException, texts: tuple[str, ...]) -> bool:
     message = str(error).lower()
     return any(text in message for text in texts)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, or while handling."""
+    """The error, then its causes: `raise ... from`, or the error that was being handled."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

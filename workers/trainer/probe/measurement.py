@@ -1,11 +1,11 @@
-"""From timed iterations to a measurement."""
+"""From timed iterations to a measurement: medians, time breakdown, memory and environment."""
 
 from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,28 +14,29 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.measurement import (
+from search_spaces.protocol.measurement import (
     Breakdown,
     Environment,
     Iteration,
     IterationKind,
     Measurement,
 )
-from workers.trainer.breakdown import median_breakdown
-from workers.trainer.memory import LogicalPeak
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.throughput import Throughput
+from workers.trainer.probe.memory import LogicalPeak
+from workers.trainer.probe.stopwatch import PARTS, Part
+from workers.trainer.probe.timing import TimedStep, has_settled
 from workers.trainer.revision import GIT_REVISION
-from workers.trainer.throughput import Throughput
-from workers.trainer.timing import has_settled
 from workers.trainer.training import Training
 
 
 def rehearse(training: Training, *, limit_bytes: int | None) -> int:
     """Takes one step that changes nothing, and returns this rank's exact logical peak in bytes.
 
-    The step is complete, but its learning rate is 0, and the moments are cleared afterwards.
+    The step is complete, but its learning rate is 0, and the optimizer is reset afterwards.
 
     Raises:
-        MemoryLimitExceededError: the live tensors passed the limit.
+        MemoryLimitExceededError: the live tensors exceeded the limit.
     """
     batch = training.batch(0)
     existing = [*training.persistent_tensors(), batch.ids_MT, batch.targets_MT]
@@ -48,17 +49,20 @@ def rehearse(training: Training, *, limit_bytes: int | None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """The largest peak of any rank of each stage, in bytes."""
+    """The largest peak of any rank of each pipeline stage, in bytes."""
 
     kind: Literal["logical", "allocated"]
-    """Live tensors, on the CPU; else what the device's allocator gave out."""
+    """logical: live tensors, on the CPU. allocated: by the GPU's allocator."""
     by_stage: tuple[int, ...]
     reserved_by_stage: tuple[int, ...] = ()
-    """What the allocator had taken from the device, in use or not; empty on the CPU."""
+    """What the allocator had reserved on the device, in use or not; empty on the CPU."""
 
 
 def peak_memory(training: Training, logical_peak_bytes: int | None) -> PeakMemory:
-    """The peaks of all ranks: the logical ones, or since the last reset those of the allocator."""
+    """The peaks of all ranks: logical ones, or the allocator's since its last reset.
+
+    Communicates: an all-reduce over all ranks for each kind of peak.
+    """
     if logical_peak_bytes is not None:
         return PeakMemory(kind="logical", by_stage=_by_stage(training, logical_peak_bytes))
     allocated_bytes = torch.cuda.max_memory_allocated(training.device)
@@ -71,7 +75,7 @@ def peak_memory(training: Training, logical_peak_bytes: int | None) -> PeakMemor
 
 
 def _by_stage(training: Training, peak_bytes: int) -> tuple[int, ...]:
-    """The largest of any rank of each stage; an all-reduce over all ranks."""
+    """The largest value of any rank of each stage; an all-reduce over all ranks."""
     peaks = torch.zeros(training.mesh.layout.pp, dtype=torch.int64, device=training.device)
     peaks[training.mesh.place.pp_rank] = peak_bytes
     dist.all_reduce(peaks, op=ReduceOp.MAX)
@@ -92,13 +96,13 @@ def summarise(
     """The measurement of a probe: medians over its timed iterations.
 
     Args:
-        iterations: all of them, in order.
-        iterations_asked: how many were to be timed; where fewer were, the probe was stopped early.
-        tokens_per_step: of all replicas.
-        speed: at the median of the timed ones' step times.
-        peak_source: where its peak comes from.
-        breakdowns: of each timed iteration.
-        memory: of all ranks.
+        iterations: all iterations in order, warm-up included.
+        iterations_asked: requested timed iterations; if fewer were timed, the probe stopped early.
+        tokens_per_step: tokens of all replicas.
+        speed: the throughput at the median step time of the timed iterations.
+        peak_source: the source of the peak in `speed`.
+        breakdowns: the time breakdown of each timed iteration.
+        memory: the peaks of all ranks.
         oversubscribed: whether ranks shared devices.
     """
     timed_s = step_times_s(iterations, "timed")
@@ -136,15 +140,72 @@ def step_times_s(iterations: Sequence[Iteration], kind: IterationKind) -> list[f
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The three quartiles, interpolated between values; one value is all three."""
+    """The three quartiles, interpolated between values; a single value is all three."""
     if len(values) == 1:
         return values[0], values[0], values[0]
-    q25, median, q75 = statistics.quantiles(values, n=4, method="inclusive")
-    return q25, median, q75
+    q25, q50, q75 = statistics.quantiles(values, n=4, method="inclusive")
+    return q25, q50, q75
+
+
+def break_down(
+    steps: Sequence[TimedStep], layout: Layout, *, device: torch.device
+) -> list[Breakdown]:
+    """The breakdown of each step; each part is the mean over the ranks.
+
+    The difference to the slowest rank's time is unexplained, so that the parts add up to it.
+
+    Communicates: one all-reduce over all ranks.
+    """
+    rows = [[step.parts_s[name] for name in PARTS] for step in steps]
+    sums = torch.tensor(rows, dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    means = (sums / layout.num_devices).tolist()
+    return [
+        breakdown_of(dict(zip(PARTS, row, strict=True)), layout, step_time_s=step.step_time_s)
+        for row, step in zip(means, steps, strict=True)
+    ]
+
+
+def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: float) -> Breakdown:
+    """The breakdown of one step.
+
+    The wait for all ranks at the end of the step counts for the axis that makes ranks unequal: pp,
+    whose last stages finish first; else dp, else tp. An axis of one rank has no time.
+    """
+    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
+    exposed_s = {name: parts_s[name] if size > 1 else 0.0 for name, size in axes.items()}
+    waiting = next((name for name, size in axes.items() if size > 1), None)
+    if waiting is not None:
+        exposed_s[waiting] += parts_s["idle"]
+    compute_s, optimizer_s = parts_s["compute"], parts_s["optimizer"]
+    return Breakdown(
+        compute_s=compute_s,
+        tp_s=exposed_s["tp"],
+        pp_s=exposed_s["pp"],
+        dp_s=exposed_s["dp"],
+        optimizer_s=optimizer_s,
+        unexplained_s=step_time_s - (compute_s + optimizer_s + sum(exposed_s.values())),
+    )
+
+
+def median_breakdown(breakdowns: Sequence[Breakdown], *, step_time_s: float) -> Breakdown:
+    """The median of each part, scaled so that the parts add up to the median step time.
+
+    The medians of the parts alone do not add up to it. The factor is close to 1, and a single
+    disturbed step changes neither the medians nor the factor much.
+    """
+    medians = [statistics.median(parts) for parts in zip(*map(astuple, breakdowns), strict=True)]
+    scale = step_time_s / sum(medians)
+    return Breakdown(
+        **{
+            name: scale * seconds
+            for name, seconds in zip(Breakdown.__slots__, medians, strict=True)
+        }
+    )
 
 
 def describe_environment(device: torch.device) -> Environment:
-    """What this rank runs on."""
+    """The machine and the software that this rank runs on."""
     is_cuda = device.type == "cuda"
     return Environment(
         host=platform.node(),
@@ -158,7 +219,7 @@ def describe_environment(device: torch.device) -> Environment:
 
 
 def backend_of(device: torch.device) -> str:
-    """The library that communicates; a ROCm build of torch calls RCCL by NCCL's name."""
+    """The communication library; a ROCm build of torch calls RCCL "nccl"."""
     if device.type != "cuda":
         return "gloo"
     return "nccl" if torch.version.hip is None else "rccl"

@@ -1,8 +1,8 @@
-"""Memory of a rank: what a step really needs, and the limit that it is held to.
+"""Memory of a rank: the peak of a step, and the memory limit.
 
-On the CPU the exact logical peak: the bytes of every storage that is alive at once, counted in one
-iteration that is not timed, since counting slows an iteration several-fold. On a GPU the
-allocator's own peak.
+On the CPU the peak is logical and exact: the bytes of all storages that are alive at the same time.
+They are counted in one iteration that is not timed, since counting makes it several times slower.
+On a GPU the allocator reports its own peak.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workers.trainer.errors import MemoryLimitExceededError
 
 _SLACK_BYTES: Final = 128 << 20
-"""What the allocator and the transport may take beside the tensors before the rank is stopped."""
+"""Memory beyond the tensors that the allocator and the transport may use under the limit."""
 
 
 class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts live storages while it is entered; raises as soon as they pass the limit.
+    """Counts live storages while it is entered; raises as soon as they exceed the limit.
 
-    Temporaries inside operators are not seen, except the copy that gloo makes of the output of an
-    all-gather.
+    Temporaries inside operators are not counted, except gloo's copy of the output of an all-gather.
     """
 
     def __init__(
         self, existing: Iterable[Tensor], *, limit_bytes: int | None = None, rank: int = 0
     ) -> None:
-        """Starts from the storages that exist already."""
+        """Counts the storages of the existing tensors first."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = self.peak_bytes = self._scratch_bytes = 0
         self._limit_bytes, self._rank = limit_bytes, rank
@@ -43,7 +42,7 @@ class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; torch would import its compiler, two seconds, to say so."""
+        """With True torch would import its compiler here, which takes two seconds."""
         return False
 
     def __torch_dispatch__(
@@ -89,7 +88,7 @@ class LogicalPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def refuse_over_limit(need_bytes: int, limit_bytes: int, *, rank: int, what: str) -> None:
-    """Raises MemoryLimitExceededError if the need is over the limit."""
+    """Raises MemoryLimitExceededError if `need_bytes` is over the limit."""
     if need_bytes > limit_bytes:
         raise MemoryLimitExceededError(
             f"{what} needs at least {need_bytes} bytes on rank {rank}, "
@@ -99,11 +98,11 @@ def refuse_over_limit(need_bytes: int, limit_bytes: int, *, rank: int, what: str
 
 
 def enforce_limit(limit_bytes: int, device: torch.device) -> None:
-    """Makes the limit real, so that a layout that is far too large fails before the node suffers.
+    """Enforces the limit, so that a layout that is far too large fails before the node runs short.
 
-    On the CPU the kernel refuses private memory beyond what the process has now, the limit and
-    some slack (RLIMIT_DATA; Linux counts anonymous mappings since 4.7). Call it once the process
-    group is up, whose threads do not survive a refusal while they start.
+    On the CPU the kernel refuses private memory beyond the present use, the limit and some slack
+    (RLIMIT_DATA, which includes anonymous mappings since Linux 4.7). Call it after the process
+    group is initialised: its threads crash if the kernel refuses memory while they start.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from search_spaces.outcome import Environment, Iteration, IterationKind, Measurement, ProbeRequest
-from workers.trainer.breakdown import break_down
-from workers.trainer.collectives import barrier
-from workers.trainer.context import RankContext
-from workers.trainer.early_stop import stops_here
+from search_spaces.protocol.outcome import (
+    Environment,
+    Iteration,
+    IterationKind,
+    Measurement,
+    ProbeRequest,
+)
+from search_spaces.spec.throughput import Throughput
+from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
-from workers.trainer.measure import describe_environment, peak_memory, rehearse, summarise
-from workers.trainer.optimizer import OptimizerSettings
-from workers.trainer.plausibility import plausible
-from workers.trainer.session import SessionSettings, open_training, peak_of
-from workers.trainer.throughput import Throughput
-from workers.trainer.timing import TimedStep, is_warm, timed_step
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.device_peak import refuse_implausible
+from workers.trainer.probe.measurement import (
+    break_down,
+    describe_environment,
+    peak_memory,
+    rehearse,
+    summarise,
+)
+from workers.trainer.probe.timing import TimedStep, is_warm, stops_early, timed_step
+from workers.trainer.session import RankContext, SessionSettings, open_training, peak_of
 from workers.trainer.training import Training
-
-__all__ = ["RankContext", "RankResult", "run_probe"]
 
 Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """What rank 0 knows when a probe has ended well."""
+    """The result of a successful probe, on rank 0."""
 
     measurement: Measurement
     environment: Environment
@@ -39,15 +46,18 @@ class RankResult:
 def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankResult | None:
     """Runs one rank of a probe, from the process group to the measurement.
 
-    On the CPU the first step is a rehearsal that changes nothing: it counts memory, and meets the
-    limit before any time is spent. Then come warm-up iterations, as many as were asked for and
-    more until their times settle, and timed ones, fewer than were asked for where it shows that the
-    layout is slower than the campaign's best; rank 0 reports each as it ends. The process is spent
-    afterwards: end it with `os._exit`, since tearing a gloo group down can hang.
+    1. On the CPU the first step is a rehearsal that changes nothing. It counts memory and fails at
+       the limit before time is spent on iterations.
+    2. Warm-up iterations: the requested number, and more until their times settle.
+    3. Timed iterations: the requested number, or fewer if they show that the layout is slower than
+       the campaign's best.
+
+    Rank 0 reports each iteration as it ends, and returns the result. End the process with
+    `os._exit` afterwards, since destroying a gloo group can hang.
 
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
-        CompilerMissingError: compilation was asked for, and torch has nothing to compile with.
+        CompilerMissingError: compilation was requested, and torch has no compiler.
         MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
         LossDivergedError: the loss or the gradient norm is not finite; or fp16 skipped every timed
             step.
@@ -63,7 +73,13 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     breakdowns = break_down(timed, request.layout, device=training.device)
-    speed = plausible(_speed(request, timed, peak_tflops), peak_source, device=training.device)
+    speed = Throughput(
+        model=request.model,
+        layout=request.layout,
+        tokens_per_s=timed[-1].stats.num_tokens / median(step.step_time_s for step in timed),
+        peak_tflops_per_device=peak_tflops,
+    )
+    speed = refuse_implausible(speed, peak_source, device=training.device)
     barrier(training.device)
     if environment is None:
         return None
@@ -98,15 +114,6 @@ def _settings(request: ProbeRequest) -> SessionSettings:
     )
 
 
-def _speed(request: ProbeRequest, timed: list[TimedStep], peak_tflops: float) -> Throughput:
-    return Throughput(
-        model=request.model,
-        layout=request.layout,
-        tokens_per_s=timed[-1].stats.num_tokens / median(step.step_time_s for step in timed),
-        peak_tflops_per_device=peak_tflops,
-    )
-
-
 def _warm_up(training: Training, request: ProbeRequest, report: Report) -> list[TimedStep]:
     steps: list[TimedStep] = []
     while not is_warm([step.step_time_s for step in steps], at_least=request.warmup):
@@ -117,12 +124,12 @@ def _warm_up(training: Training, request: ProbeRequest, report: Report) -> list[
 def _time(
     training: Training, indices: range, stop_above_s: float | None, report: Report
 ) -> list[TimedStep]:
-    """Timed iterations: all of them, or as many as it takes to show that the layout is slower."""
+    """Takes the timed iterations: all of them, or fewer if they show that the layout is slower."""
     steps: list[TimedStep] = []
     for index in indices:
         steps.append(_iterate(training, index, "timed", report))
         is_last = len(steps) == len(indices)
-        if stop_above_s is not None and not is_last and stops_here(steps, stop_above_s, training):
+        if stop_above_s is not None and not is_last and stops_early(steps, stop_above_s, training):
             break
     return steps
 
@@ -130,22 +137,12 @@ def _time(
 def _iterate(training: Training, index: int, kind: IterationKind, report: Report) -> TimedStep:
     step = timed_step(training, index)
     if training.mesh.rank == 0:
-        iteration = _iteration(index, kind, step)
-        report(
-            {
-                "event": "iteration",
-                "index": index,
-                "kind": iteration.kind,
-                "step_time_s": iteration.step_time_s,
-                "loss": iteration.loss,
-                "grad_norm": iteration.grad_norm,
-            }
-        )
+        report({"event": "iteration", **asdict(_iteration(index, kind, step))})
     return step
 
 
 def _refuse_all_skipped(timed: list[TimedStep]) -> None:
-    """Raises LossDivergedError where fp16 never took a step: nothing was trained, or timed."""
+    """Raises LossDivergedError if fp16 skipped every timed step: then nothing was trained."""
     if all(step.stats.is_skipped for step in timed):
         raise LossDivergedError(
             f"the gradients of all {len(timed)} timed steps overflowed in fp16, down to a loss scale "
@@ -164,7 +161,7 @@ def _iteration(index: int, kind: IterationKind, step: TimedStep) -> Iteration:
 
 
 def _begin_memory(training: Training, request: ProbeRequest) -> int | None:
-    """The logical peak of a rehearsal; None on a GPU, whose allocator knows its own."""
+    """The logical peak of a rehearsal; None on a GPU, whose allocator records the peak."""
     if training.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(training.device)
         return None

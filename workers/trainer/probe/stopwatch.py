@@ -1,13 +1,13 @@
-"""Stopwatch: what a rank's time goes to, in parts that exclude each other and add up to the whole.
+"""Stopwatch: divides the time of a rank's step into parts that do not overlap.
 
-`with part("tp"): ...` says what happens inside; an inner part takes its time away from the outer
-one. Where no stopwatch runs, nothing is recorded.
+`with part("tp"): ...` counts the time inside as that part. The time of an inner part is not counted
+in the outer one. Without a running stopwatch nothing is recorded.
 
-On the CPU a mark is the clock's reading. On a GPU it is an event on the stream that computes, so
-that the parts are the device's time and not that of the thread which only launches kernels: a
-collective on its own stream counts from where the computing stream waits for it, which is what it
-costs beyond the work that hides it. Gaps in which the device waits for the next launch belong to
-the part that was open, as in any timeline.
+On the CPU a mark is a reading of the clock. On a GPU it is an event on the stream that computes, so
+that the parts are times of the device and not of the thread that launches kernels. A collective on
+its own stream counts from the moment at which the computing stream waits for it: this is the time
+that computation does not hide. Time in which the device waits for the next launch belongs to the
+part that is open.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 Part = Literal["compute", "tp", "pp", "dp", "optimizer", "idle", "unexplained"]
-"""compute: passes over micro-batches. tp, pp, dp: communication over that axis that nothing hides,
-the wait for the peer included. optimizer: the update. idle: waiting for every rank at a step's end.
-unexplained: what no part claims."""
+"""compute: passes over micro-batches. tp, pp, dp: communication over that axis that computation
+does not hide, including the wait for the peer. optimizer: the update. idle: the wait for all ranks
+at the end of a step. unexplained: time outside all parts."""
 
 _Opened = Part | Literal["communication"]
 
@@ -30,9 +30,9 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 class Stopwatch:
-    """Marks where one part of a step ends and the next begins; a rank keeps one for all its steps.
+    """Records where the parts of a step begin and end; a rank uses one for all its steps.
 
-    Which part is open is worked out after the step: what is done during it is to read the clock.
+    During the step it only reads the clock. It computes the times of the parts afterwards.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Stopwatch:
     ) -> None:
         self._events = _Events(device) if device.type == "cuda" else None
         self._clock: Callable[[], Any] = self._events.record if self._events else clock
-        # On a GPU the backward pass runs in a thread of autograd's. The thread that called it is
-        # blocked meanwhile, so parts still nest; an append is atomic, and needs no lock.
+        # On a GPU the backward pass runs in a thread of autograd while the calling thread is
+        # blocked, so parts still nest. An append is atomic and needs no lock.
         self._marks: list[tuple[_Opened | None, Any]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Records every `part` of this process, of any thread, until it is left."""
+        """Records every `part` of this process, in any thread, while the context is open."""
         global _running
         assert _running is None, "another stopwatch is running"
         self._marks = []
@@ -61,12 +61,12 @@ class Stopwatch:
             self.mark(None)
 
     def mark(self, opened: _Opened | None) -> None:
-        """A part is opened inside the open one, or, with None, that one is closed."""
+        """Opens a part inside the open one; None closes the open one."""
         self._marks.append((opened, self._clock()))
 
     def seconds(self) -> dict[Part, float]:
-        """Seconds of each part of what was recorded last; waits for the device where there is one."""
-        between_s = self._events.seconds_between if self._events else _difference
+        """Seconds of each part in the last recording; waits for the GPU, if there is one."""
+        between_s = self._events.seconds_between if self._events else lambda a, b: b - a
         seconds = dict.fromkeys(PARTS, 0.0)
         if self._events is not None and self._marks:
             self._marks[-1][1].synchronize()
@@ -75,20 +75,15 @@ class Stopwatch:
             if opened is None:
                 open_parts.pop()
             else:
-                open_parts.append(_resolved(opened, open_parts))
+                if opened == "communication":
+                    opened = "tp" if open_parts[-1] == "compute" else open_parts[-1]
+                open_parts.append(opened)
             seconds[open_parts[-1]] += between_s(start, end)
         return seconds
 
 
-def _resolved(opened: _Opened, open_parts: list[Part]) -> Part:
-    """Communication is tensor parallel's in a pass; elsewhere it belongs to the part that is open."""
-    if opened != "communication":
-        return opened
-    return "tp" if open_parts[-1] == "compute" else open_parts[-1]
-
-
 class _Events:
-    """Events on the stream that computes, used again in every step."""
+    """Events on the stream that computes. Every step reuses them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -97,7 +92,7 @@ class _Events:
         self._stream = torch.cuda.current_stream(device)
 
     def begin(self) -> None:
-        # Always the same stream: a thread, or a block of code, may have made another one current.
+        # All events go to this stream, even if a thread or block of code makes another one current.
         self._stream, self._num_used = torch.cuda.current_stream(self._device), 0
 
     def record(self) -> torch.cuda.Event:
@@ -115,12 +110,8 @@ class _Events:
         return milliseconds / 1e3
 
 
-def _difference(start: float, end: float) -> float:
-    return end - start
-
-
 class _PartOfStep:
-    """A context that may be entered anywhere, again and again: its state is the stopwatch's."""
+    """A reusable context without state of its own; the stopwatch holds the state."""
 
     __slots__ = ("_opened",)
 
@@ -137,14 +128,15 @@ class _PartOfStep:
 
 
 _running: Stopwatch | None = None
-"""The one that records. Of the process, not of a context: autograd's threads inherit no context."""
+"""The stopwatch that records in this process. A ContextVar would not reach autograd's threads."""
 
 _OF_PART: Final = {name: _PartOfStep(name) for name in PARTS}
 
 communication: Final = _PartOfStep("communication")
-"""What a collective is counted as: inside a pass none but tensor parallel's waits, unless it says so."""
+"""Part of a collective: tp inside `compute`, elsewhere the part that is open. Inside a pass only
+collectives over tp wait, unless the caller opens another part."""
 
 
 def part(name: Part) -> _PartOfStep:
-    """Counts what happens inside as this part of the step, if a stopwatch runs."""
+    """A context that counts the time inside as this part of the step, if a stopwatch runs."""
     return _OF_PART[name]

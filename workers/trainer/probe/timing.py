@@ -1,4 +1,7 @@
-"""Timing: an iteration lasts from barrier to barrier, and the slowest rank's clock counts."""
+"""Timing of iterations, the end of warm-up, and early stop.
+
+An iteration lasts from barrier to barrier, and its time is that of the slowest rank.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,27 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.outcome import MIN_WARMUP
-from workers.trainer.collectives import barrier
+from search_spaces.protocol.outcome import MIN_WARMUP
+from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
+from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
-from workers.trainer.stopwatch import Part, part
+from workers.trainer.probe.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
 
 MAX_EXTRA_WARMUP: Final = 8
-"""Warm-up steps beyond those that were asked for, while step times have not settled."""
+"""Largest number of warm-up steps beyond the requested ones, while step times have not settled."""
 SETTLED_WITHIN: Final = 0.1
-"""Step times have settled when one differs from the one before by at most this part of the shorter."""
+"""Step times have settled when two in a row differ by at most this fraction of the shorter one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
-    """One step, and how long it took."""
+    """A step and its time."""
 
     step_time_s: float
-    """Seconds from barrier to barrier, of the slowest rank; the same on every rank."""
+    """Seconds from barrier to barrier on the slowest rank; the same on every rank."""
     parts_s: Mapping[Part, float]
-    """Seconds of each part of this rank's step; together they are its own time."""
+    """Seconds of each part of the step on this rank; they add up to this rank's time."""
     stats: StepStats
     """The same on every rank."""
 
@@ -41,11 +45,13 @@ class TimedStep:
 
 
 def timed_step(training: Training, index: int) -> TimedStep:
-    """Takes one step over the batch of this index; tokens are made before the clock starts.
+    """Takes one step on the batch of this index. The batch is made before the clock starts.
+
+    Communicates, besides the step: two barriers and one all-reduce over all ranks.
 
     Raises:
-        LossDivergedError: the loss or the gradient norm is not finite; of a step that fp16's loss
-            scaler has skipped, the loss alone.
+        LossDivergedError: the loss or the gradient norm is not finite. A step that fp16's loss
+            scaling skipped may have an infinite gradient norm.
     """
     batch = training.batch(index)
     barrier(training.device)
@@ -58,34 +64,48 @@ def timed_step(training: Training, index: int) -> TimedStep:
         time.perf_counter() - started, dtype=torch.float64, device=training.device
     )
     dist.all_reduce(elapsed, op=ReduceOp.MAX)
-    _refuse_divergence(stats, index)
-    return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)
-
-
-def _refuse_divergence(stats: StepStats, index: int) -> None:
     if not math.isfinite(stats.loss):
         raise LossDivergedError(f"loss is {stats.loss} at iteration {index}")
     if not math.isfinite(stats.grad_norm) and not stats.is_skipped:
         raise LossDivergedError(f"gradient norm is {stats.grad_norm} at iteration {index}")
+    return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)
 
 
 def has_settled(step_times_s: Sequence[float]) -> bool:
     """Whether the last two steps took the same time, within `SETTLED_WITHIN`.
 
-    Against the step before, not against the shortest so far: a step that is the shortest yet says
-    nothing about whether the next one will be shorter still.
+    The last step is compared with the one before, not with the shortest so far: a step that is the
+    shortest so far does not show whether the next one will be shorter.
     """
-    if len(step_times_s) < MIN_WARMUP:  # two: there is nothing to compare one with
+    if len(step_times_s) < MIN_WARMUP:  # two steps are needed for a comparison
         return False
     before_s, last_s = step_times_s[-2:]
     return abs(last_s - before_s) <= SETTLED_WITHIN * min(before_s, last_s)
 
 
 def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
-    """Whether warm-up ends here: step times have settled, or it has gone on for long enough.
+    """Whether warm-up ends: step times have settled, or `MAX_EXTRA_WARMUP` extra steps are done.
 
     Step times are those of the slowest rank, so every rank decides the same.
     """
     if len(step_times_s) < at_least:
         return False
     return has_settled(step_times_s) or len(step_times_s) >= at_least + MAX_EXTRA_WARMUP
+
+
+def stops_early(steps: Sequence[TimedStep], than_s: float, training: Training) -> bool:
+    """Whether these timed iterations show that the layout is slower than `than_s` per step.
+
+    Communicates: a broadcast of one number from rank 0 over all ranks, between two iterations, once
+    `LEAST_TIMED` iterations have been timed. All ranks have the same step times, but the last bit
+    of a logarithm depends on the machine, so rank 0 decides for all.
+    """
+    if len(steps) < LEAST_TIMED:
+        return False
+    stops = torch.zeros(1, dtype=torch.int64, device=training.device)
+    if training.mesh.rank == 0:
+        # A probe that skipped all steps is not stopped early: it fails as diverged at its end.
+        was_trained = any(not step.stats.is_skipped for step in steps)
+        stops += was_trained and shows_enough([step.step_time_s for step in steps], than_s)
+    dist.broadcast(stops, src=0)
+    return bool(stops.item())

@@ -1,4 +1,4 @@
-"""The process that speaks with Ray is started again until that works; a stand-in for it, without Ray."""
+"""The process that talks to Ray is restarted until that works; a stand-in for it, without Ray."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from queue import SimpleQueue
 import pytest
 
 from tests.workers.process_checks import wait_until
-from workers.json_lines import Document
-from workers.launchers.ray import RayNodes
+from workers.launchers.ray.launcher import RayNodes
+from workers.ranks.json_lines import Document
 
 
 class FakeBridge:
@@ -50,7 +50,7 @@ class FakeBridge:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
-    monkeypatch.setattr("workers.launchers.ray.BridgeProcess", FakeBridge)
+    monkeypatch.setattr("workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
     nodes = RayNodes(num_devices=2)
     yield nodes
     nodes.close()

@@ -10,7 +10,8 @@ import pytest
 
 from tests.workers.process_checks import MARK, marked, wait_until
 from workers.errors import RayClusterFailedError
-from workers.ray_cluster import LocalRay
+from workers.launchers.ray.cluster import LocalRay
+from workers.launchers.ray.directory import DIRECTORY_VARIABLE
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,16 @@ def test_a_ray_that_does_not_start_says_its_last_words_and_leaves_nothing(
         assert list(short.glob("lt-ray-*")) == []
     finally:
         short.rmdir()
+
+
+def test_the_variable_that_names_the_directory_stands_last_also_where_one_is_inherited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/none")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, "/tmp/lt-ray-of-another")
+    monkeypatch.setenv("SOMETHING_LATER", "x")
+    with pytest.raises(RayClusterFailedError) as failed:
+        LocalRay(["sh", "-c", "tr '\\0' '\\n' </proc/$$/environ"])
+    last = str(failed.value).rpartition(" / ")[2]
+    assert last.startswith(f"{DIRECTORY_VARIABLE}=")
+    assert "of-another" not in last

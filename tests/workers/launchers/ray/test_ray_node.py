@@ -15,7 +15,9 @@ import pytest
 from tests.workers.process_checks import wait_until
 from tests.workers.ray_nodes import PATIENCE_S, ROOT, make_nodes
 from workers.errors import RayClusterFailedError
-from workers.ray_cluster import HeadWatch, JoinedRay, resolved
+from workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
+
+pytestmark = pytest.mark.ranks
 
 ADDRESS = "127.0.1.41"
 

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.cluster import Cluster
-from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.process_checks import (
     RANK_PROGRAMS,
+    command_line,
     is_alive,
     run_group,
     wait_until,
@@ -27,10 +28,10 @@ from tests.workers.process_checks import (
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 from workers.errors import RayClusterFailedError
 from workers.launchers.group import GroupEnd
-from workers.launchers.ray import RayNodes, ray_launcher
-from workers.packing.shares import Share
+from workers.launchers.ray.launcher import RayNodes, ray_launcher
+from workers.packing.request import Share
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
 
 LOSS_SHOWS_WITHIN_S = 30.0
 """Ray tells of a dead raylet after fifteen seconds, and we after two; the machine may be busy."""
@@ -197,7 +198,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_groups_end(nodes: RayNodes) ->
     assert failure is not None
     assert failure.reason == "timeout"
     wait_until("the silence is noticed", lambda: lost in nodes.lost(), PATIENCE_S)
-    assert "hangs, or is cut off" in nodes.lost()[lost]
+    assert "hangs, or its network is cut" in nodes.lost()[lost]
     wait_until_gone(pids, PATIENCE_S)
     nodes.recover(lost)
     assert run_group(nodes, "succeed", shares=on(nodes, "n1")).failure is None
@@ -272,7 +273,8 @@ def test_the_end_of_the_process_that_speaks_with_ray_is_no_end_of_the_worker(
     (bridge,) = [
         process
         for process in me.children(recursive=True)
-        if "workers.ray_bridge" in process.cmdline() and "workers.warden" not in process.cmdline()
+        if "workers.launchers.ray.bridge" in command_line(process)
+        and "workers.ranks.warden" not in command_line(process)
     ]
     with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
         bridge.kill()

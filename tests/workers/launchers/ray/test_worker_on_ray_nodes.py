@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
-from search_spaces.outcome import ProbeRequest
-from search_spaces.presets.models import model_preset
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
 from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import MARK, kill, marked, wait_until
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
-from tests.workers.test_worker import node_states
+from tests.workers.worker.test_worker import node_states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 CLUSTER = "{preset: local-cpu, name: two-nodes, devices_per_node: 2}"
 
 
@@ -52,7 +52,7 @@ def working(
     mark = uuid.uuid4().hex
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    program = "from workers.commands import worker; worker()"
+    program = "from workers.commands.commands import worker; worker()"
     with (tmp_path / "worker.log").open("w") as log:
         worker = subprocess.Popen(
             [

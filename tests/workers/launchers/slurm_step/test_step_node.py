@@ -1,4 +1,4 @@
-"""Steps with a stand-in for `srun`: the nodes' tasks, the lines and the ranks are real, Slurm is not there.
+"""Steps with a stand-in for `srun`: the nodes' tasks, their connections and the ranks are real.
 
 What Slurm itself does is tested in tests/slurm.
 """
@@ -18,6 +18,8 @@ from tests.e2e.test_network_cut import Namespace, why_not
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
+    command_line,
+    environment_of,
     is_alive,
     kill,
     marked,
@@ -25,9 +27,11 @@ from tests.workers.process_checks import (
     wait_until,
 )
 from workers.errors import NodeLostError
-from workers.launchers.srun import SrunNodes, StepSettings
-from workers.packing.shares import Share
-from workers.step_node import STEP_VARIABLE, living_steps
+from workers.launchers.slurm_step.srun import SrunNodes, StepSettings
+from workers.launchers.slurm_step.step_node import STEP_VARIABLE, living_steps
+from workers.packing.request import Share
+
+pytestmark = pytest.mark.ranks
 
 SRUN = """#!/bin/bash
 # One task for each name of the list, behind $BEFORE_NAME where there is one; fails if one of them does.
@@ -127,14 +131,14 @@ def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
         ranks.append(event["pid"])
         if len(ranks) == 2:
             mark = nodes.settings.environment[MARK]
-            zygotes = [p for p in marked(mark) if "workers.zygote" in p.cmdline()[:5]]
-            on_n2 = [p for p in zygotes if p.environ()["SLURMD_NODENAME"] == "n2"]
+            zygotes = [p for p in marked(mark) if "workers.ranks.zygote" in command_line(p)[:5]]
+            on_n2 = [p for p in zygotes if environment_of(p).get("SLURMD_NODENAME") == "n2"]
             kill(on_n2)  # the keepers forked from it go by its name
 
     end = run_group(nodes, "hang", num_ranks=2, num_nodes=2, on_event=kill_a_zygote)
     assert end.failure is not None
     assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
-    assert end.failure.message.startswith("node n2 was lost: the zygote is gone: its warden ended")
+    assert end.failure.message.startswith("node n2 was lost: the zygote ended: its warden ended")
     assert not any(map(is_alive, ranks))
     nodes.recover(1)
     assert run_group(nodes, "succeed", num_nodes=2).failure is None
@@ -177,7 +181,7 @@ def test_one_node_that_is_down_at_the_start_is_lost_alone(environment: dict[str,
     environment["REFUSED_NODE"] = "n4"
     nodes = start_nodes(environment, num_nodes=5)
     assert list(nodes.lost()) == [3]
-    assert nodes.lost()[3].startswith("node n4 did not call in: the step's srun ended with exit")
+    assert nodes.lost()[3].startswith("node n4 did not connect: the step's srun ended with exit")
     shares = tuple(Share(node=node, devices=(0,)) for node in (0, 1, 2, 4))
     assert run_group(nodes, "succeed", shares=shares, num_ranks=4, num_nodes=4).failure is None
     nodes.close()
@@ -190,7 +194,7 @@ def test_the_batch_scripts_wishes_for_tasks_do_not_reach_the_step(
     seen: list[dict[str, str]] = []
 
     def look(event: dict[str, Any]) -> None:
-        seen.extend(process.environ() for process in marked(environment[MARK]))
+        seen.extend(filter(None, map(environment_of, marked(environment[MARK]))))
 
     nodes = start_nodes(environment)
     run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=0.2)

@@ -14,27 +14,37 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer import groups
-from workers.trainer.collectives import (
+from workers.trainer.comm import groups
+from workers.trainer.comm.collectives import (
     all_reduce,
     all_reduce_max,
     gather_rows,
     scatter_rows,
     start_all_reduce,
+    start_gather_of_shares,
+    start_sum_of_shares,
+)
+from workers.trainer.comm.groups import AxisGroup
+from workers.trainer.comm.host_lanes import MESSAGE_BYTES, Lane
+from workers.trainer.comm.shared_memory import (
+    SLOT_BYTES,
+    SLOTS_A_HALF,
+    Region,
+    SharedFile,
+    can_share,
 )
 from workers.trainer.errors import PeerLostError
-from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
-from workers.trainer.failure import classify, is_transport_error
-from workers.trainer.groups import Group
-from workers.trainer.host_lanes import MESSAGE_BYTES, Lane
-from workers.trainer.mesh import build_mesh
-from workers.trainer.pipeline import Message, start_messages
-from workers.trainer.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, SharedFile, can_share
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.pipeline import Message, start_messages
+from workers.trainer.probe.failure import classify, is_transport_error
 
-pytestmark = pytest.mark.skipif(not can_share(), reason="ranks share memory on x86-64 Linux alone")
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(not can_share(), reason="ranks share memory on x86-64 Linux alone"),
+]
 
 SIZES = (1, 7, 1000, SLOT_BYTES // 4 + 3, 3 * SLOT_BYTES)
 """Elements: from one to several pieces, and to more than half a ring of them for fp32 and wider."""
@@ -42,13 +52,13 @@ LONGER_THAN_A_RING = SLOT_BYTES // 8 * (2 * SLOTS_A_HALF + 3) + 5
 """Elements of 64 bits that wait for slots to be read."""
 
 
-def world(rank: int, num_ranks: int, **options: Any) -> Group:
+def world(rank: int, num_ranks: int, **options: Any) -> AxisGroup:
     mesh = build_mesh(rank, Layout(tp=num_ranks), tied_embeddings=False, **options)
     assert mesh.tp_group is not None
     return mesh.tp_group
 
 
-def lane_of(group: Group) -> Lane:
+def lane_of(group: AxisGroup) -> Lane:
     assert group.lane is not None, "the ranks do not share memory"
     return group.lane
 
@@ -184,12 +194,12 @@ def test_many_more_ranks_than_cores_still_get_on() -> None:
     assert run_ranks(6, work) == [1000.0] * 6
 
 
-def reduce_for_ever(group: Group) -> None:
+def reduce_for_ever(group: AxisGroup) -> None:
     while True:
         all_reduce(torch.ones(4), group)
 
 
-def failure_of(group: Group, work: Callable[[Group], None]) -> tuple[str, bool, str]:
+def failure_of(group: AxisGroup, work: Callable[[AxisGroup], None]) -> tuple[str, bool, str]:
     with pytest.raises(PeerLostError) as caught:
         work(group)
     return classify(caught.value), is_transport_error(caught.value), str(caught.value)
@@ -263,7 +273,7 @@ def test_where_one_rank_cannot_share_all_of_its_groups_keep_to_gloo(
 
 
 def test_large_groups_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "MOST_RANKS", 2)
+    monkeypatch.setattr(groups, "MAX_RANKS", 2)
 
     def work(rank: int) -> bool:
         return world(rank, 3).lane is None

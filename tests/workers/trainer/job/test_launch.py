@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape
 from workers.trainer.errors import RankContextInvalidError
-from workers.trainer.job import TrainJob
-from workers.trainer.launch import shares_devices
-from workers.trainer.launched import first_host, is_rank, slurm_meeting_point
+from workers.trainer.job.job import TrainJob
+from workers.trainer.job.launch import shares_devices
+from workers.trainer.job.launcher_environment import first_host, is_rank, slurm_meeting_point
+
+pytestmark = pytest.mark.ranks
 
 PROGRAMS = {
     "module": ["-m", "workers.trainer.train"],
-    "command": ["-c", "from workers.commands import train; train()"],
+    "command": ["-c", "from workers.commands.commands import train; train()"],
 }
 
 
@@ -30,6 +32,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_job_runs_under_srun_s_variables(tmp_path: Path, program: str) -> None:
     job = TrainJob(model=make_shape(), layout=Layout(dp=2), steps=2, warmup=0)
@@ -116,7 +119,7 @@ def test_ranks_meet_on_the_first_host_unless_told_where() -> None:
 def test_ranks_that_outnumber_a_containers_cores_share_them(
     monkeypatch: pytest.MonkeyPatch, cores: int, shared: bool
 ) -> None:
-    monkeypatch.setattr("workers.trainer.launch.usable_cores", lambda: cores)
+    monkeypatch.setattr("workers.trainer.job.launch.usable_cores", lambda: cores)
     store = HashStore()
     assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
     assert shares_devices(store, 0, 2, "cpu") is shared

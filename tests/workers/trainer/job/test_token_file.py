@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape
-from workers.trainer.data import cut_batch
-from workers.trainer.errors import TokenFileInvalidError, TrainJobInvalidError
-from workers.trainer.job import TrainJob, read_job
-from workers.trainer.shuffle import shuffled
-from workers.trainer.token_file import TokenFile, TokenFileSettings
+from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
+from workers.trainer.job.batches import cut_batch
+from workers.trainer.job.job import TrainJob, read_job
+from workers.trainer.job.token_file import TokenFile, TokenFileSettings, shuffled
 from workers.trainer.train import main
 
 SHAPE = make_shape(seq_length=8, vocab_size=1000)
@@ -126,13 +125,13 @@ def test_a_npy_file_says_its_type_itself(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(41, dtype=np.uint32))
     assert open_file(TokenFileSettings(tokens=str(path))).num_samples == 5
-    with pytest.raises(TokenFileInvalidError, match=r"dtype='uint16', and .* holds uint32"):
+    with pytest.raises(TrainingTokensInvalidError, match=r"dtype='uint16', and .* holds uint32"):
         open_file(TokenFileSettings(tokens=str(path), dtype="uint16"))
     np.save(path, np.ones((2, 30)))
-    with pytest.raises(TokenFileInvalidError, match=r"of float64 and shape \(2, 30\)"):
+    with pytest.raises(TrainingTokensInvalidError, match=r"of float64 and shape \(2, 30\)"):
         open_file(TokenFileSettings(tokens=str(path)))
     path.write_bytes(b"no array")
-    with pytest.raises(TokenFileInvalidError, match=r"tokens.npy can't be read"):
+    with pytest.raises(TrainingTokensInvalidError, match=r"tokens.npy can't be read"):
         open_file(TokenFileSettings(tokens=str(path)))
 
 
@@ -144,7 +143,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_position(tmp_path: Path)
         (tmp_path / "tokens.bin").write_bytes(ids.tobytes())
         settings = TokenFileSettings(tokens=str(tmp_path / "tokens.bin"), dtype="int32")
         sentence = rf"token {position} of .*tokens.bin is {token}, outside .* vocab_size=1000"
-        with pytest.raises(TokenFileInvalidError, match=sentence):
+        with pytest.raises(TrainingTokensInvalidError, match=sentence):
             open_file(settings, global_batch_size=50).samples(0, range(50))
 
 
@@ -164,7 +163,7 @@ def test_a_file_that_holds_no_samples_is_refused(
 ) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(content)
-    with pytest.raises(TokenFileInvalidError, match=sentence):
+    with pytest.raises(TrainingTokensInvalidError, match=sentence):
         open_file(TokenFileSettings(**{"tokens": str(path), "dtype": "uint16", **fields}))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape, train
 from workers.trainer.errors import TrainJobInvalidError
-from workers.trainer.job import TrainJob, read_job
-from workers.trainer.progress import print_event
+from workers.trainer.job.job import TrainJob, read_job
+from workers.trainer.job.progress import print_event
 from workers.trainer.train import main
+
+pytestmark = pytest.mark.ranks
 
 
 def make_job(**changes: Any) -> TrainJob:
@@ -144,6 +148,26 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     assert_result(document, job)
 
 
+EXPORTED = Path(__file__).with_name("exported")
+"""A job as `layout-tuner export` wrote it before modules were moved into folders."""
+
+
+@pytest.mark.slow
+def test_a_job_that_an_earlier_version_exported_runs_by_its_own_command(tmp_path: Path) -> None:
+    shutil.copy(EXPORTED / "job.json", tmp_path)
+    torchrun, *words = shlex.split((EXPORTED / "command.txt").read_text())
+    assert torchrun == "torchrun"
+    words[words.index("job.json")] = str(tmp_path / "job.json")
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    done = run([*launcher, *words, "--steps", "4"], timeout_s=110.0)
+    assert done.returncode == 0, done.stderr
+    progress = done.stdout.splitlines()
+    assert [line.split("  loss")[0] for line in progress[:4]] == [
+        f"step {index:>4}" for index in range(4)
+    ]
+    assert json.loads(progress[-1])["steps"] == 4
+
+
 def test_the_result_says_that_ranks_shared_devices() -> None:
     stream = io.StringIO()
     result = {"steps": 5, "warmup": 2, "tokens_per_s": 1234.5, "oversubscribed": True}
@@ -212,7 +236,7 @@ def test_a_job_file_that_is_not_there_is_one_clear_error(
 
 def test_reading_and_printing_a_job_need_no_torch() -> None:
     program = (
-        "import sys, workers.trainer.job, workers.trainer.progress\n"
+        "import sys, workers.trainer.job.job, workers.trainer.job.progress\n"
         "assert not {'torch', 'ray'} & set(sys.modules)"
     )
     done = run([sys.executable, "-c", program])

@@ -10,16 +10,27 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.layout import Precision
-from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from search_spaces.spec.layout import Precision
+from tests.workers.trainer.cases import (
+    ADAMW,
+    excess_of_steps,
+    make_layout,
+    make_shape,
+    make_training,
+)
 from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.probes import make_request, measured
-from workers.trainer.compiled import compiled_kernels, use_kernels
+from tests.workers.trainer.tolerances import (
+    SWIGLU_ROUNDINGS,
+    operation_error,
+    relative_distance,
+    training_tolerance,
+)
 from workers.trainer.errors import CompilerMissingError
-from workers.trainer.kernels import EAGER
+from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
 
 # torch's compiler warns of torch's own deprecations while it loads.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +41,8 @@ def _forget_the_kernels() -> Iterator[None]:
 
 
 @pytest.mark.slow  # torch's compiler takes seconds to load, and g++ to run
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_compiled_kernels_compute_what_the_eager_ones_do(dtype: torch.dtype, bound: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_kernels_compute_what_the_eager_ones_do(dtype: torch.dtype) -> None:
     compiled = compiled_kernels("cpu")
     gate_up, x, w = (drawn(*s, seed=i).to(dtype) for i, s in enumerate([(48, 64), (48, 32), (32,)]))
     dy, rstd = drawn(48, 32, seed=3).to(dtype), drawn(48, 1, seed=4).abs()
@@ -47,23 +58,24 @@ def test_compiled_kernels_compute_what_the_eager_ones_do(dtype: torch.dtype, bou
             found, expected = (found,), (expected,)
         for value, eager in zip(found, expected, strict=True):
             assert value.dtype == eager.dtype
-            distance = (value.double() - eager.double()).norm() / eager.double().norm()
-            assert float(distance) < bound, name
+            # Sums over 32 features or 48 tokens. Between two steps the eager ones round to 16 bits,
+            # the compiled ones need not.
+            allowed = operation_error(dtype, length=48, roundings=SWIGLU_ROUNDINGS)
+            assert relative_distance(value, eager) < allowed, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-3)])
-def test_compiled_training_has_the_losses_of_eager_training(
-    precision: Precision, bound: float
-) -> None:
-    def losses(*, compiled: bool) -> list[float]:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_training_has_the_losses_of_eager_training(precision: Precision) -> None:
+    def steps(*, compiled: bool) -> tuple[list[float], list[float]]:
         training = make_training(make_shape(), make_layout(precision=precision))
         if compiled:
             use_kernels(training.model, compiled_kernels("cpu"))
-        return [training.step(training.batch(step)).loss for step in range(5)]
+        stats = [training.step(training.batch(step)) for step in range(5)]
+        return [step.loss for step in stats], [step.grad_norm for step in stats]
 
-    for found, expected in zip(losses(compiled=True), losses(compiled=False), strict=True):
-        assert found == pytest.approx(expected, abs=bound)
+    allowed = training_tolerance(make_shape(), ADAMW, steps=5, precision=precision)
+    assert excess_of_steps(steps(compiled=True), steps(compiled=False), allowed) <= 1
 
 
 @pytest.mark.slow
@@ -71,7 +83,7 @@ def test_compiled_training_has_the_losses_of_eager_training(
 def test_a_compiled_probe_measures_the_same_training(
     axes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing compiled beforehand, and a memory limit that is no more than the layout needs."""
+    """With nothing compiled beforehand, and a memory limit of exactly what the layout needs."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     # Shapes of its own: what this process has compiled before, its ranks need not compile.
     shape = make_shape(seq_length=24 if "tp" in axes else 40)
@@ -81,8 +93,13 @@ def test_a_compiled_probe_measures_the_same_training(
     compiled = measured(replace(request, compile=True, memory_limit_bytes=limit))
     assert list(tmp_path.rglob("*.so")), "nothing was compiled"
     assert compiled.peak_memory_bytes == eager.peak_memory_bytes
-    for found, expected in zip(compiled.iterations, eager.iterations, strict=False):
-        assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+    count = min(len(compiled.iterations), len(eager.iterations))  # warm-up settles when it does
+    found, expected = (
+        ([i.loss for i in m.iterations[:count]], [i.grad_norm for i in m.iterations[:count]])
+        for m in (compiled, eager)
+    )
+    allowed = training_tolerance(shape, ADAMW, steps=count)
+    assert excess_of_steps(found, expected, allowed) <= 1
 
 
 def test_every_layer_that_has_kernels_is_given_them() -> None:

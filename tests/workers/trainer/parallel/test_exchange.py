@@ -11,14 +11,17 @@ from torch import Tensor
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.exchange import start_gather_of_shares, start_sum_of_shares
-from workers.trainer.groups import Group
-from workers.trainer.mesh import build_mesh
+from tests.workers.trainer.tolerances import assert_close
+from workers.trainer.comm.collectives import start_gather_of_shares, start_sum_of_shares
+from workers.trainer.comm.groups import AxisGroup
+from workers.trainer.parallel.mesh import build_mesh
+
+pytestmark = pytest.mark.ranks
 
 SHARE = 192
 
 
-def world_group(rank: int, num_ranks: int, *, shares_memory: bool) -> Group:
+def world_group(rank: int, num_ranks: int, *, shares_memory: bool) -> AxisGroup:
     layout = make_layout(dp=num_ranks, num_microbatches=1)
     mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
     assert mesh.world_group is not None
@@ -47,7 +50,7 @@ def test_each_rank_gets_the_sum_of_its_share(num_ranks: int, shares_memory: bool
         for seed, found in enumerate(buffers):
             sent = [drawn(peer, num_ranks, seed=seed) for peer in range(num_ranks)]
             own = slice(rank * SHARE, (rank + 1) * SHARE)
-            torch.testing.assert_close(torch.from_numpy(found)[own], sum(sent)[own])
+            assert_close(torch.from_numpy(found)[own], sum(sent)[own], length=num_ranks)
             others = torch.ones(num_ranks * SHARE, dtype=torch.bool)
             others[own] = False
             assert torch.equal(torch.from_numpy(found)[others], sent[rank][others])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import (
     initial_weights,
     make_layout,
@@ -17,20 +17,22 @@ from tests.workers.trainer.cases import (
     make_training,
 )
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer import flat
-from workers.trainer.flat import ALIGNMENT, MAX_BUCKETS, plan_flat
-from workers.trainer.mesh import build_mesh
-from workers.trainer.parameters import Part, initialise
+from workers.trainer.model.parameters import ParameterPart, initialise
+from workers.trainer.parallel import flat_buffers
+from workers.trainer.parallel.flat_buffers import ALIGNMENT, MAX_BUCKETS, plan_flat
+from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.training import Training
+
+pytestmark = pytest.mark.ranks
 
 
 def assert_aliased(training: Training) -> None:
-    flat = training.flat
-    for slot in flat.slots:
+    flat_buffers = training.flat
+    for slot in flat_buffers.slots:
         parameter = slot.parameter
-        size = flat.weights.element_size()
-        assert parameter.data_ptr() == flat.weights.data_ptr() + slot.start * size
-        assert parameter.main_grad.data_ptr() == flat.gradients.data_ptr() + slot.start * 4
+        size = flat_buffers.weights.element_size()
+        assert parameter.data_ptr() == flat_buffers.weights.data_ptr() + slot.start * size
+        assert parameter.main_grad.data_ptr() == flat_buffers.gradients.data_ptr() + slot.start * 4
         assert slot.start % ALIGNMENT == 0
 
 
@@ -70,7 +72,7 @@ def test_parameters_lie_in_reverse_order() -> None:
 def test_owned_weights_and_gradients_are_views_of_the_buffers_and_replicas_stay_equal(
     axes: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flat, "BUCKET_ELEMENTS", 4000)
+    monkeypatch.setattr(flat_buffers, "BUCKET_ELEMENTS", 4000)
     layout, shape = make_layout(**axes), make_shape(num_layers=4, tied_embeddings=True)
 
     def work(rank: int) -> Any:
@@ -165,7 +167,7 @@ def test_buckets_do_not_change_the_training(
     shape = make_shape(num_layers=4, tied_embeddings=True)
 
     def losses(bucket_elements: int) -> Any:
-        monkeypatch.setattr(flat, "BUCKET_ELEMENTS", bucket_elements)
+        monkeypatch.setattr(flat_buffers, "BUCKET_ELEMENTS", bucket_elements)
 
         def work(rank: int) -> Any:
             mesh = build_mesh(rank, layout, tied_embeddings=True)
@@ -184,7 +186,7 @@ def test_buckets_do_not_change_the_training(
 @pytest.mark.parametrize("shard_dim", [0, 1])
 def test_slices_of_a_parameter_are_drawn_as_parts_of_the_whole(shard_dim: int) -> None:
     """Larger than one block of the generator, so that slices start in the middle of blocks."""
-    part = Part(name="w", shape=(600, 500), shard_dim=shard_dim, init="normal")
+    part = ParameterPart(name="w", shape=(600, 500), shard_dim=shard_dim, init="normal")
     whole = torch.empty(part.shape)
     initialise(whole, part, seed=7, tp_rank=0)
     slices = []

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape, make_training
 from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer import flat
-from workers.trainer.mesh import build_mesh
+from workers.trainer.parallel import flat_buffers
+from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.training import Training
+
+pytestmark = pytest.mark.ranks
 
 SMALL_BUCKETS = 3000
 DP = Layout(dp=2, micro_batch_size=2, num_microbatches=2)
@@ -33,7 +35,7 @@ def on_ranks(layout: Layout, work: Any, *, family: str = "llama", **shape: Any) 
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "BUCKET_ELEMENTS", SMALL_BUCKETS)
+    monkeypatch.setattr(flat_buffers, "BUCKET_ELEMENTS", SMALL_BUCKETS)
 
 
 def starts(training: Training) -> list[tuple[int, list[int]]]:
@@ -93,7 +95,7 @@ def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
-    """Its two ends are summed after dp has been, share by share; the rest starts in the backward."""
+    """Its two ends are summed after dp, share by share; the others start in the backward pass."""
     layout = replace(ZERO[1], pp=2)
 
     def work(training: Training) -> Any:

@@ -18,11 +18,13 @@ from tests.workers.trainer.cases import (
     train,
 )
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.measure import rehearse
-from workers.trainer.mesh import build_mesh
-from workers.trainer.model import Stage
-from workers.trainer.parameters import ModelParameter
+from workers.trainer.model.model import Stage
+from workers.trainer.model.parameters import ModelParameter
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
+
+pytestmark = pytest.mark.ranks
 
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
 FOUR_RANKS = [
@@ -33,6 +35,7 @@ FOUR_RANKS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2)])
 def test_interleaving_is_bitwise_equal_to_one_process(family: str, pp: int, vpp: int) -> None:
@@ -40,6 +43,7 @@ def test_interleaving_is_bitwise_equal_to_one_process(family: str, pp: int, vpp:
     assert_bitwise_equal(train(shape, make_layout(pp=pp, vpp=vpp)), train(shape, make_layout()))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize("axes", FOUR_RANKS, ids=str)
 def test_interleaving_beside_other_axes_is_bitwise_equal_to_them_alone(
@@ -62,12 +66,13 @@ def test_interleaved_stages_recompute_and_round_as_one_process_does(
     assert_bitwise_equal(found, train(shape, make_layout(**changes)))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize("axes", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=str)
 def test_a_tied_embedding_lies_on_the_first_chunk_and_the_last(
     family: str, axes: dict[str, Any]
 ) -> None:
-    """Both ends' gradients are summed as in a plain pipeline; `train` refuses copies that differ."""
+    """Gradients of both ends are summed as in a plain pipeline; `train` refuses unequal copies."""
     shape = make_shape(family, num_layers=4, tied_embeddings=True)
     interleaved = train(shape, make_layout(pp=2, vpp=2, **axes))
     assert_bitwise_equal(interleaved, train(shape, make_layout(pp=2, **axes)))
@@ -127,7 +132,7 @@ def test_flat_buffers_follow_the_order_in_which_backward_passes_end(
 
 
 def test_outputs_are_freed_once_sent() -> None:
-    """Of all that rank 0 has sent forward, never more than the last one and the one in the making."""
+    """Rank 0 holds at most two outputs: the last one that it sent, and the one that it computes."""
 
     def most_alive(training: Training) -> int:
         outputs: list[weakref.ref[Any]] = []

@@ -9,20 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import lone_mesh, make_shape, make_training
-from workers.trainer.flat import Slot, Span
-from workers.trainer.logical import rectangles
-from workers.trainer.parameters import Part, declare
+from workers.trainer.model.parameters import ParameterPart, declare
+from workers.trainer.parallel.flat_buffers import Slot, Span, rectangles
 
 
-def a_slot(*parts: Part, tp: int, start: int = 64) -> Slot:
+def a_slot(*parts: ParameterPart, tp: int, start: int = 64) -> Slot:
     parameter = declare(*parts, tp=tp)
     return Slot(parameter=parameter, uses=1, start=start, end=start + parameter.numel())
 
 
-def a_part(shape: tuple[int, ...], shard_dim: int | None) -> Part:
-    return Part(name="weight", shape=shape, shard_dim=shard_dim, init="normal")
+def a_part(shape: tuple[int, ...], shard_dim: int | None) -> ParameterPart:
+    return ParameterPart(name="weight", shape=shape, shard_dim=shard_dim, init="normal")
 
 
 @given(
@@ -62,7 +61,7 @@ def test_boxes_of_all_ranks_and_spans_are_the_whole_once(
 
 def test_a_fused_weight_is_stored_as_its_logical_parts() -> None:
     parts = [
-        Part(name=name, shape=(size, 2), shard_dim=0, init="normal")
+        ParameterPart(name=name, shape=(size, 2), shard_dim=0, init="normal")
         for name, size in (("query", 8), ("key", 4))
     ]
     boxes = rectangles([a_slot(*parts, tp=2)], Span(start=64 + 3, end=64 + 12), tp=2, tp_rank=1)

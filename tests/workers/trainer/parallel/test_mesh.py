@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.context import RankContext
-from workers.trainer.mesh import build_mesh
-from workers.trainer.session import SessionSettings, open_training
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.session import RankContext, SessionSettings, open_training
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.trainer.schedule import Transfer, VirtualMicrobatch, pipeline_schedule
+from search_spaces.schedules import Transfer, VirtualMicrobatch, pipeline_schedule
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 

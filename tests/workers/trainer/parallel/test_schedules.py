@@ -1,4 +1,4 @@
-"""The schedule's tables, without processes: order, memory, transfers that pair up, and the bubble."""
+"""The schedule's tables, without processes: order, memory, matching transfers, and the bubble."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import itertools
 
 import pytest
 
-from tests.workers.trainer.simulated_ranks import (
-    Message,
-    SimulatedRanks,
-    received_by,
-    sent_by,
-    tables,
-)
-from workers.trainer.schedule import (
+from search_spaces.schedules import (
     Action,
     Backward,
     Forward,
     Transfer,
     VirtualMicrobatch,
     pipeline_schedule,
+)
+from tests.workers.trainer.simulated_ranks import (
+    Message,
+    SimulatedRanks,
+    received_by,
+    sent_by,
+    tables,
 )
 
 PLAIN = list(itertools.product((1, 2, 3, 4, 8), (1,), (1, 2, 3, 4, 7, 8, 16)))
@@ -137,7 +137,7 @@ def test_interleaving_holds_more_in_flight_by_its_published_factor(
 def test_ranks_that_block_in_every_transfer_get_through_with_the_published_bubble(
     pp: int, vpp: int, num_microbatches: int
 ) -> None:
-    """A bubble of (p - 1) / v forward and backward passes of all a rank's layers (arXiv:2104.04473)."""
+    """A bubble of (p - 1) / v forward and backward passes of a rank's layers (arXiv:2104.04473)."""
     for blocking in (True, False):
         ranks = SimulatedRanks(pp, vpp, num_microbatches, blocking)
         both = ranks.forward_time + ranks.backward_time
@@ -180,7 +180,7 @@ def test_one_stage_communicates_nothing() -> None:
 
 
 def test_the_simulation_sees_ranks_that_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receives that are posted alone, as an eager schedule might, block both neighbours for ever."""
+    """Receives that are posted alone, as by an eager schedule, block both neighbours for ever."""
     a, b = VirtualMicrobatch(0, 0), VirtualMicrobatch(1, 0)
     stuck = [
         [Forward(of=a), Transfer(receive_gradient=a), Transfer(send_activation=a)],

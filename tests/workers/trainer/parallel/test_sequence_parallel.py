@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.layout import Layout
-from search_spaces.model_shape import ModelShape
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import lone_mesh, make_layout, make_shape, make_training
 from tests.workers.trainer.parallel_layers import (
     TP,
@@ -24,10 +24,13 @@ from tests.workers.trainer.parallel_layers import (
     weight,
 )
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.measure import rehearse
-from workers.trainer.mesh import build_mesh
-from workers.trainer.tensor_parallel import ColumnParallel, RowParallel
-from workers.trainer.vocabulary import Embedding
+from tests.workers.trainer.tolerances import assert_close
+from workers.trainer.model.vocabulary import Embedding
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.tensor_parallel import ColumnParallel, RowParallel
+from workers.trainer.probe.measurement import rehearse
+
+pytestmark = pytest.mark.ranks
 
 CUT = make_layout(tp=TP, sequence_parallel=True)
 
@@ -53,9 +56,9 @@ def test_a_column_layer_gathers_tokens_and_scatters_their_gradient() -> None:
     dense = [t.clone().requires_grad_() for t in (x, w, b)]
     y = F.linear(*dense)
     y.backward(dy)
-    torch.testing.assert_close(torch.cat([r[0] for r in results], 1), y.detach())
+    assert_close(torch.cat([r[0] for r in results], 1), y.detach(), length=10)
     for index, expected in enumerate(dense, start=1):
-        torch.testing.assert_close(torch.cat([r[index] for r in results]), expected.grad)
+        assert_close(torch.cat([r[index] for r in results]), expected.grad, length=10)
 
 
 def test_a_row_layer_scatters_its_sum_and_each_rank_has_a_part_of_the_bias_gradient() -> None:
@@ -77,11 +80,11 @@ def test_a_row_layer_scatters_its_sum_and_each_rank_has_a_part_of_the_bias_gradi
     dense = [t.clone().requires_grad_() for t in (x, w, b)]
     y = F.linear(*dense) + residual
     y.backward(dy)
-    torch.testing.assert_close(torch.cat([r[0] for r in results]), y.detach())
-    torch.testing.assert_close(torch.cat([r[1] for r in results], 1), dense[0].grad)
-    torch.testing.assert_close(torch.cat([r[2] for r in results]), dy)
-    torch.testing.assert_close(torch.cat([r[3] for r in results], 1), dense[1].grad)
-    torch.testing.assert_close(results[0][4] + results[1][4], dense[2].grad)
+    assert_close(torch.cat([r[0] for r in results]), y.detach(), length=10)
+    assert_close(torch.cat([r[1] for r in results], 1), dense[0].grad, length=10)
+    assert_close(torch.cat([r[2] for r in results]), dy, length=10)
+    assert_close(torch.cat([r[3] for r in results], 1), dense[1].grad, length=10)
+    assert_close(results[0][4] + results[1][4], dense[2].grad, length=10)
 
 
 @pytest.mark.parametrize("seq_length", [2, 3, 6], ids="positions={}".format)
@@ -104,9 +107,9 @@ def test_an_embedding_knows_the_positions_of_its_stretch_of_tokens(seq_length: i
     dense, dense_positions = w.clone().requires_grad_(), positions.clone().requires_grad_()
     y = F.embedding(ids, dense) + dense_positions.repeat(6 // seq_length, 1)
     y.backward(dy)
-    torch.testing.assert_close(torch.cat([r[0] for r in results]), y.detach())
-    torch.testing.assert_close(torch.cat([r[1] for r in results]), dense.grad)
-    torch.testing.assert_close(results[0][2] + results[1][2], dense_positions.grad)
+    assert_close(torch.cat([r[0] for r in results]), y.detach(), length=6)
+    assert_close(torch.cat([r[1] for r in results]), dense.grad, length=6)
+    assert_close(results[0][2] + results[1][2], dense_positions.grad, length=6)
 
 
 def collectives(shape: ModelShape, *, passes_alone: bool) -> Counter[str]:

@@ -10,17 +10,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import CPU, lone_mesh, make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer.collectives import gather_rows
+from workers.trainer.comm.collectives import gather_rows
 from workers.trainer.errors import MemoryLimitExceededError
-from workers.trainer.failure import classify
-from workers.trainer.measure import rehearse
-from workers.trainer.memory import LogicalPeak, enforce_limit
-from workers.trainer.mesh import build_mesh
-from workers.trainer.optimizer import OptimizerSettings
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.failure import classify
+from workers.trainer.probe.measurement import rehearse
+from workers.trainer.probe.memory import LogicalPeak, enforce_limit
 from workers.trainer.training import Training, persistent_bytes
+
+pytestmark = pytest.mark.ranks
 
 WIDE = make_shape(hidden_size=128, ffn_hidden_size=256, seq_length=64, vocab_size=512)
 
@@ -39,8 +41,12 @@ def test_live_storages_are_counted_once_and_given_back() -> None:
     assert tracker.peak_bytes == 800
 
 
-def profiled_peak(training: Training) -> int:
-    """The peak of the allocator's running total in one step, from the profiler's events."""
+def profiled_peaks(training: Training) -> tuple[int, int]:
+    """The peak of the allocator's running total in one step, from the profiler's events.
+
+    Returns that between operators, and that at any time: inside an operator, it may have memory for
+    itself, and how much depends on the kernel.
+    """
     batch = training.batch(0)
     training.step(batch)
     persistent = [*training.persistent_tensors(), batch.ids_MT, batch.targets_MT]
@@ -50,31 +56,37 @@ def profiled_peak(training: Training) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         training.step(batch)
     kineto = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    events = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in kineto.events()
-        if event.name() == "[memory]"
-    )
-    live = peak = start
-    for _, num_bytes in events:
-        live += num_bytes
-        peak = max(peak, live)
-    return peak
+    changes, busy_until, live = [], 0, start
+    between = at_any_time = start
+    for event in kineto.events():
+        if event.name() == "[memory]":
+            changes.append((event.start_ns(), 1, event.nbytes()))
+        elif event.name().startswith("aten::"):
+            changes.append((event.start_ns(), 0, event.start_ns() + event.duration_ns()))
+    for time_ns, is_memory, value in sorted(changes):
+        if time_ns >= busy_until:
+            between = max(between, live)
+        if is_memory:
+            live += value
+            at_any_time = max(at_any_time, live)
+        else:
+            busy_until = max(busy_until, value)
+    return between, at_any_time
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_counted_peak_is_the_profilers(recompute: str, precision: str) -> None:
-    """Within what operators allocate for themselves, which only the profiler sees."""
+    """Between what is there when no operator runs, and what there is with their own memory, too."""
     layout = make_layout(recompute=recompute, precision=precision, micro_batch_size=4)
 
-    def work(rank: int) -> tuple[int, int]:
+    def work(rank: int) -> tuple[int, tuple[int, int]]:
         training = make_training(WIDE, layout)
-        return rehearse(training, limit_bytes=None), profiled_peak(training)
+        return rehearse(training, limit_bytes=None), profiled_peaks(training)
 
-    counted, profiled = run_ranks(1, work)[0]
-    assert counted <= profiled
-    assert counted == pytest.approx(profiled, rel=0.04)
+    counted, (between, at_any_time) = run_ranks(1, work)[0]
+    scalars_bytes = 4096  # autograd holds some that no operator has returned
+    assert between - scalars_bytes <= counted <= at_any_time
 
 
 def test_a_rehearsal_changes_nothing() -> None:
@@ -131,7 +143,7 @@ def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(famil
 def test_the_peak_does_not_depend_on_when_gloo_lets_go(
     axes: dict[str, Any], shares_memory: bool
 ) -> None:
-    """Its thread keeps a tensor for a moment after the work is done: a third of the peaks was off."""
+    """gloo's thread keeps a tensor for a moment after its work; a third of the peaks was wrong."""
     layout = Layout(micro_batch_size=2, num_microbatches=1, **axes)
 
     def work(rank: int) -> set[int]:

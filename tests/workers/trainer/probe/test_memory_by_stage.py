@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from search_spaces.estimates.memory import stage_memory
-from search_spaces.layout import Layout
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.measure import rehearse
-from workers.trainer.mesh import build_mesh
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.probe.measurement import rehearse
+
+pytestmark = pytest.mark.ranks
 
 SIZES = {"num_layers": 8, "hidden_size": 128, "seq_length": 64, "vocab_size": 512}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (2, 2), (2, 4), (4, 1), (4, 2)])
 @pytest.mark.parametrize("family", ["gpt", "llama"])

@@ -17,25 +17,28 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from search_spaces.layout import Layout
-from search_spaces.outcome import MIN_WARMUP
+from search_spaces.protocol.outcome import MIN_WARMUP
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
-from tests.workers.trainer.probes import make_request, measured, probe
+from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer.data import Batch
-from workers.trainer.failure import classify
-from workers.trainer.measure import quartiles
-from workers.trainer.mesh import build_mesh
-from workers.trainer.probe import RankContext, run_probe
-from workers.trainer.revision import GIT_REVISION, git_revision
-from workers.trainer.timing import (
+from workers.trainer.job.batches import Batch
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.probe.failure import classify
+from workers.trainer.probe.measurement import quartiles
+from workers.trainer.probe.probe import run_probe
+from workers.trainer.probe.timing import (
     MAX_EXTRA_WARMUP,
     TimedStep,
     has_settled,
     is_warm,
     timed_step,
 )
+from workers.trainer.revision import GIT_REVISION, git_revision
+from workers.trainer.session import RankContext
 from workers.trainer.training import StepStats, Training
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_warm_up_goes_on_while_step_times_have_not_settled(
     def halving(training: Training, index: int) -> TimedStep:
         return dataclasses.replace(timed_step(training, index), step_time_s=max(0.5**index, 0.01))
 
-    monkeypatch.setattr("workers.trainer.probe.timed_step", halving)
+    monkeypatch.setattr("workers.trainer.probe.probe.timed_step", halving)
     request = make_request(layout=make_layout(dp=2), iterations=2)
     m = measured(request)
     assert [i.step_time_s for i in m.iterations][5:] == [0.5**5, 0.5**6, 0.01, 0.01, 0.01, 0.01]
@@ -144,8 +147,7 @@ def test_full_recomputation_counts_as_hardware_work_only() -> None:
 def test_a_context_without_a_peak_has_it_measured() -> None:
     m = measured(make_request(), peak_tflops_per_device=None, peak_source="")
     assert m.peak_source == "measured matmul (fp32)"
-    assert 1e-3 < m.peak_tflops_per_device < 10
-    assert 0 < m.mfu < 1
+    assert 0 < m.mfu < 1, "the whole training is slower than its products alone"
 
 
 @pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [5.0, 1.0, 2.0], [4.0, 1.0, 3.0, 2.0, 9.0]])
@@ -249,8 +251,8 @@ def test_the_formulas_count_the_operations_of_the_model_as_built(
 ) -> None:
     shape = make_shape(family)
     aten = torch.ops.aten
-    # torch's counter knows attention on GPUs alone, and neither oneDNN's products nor those that add
-    # in place.
+    # torch's counter counts attention on GPUs only, and omits oneDNN's products and in-place
+    # products.
     custom = {
         aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
         aten.baddbmm_: lambda _, a, b, **__: 2 * math.prod(a) * b[2],
@@ -284,7 +286,7 @@ def repeated(q: tuple[int, ...], kv: tuple[int, ...]) -> tuple[int, ...]:
 def test_importing_the_trainer_starts_no_thread() -> None:
     """A zygote imports it, and forks: a thread would be lost, with the locks it holds."""
     program = (
-        "import os, workers.trainer.probe, workers.trainer.train, workers.trainer.failure\n"
+        "import os, workers.trainer.probe.probe, workers.trainer.train, workers.trainer.probe.failure\n"
         "print(len(os.listdir('/proc/self/task')))"
     )
     found = subprocess.run(
@@ -304,8 +306,8 @@ def test_a_probe_imports_nothing_that_its_zygote_has_not() -> None:
 import sys, torch
 torch.set_num_threads(1)
 from torch.distributed import HashStore
-import workers.trainer.probe as probe
-from search_spaces.outcome import ProbeRequest
+import workers.trainer.probe.probe as probe
+from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 request = ProbeRequest(model=make_shape(), layout=make_layout(recompute="full"), iterations=1)
 context = probe.RankContext(
@@ -331,17 +333,19 @@ os._exit(0)
 
 
 def test_making_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Training.batch
+    clock, batch, step = FakeClock(monkeypatch), Training.batch, Training.step
 
-    def slow(self: Training, step: int) -> Batch:
-        time.sleep(0.2)
-        return batch(self, step)
+    def slow(self: Training, index: int) -> Batch:
+        clock.now_s += 1000.0
+        return batch(self, index)
+
+    def seven_seconds(self: Training, *args: Any, **kwargs: Any) -> StepStats:
+        clock.now_s += 7.0
+        return step(self, *args, **kwargs)
 
     monkeypatch.setattr(Training, "batch", slow)
-    started = time.monotonic()
-    m = measured(make_request())
-    assert time.monotonic() - started > 1.0
-    assert min(i.step_time_s for i in m.iterations) < 0.1
+    monkeypatch.setattr(Training, "step", seven_seconds)
+    assert {i.step_time_s for i in measured(make_request()).iterations} == {7.0}
 
 
 def test_the_revision_is_known_before_a_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:

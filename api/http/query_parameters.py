@@ -1,0 +1,175 @@
+"""Query parameters of routes: filters of trials, and the refusal of unknown names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Depends, Query, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, StringConstraints, ValidationError, create_model
+
+from api.errors import QueryUnknownError
+from api.http.filter_encoding import SINGULAR
+from results_db.leaderboard.ranked_layout import EVERY_TRIAL
+from results_db.trials.filter import (
+    BOUND_FIELDS,
+    CHOICES,
+    LISTED_FIELDS,
+    MAX_BOUND,
+    MAX_KNOB,
+    MAX_VALUES,
+    TEXTS,
+    TrialFilter,
+)
+from search_spaces.documents.reading import nearest, shown
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import DEGREES
+
+_FIELD_OF: Final = {SINGULAR.get(name, name): name for name in (*LISTED_FIELDS, *BOUND_FIELDS)}
+"""By query parameter, the field of the filter."""
+
+FILTER_NAMES: Final = frozenset(_FIELD_OF)
+"""The query parameters of a filter."""
+
+_DESCRIPTIONS: Final = {
+    "numbers": "Only the trials with these numbers in their campaign.",
+    "states": "Only these states.",
+    "reasons": "Only trials that do not count for these reasons: crashed, timeout, ...",
+    "nodes": "Only trials whose problem occurred first on these nodes.",
+    "num_devices": f"Only layouts on this number of devices: {' * '.join(DEGREES)}.",
+    "global_batch_size": "Only these batch sizes: dp * micro_batch_size * num_microbatches.",
+}
+
+
+def _annotations() -> Iterator[tuple[str, Any]]:
+    for name in LISTED_FIELDS:
+        description = _DESCRIPTIONS.get(name, "Only layouts with these values.")
+        query = Query(description=description, max_length=MAX_VALUES)
+        yield SINGULAR.get(name, name), Annotated[list[_type_of(name)] | None, query]  # type: ignore[misc]
+    for metric in METRICS.values():
+        kind: type = int if metric.is_whole else float
+        for end, words in (("min", "at least"), ("max", "at most")):
+            query = Query(
+                ge=-MAX_BOUND,
+                le=MAX_BOUND,
+                allow_inf_nan=False if kind is float else None,
+                description=f"Only trials with a measured {metric.name} of {words} this value.",
+            )
+            yield f"{end}_{metric.name}", Annotated[kind | None, query]
+
+
+def _type_of(name: str) -> Any:
+    if name in CHOICES:
+        return bool if CHOICES[name] == (False, True) else Literal[CHOICES[name]]
+    if name in TEXTS:
+        # No name contains control characters, and PostgreSQL cannot store NUL.
+        pattern = r"^[^\x00-\x1f\x7f]+$"
+        return Annotated[str, StringConstraints(max_length=TEXTS[name], pattern=pattern)]
+    return Annotated[int, Query(ge=0, le=MAX_KNOB)]
+
+
+_ANNOTATIONS: Final = dict(_annotations())
+
+
+def read_trial_filter(**query: Any) -> TrialFilter:
+    """The filter of a request's query.
+
+    Raises:
+        TrialFilterInvalidError: a lower bound is above its upper bound.
+    """
+    stated: dict[str, Any] = {
+        _FIELD_OF[name]: tuple(value) if isinstance(value, list) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return TrialFilter(**stated)
+
+
+# FastAPI reads the parameters of a dependency from its signature: one for each field of the filter.
+# So each field is described once, and the OpenAPI document lists them all.
+read_trial_filter.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _ANNOTATIONS.items()
+    ]
+)
+
+TrialFilterDep = Annotated[TrialFilter, Depends(read_trial_filter)]
+
+_FIELDS: Final[dict[str, Any]] = {name: (each, None) for name, each in _ANNOTATIONS.items()}
+
+_Query: Final[type[BaseModel]] = create_model("_Query", **_FIELDS)
+
+
+async def read_stated_filter(request: Request) -> TrialFilter:
+    """The filter of a request's query, for pages that are requested often and mostly unfiltered.
+
+    FastAPI looks up each parameter of a route in every request. For the parameters of a filter that
+    takes longer than reading the page; this function reads only those that the query has.
+
+    Raises:
+        RequestValidationError: a parameter cannot have this value.
+        TrialFilterInvalidError: a lower bound is above its upper bound.
+    """
+    given = request.query_params
+    stated = given.keys() & FILTER_NAMES
+    if not stated:
+        return EVERY_TRIAL
+    values = {
+        name: given.getlist(name) if _FIELD_OF[name] in LISTED_FIELDS else given[name]
+        for name in stated
+    }
+    try:
+        query = _Query.model_validate(values)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**each, "loc": ("query", *each["loc"])} for each in error.errors()]
+        ) from error
+    return read_trial_filter(**query.model_dump())
+
+
+StatedFilterDep = Annotated[TrialFilter, Depends(read_stated_filter)]
+
+
+def describe_filters(document: dict[str, Any], path: str, like: str) -> None:
+    """Adds the parameters of a filter to the OpenAPI document of a route with `StatedFilterDep`.
+
+    Args:
+        document: the OpenAPI document.
+        path: of the route.
+        like: path of a route with `TrialFilterDep`, whose parameters are copied.
+    """
+    described = document["paths"][like]["get"]["parameters"]
+    document["paths"][path]["get"]["parameters"] += [
+        parameter for parameter in described if parameter["name"] in FILTER_NAMES
+    ]
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """Refuses parameters that the route does not have: a misspelt filter must not list every trial.
+
+    It is a coroutine because FastAPI would call a function in a thread.
+
+    Raises:
+        QueryUnknownError: a parameter is unknown; the message lists those of the route.
+    """
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    known = sorted(set(_parameters_of(route.dependant)))
+    for name in request.query_params:
+        if name not in known:
+            hint = nearest(name, known) if known else "; there is none here"
+            raise QueryUnknownError(f"the query parameter {shown(name)} is unknown{hint}")
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    if dependant.call is read_stated_filter:
+        yield from FILTER_NAMES
+    for below in dependant.dependencies:
+        yield from _parameters_of(below)

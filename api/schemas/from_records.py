@@ -1,0 +1,119 @@
+"""Converts the store's records to the documents of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from api.schemas.allocations import AllocationRead, NotLeasedRead
+from api.schemas.campaigns_and_trials import (
+    CampaignDetail,
+    CampaignRead,
+    Progress,
+    TrialDetailRead,
+    TrialRead,
+)
+from api.service.progress import progress_of
+from api.service.waiting import why_not_leased
+from results_db.allocations.allocations import AllocationRecord, WaitingTrial
+from results_db.database.storable_values import UNREADABLE
+from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.store import Store
+
+NOT_LEASED_SHOWN: Final = 20
+"""Unleased trials for which an allocation states the reason."""
+
+
+def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
+    """Campaigns as lists show them."""
+    progress = progress_of(store, campaigns, store.now())
+    return [
+        CampaignRead.of(campaign, **_campaign_fields(campaign, progress[campaign.id]))
+        for campaign in campaigns
+    ]
+
+
+def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
+    """A campaign with its description."""
+    progress = progress_of(store, [campaign], store.now())
+    return CampaignDetail.of(
+        campaign,
+        **_campaign_fields(campaign, progress[campaign.id]),
+        starts_from=store.count_known_trials(campaign),
+    )
+
+
+def _campaign_fields(campaign: CampaignRecord, progress: Progress) -> dict[str, Any]:
+    warnings = campaign.spec.get("warnings", ())
+    if UNREADABLE in campaign.spec:
+        warnings = [
+            f"its description cannot be read: {campaign.spec[UNREADABLE]}; cancel the campaign and "
+            "delete it"
+        ]
+    return {
+        "model": campaign.model_name,
+        "cluster": campaign.cluster_name,
+        "progress": progress,
+        "warnings": warnings,
+    }
+
+
+def trial_read(trial: TrialRecord) -> TrialRead:
+    """A trial as lists show it."""
+    return TrialRead.of(trial, **_trial_fields(trial))
+
+
+def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:
+    """A trial with everything that is stored about it."""
+    trial = detail.trial
+    return TrialDetailRead.of(
+        trial,
+        **_trial_fields(trial),
+        iterations=detail.iterations,
+        environment=detail.environment,
+        log_tail=detail.log_tail,
+        attempts=detail.attempts,
+    )
+
+
+def _trial_fields(trial: TrialRecord) -> dict[str, Any]:
+    layout = trial.layout
+    return {"num_devices": layout.num_devices, "global_batch_size": layout.global_batch_size}
+
+
+def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:
+    """Allocations, each with the trials that wait for it."""
+    now = store.now()
+    by_cluster: dict[str, tuple[list[WaitingTrial], int]] = {}
+    reads = []
+    for allocation in allocations:
+        cluster = allocation.worker.cluster
+        if cluster not in by_cluster:
+            waiting = store.waiting_trials(cluster, limit=NOT_LEASED_SHOWN)
+            by_cluster[cluster] = waiting, store.count_waiting_trials(cluster)
+        reads.append(_allocation_read(allocation, *by_cluster[cluster], now))
+    return reads
+
+
+def _allocation_read(
+    allocation: AllocationRecord, waiting: list[WaitingTrial], num_waiting: int, now: datetime
+) -> AllocationRead:
+    worker = allocation.worker
+    ends_at = worker.ends_at
+    has_ended = worker.ended_at is not None
+    state = worker.state if allocation.is_there else "silent"
+    return AllocationRead.of(
+        worker,
+        state="ended" if has_ended else state,
+        seconds_left=None if ends_at is None else max((ends_at - now).total_seconds(), 0.0),
+        nodes=allocation.nodes,
+        running=[trial for trial in allocation.trials if trial.phase != "waiting"],
+        waiting=[trial for trial in allocation.trials if trial.phase == "waiting"],
+        num_not_leased=0 if has_ended else num_waiting,
+        not_leased=[
+            NotLeasedRead.of(trial, reason=why_not_leased(trial, allocation, now))
+            for trial in ([] if has_ended else waiting)
+        ],
+        cost=allocation.cost,
+    )

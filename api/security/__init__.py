@@ -1,0 +1,1 @@
+"""Authentication, roles, rate limits and ownership."""

@@ -1,0 +1,1 @@
+"""What the routes call, and the background jobs of the service."""

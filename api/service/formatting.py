@@ -1,0 +1,123 @@
+"""Figures with their units, as text for the terminal and the report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.objectives import MEMORY_HEADROOM
+
+
+def unit(objective: str) -> str:
+    """The unit of an objective, made from a name such as tokens_per_s_per_device."""
+    return (
+        objective.replace("node_hour", "node-hour")
+        .replace("_per_", "/")
+        .replace("tflops", "TFLOP/s")
+        .replace("_", " ")
+    )
+
+
+def figure(value: float | None) -> str:
+    """A measured number with about four digits."""
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def objective_figure(name: str, value: float | None) -> str:
+    """An objective's value: a share in percent, any other as a number."""
+    return percent(value) if name == MEMORY_HEADROOM else figure(value)
+
+
+def percent(share: float | None, factor: float = 1.0) -> str:
+    """A share times a factor, in percent."""
+    return "-" if share is None else f"{share * factor:.1%}"
+
+
+def state_words(state: str, reason: str | None) -> str:
+    """The state of a campaign or a trial, with its reason."""
+    return f"{state} ({reason})" if reason else state
+
+
+def half_interval(value: float, high: float | None) -> str:
+    """Half of a 95 % interval in percent of the value."""
+    return "-" if high is None else f"±{high / value - 1:.1%}"
+
+
+def effect_words(effect: float | None, state: str, is_apart: bool | None) -> str:
+    """What one step of a knob does to the objective, or why it has no effect in figures."""
+    if effect is None:
+        words = {"out_of_memory": "out of memory", "failed": "fails"}.get(state, "")
+    else:
+        words = f"{effect:+.1%}"
+    return f"{words} (tied)" if is_apart is False else words
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in seconds, minutes and seconds, or hours and minutes."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def memory(value_bytes: int | None) -> str:
+    """Bytes in KiB, MiB or GiB."""
+    if value_bytes is None:
+        return "-"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value_bytes >= size:
+            return f"{value_bytes / size:.4g} {unit}"
+    return f"{value_bytes / 1024:.4g} KiB"
+
+
+def moment(at: datetime | None) -> str:
+    """A date and time in UTC."""
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def machine(num_nodes: int, devices_per_node: int, device: str | None) -> str:
+    """The size of a cluster or of an allocation."""
+    nodes = f"{num_nodes:,} node{'s' if num_nodes > 1 else ''}"
+    return f"{nodes} with {devices_per_node} x {device or 'device'}"
+
+
+def zero(layout: Layout) -> str:
+    """The ZeRO stage, with the number of copies if states are sharded over groups within dp."""
+    copies = f"x{layout.zero_replicas}" if layout.zero_replicas > 1 else ""
+    return f"{layout.zero_stage}{copies}"
+
+
+def layout_cells(layout: Layout) -> dict[str, str]:
+    """A layout as cells of a table, by the headings of their columns."""
+    cells = {}
+    for knob in KNOBS.values():
+        if knob.heading:
+            value = getattr(layout, knob.name)
+            heading = f">{knob.heading}" if knob.is_number else knob.heading
+            cells[heading] = zero(layout) if knob.name == "zero_stage" else str(value)
+        if knob.name == "num_microbatches":
+            cells[">batch"] = str(layout.global_batch_size)
+    return cells | {"also": layout_extras(layout)}
+
+
+def layout_extras(layout: Layout) -> str:
+    """The knobs without a column that are not at their default, as one text."""
+    words = [
+        knob.words(getattr(layout, knob.name))
+        for knob in KNOBS.values()
+        if knob.is_shown and not knob.heading and getattr(layout, knob.name) != knob.default
+    ]
+    return ", ".join(words)
+
+
+LAYOUT_HEADINGS: Final = tuple(layout_cells(Layout()))
+"""The headings of `layout_cells`."""

@@ -1,0 +1,1 @@
+"""Tokens, ownership and the audit log."""

@@ -1,0 +1,1 @@
+"""Administration of a database: migrations, backup, restore, checks, retention, statistics."""

@@ -1,0 +1,106 @@
+"""Statistics of the service for monitoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, func, select, text
+from sqlalchemy.orm import Session
+
+from results_db.admin import migrate
+from results_db.allocations.workers import is_there
+from results_db.campaigns.driver_lease import DriverLeases
+from results_db.database.store_base import StoreSection
+from results_db.models.service_tables import EventRow, NodeQuarantine, WorkerRow
+from results_db.models.tables import Campaign, Trial
+from results_db.records import CAMPAIGN_STATES
+from results_db.rows import CAMPAIGN_COST_COLUMNS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceStats:
+    """The state of the database in numbers."""
+
+    campaigns: Mapping[str, int]
+    """By state, including zeros."""
+    open_trials: Mapping[str, int]
+    """PENDING and RUNNING; ended trials are counted when they end."""
+    workers: Mapping[str, int]
+    """Live workers, by cluster."""
+    quarantined_nodes: int
+    node_seconds: Mapping[str, float]
+    """The cost of all campaigns, by part."""
+    unnumbered_events: int
+    """Committed events without a number, which clients do not see yet."""
+    num_bytes: int
+    """Size of the database."""
+    driver_seen_at: datetime | None
+
+
+_REVISION: Final = text("SELECT version_num FROM alembic_version")
+
+
+class Statistics(StoreSection):
+    """The store's methods for monitoring."""
+
+    def service_stats(self) -> ServiceStats:
+        """Statistics that take milliseconds to collect, however large the database is."""
+        now = self._clock()
+        driver_seen_at = DriverLeases(self._db, self._clock).driver_seen_at()
+        with self._db.read() as session:
+            return ServiceStats(
+                campaigns=dict.fromkeys(CAMPAIGN_STATES, 0) | _counts(session, Campaign.state),
+                open_trials={
+                    state: _count(session, Trial.state == state) for state in ("PENDING", "RUNNING")
+                },
+                workers=_counts(session, WorkerRow.cluster, is_there(now)),
+                quarantined_nodes=_count(session, NodeQuarantine.released_at.is_(None)),
+                node_seconds=_costs(session),
+                unnumbered_events=_count(session, EventRow.seq.is_(None)),
+                num_bytes=_size(session),
+                driver_seen_at=driver_seen_at,
+            )
+
+    def why_not_usable(self) -> list[str]:
+        """Reasons why the database cannot be used; empty: it can.
+
+        Raises:
+            DatabaseUnavailableError: it does not answer.
+        """
+        with self._db.read() as session:
+            reasons = []
+            found, wanted = session.scalar(_REVISION), migrate.head()
+            if found != wanted:
+                reasons.append(f"its schema is {found}, and this version's is {wanted}")
+            if self._db.is_shared and session.scalar(select(func.pg_is_in_recovery())):
+                reasons.append("it is a standby, which takes no writes")
+            return reasons
+
+
+def _counts(session: Session, column: Any, *conditions: ColumnElement[bool]) -> dict[str, int]:
+    query = select(column, func.count()).where(*conditions).group_by(column)
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+def _count(session: Session, condition: ColumnElement[bool]) -> int:
+    return session.scalar(select(func.count()).where(condition)) or 0
+
+
+def _costs(session: Session) -> dict[str, float]:
+    columns = [name for names in CAMPAIGN_COST_COLUMNS.values() for name in names]
+    row = session.execute(select(*(func.sum(getattr(Campaign, name)) for name in columns))).one()
+    sums = dict(zip(columns, (float(value or 0.0) for value in row), strict=True))
+    return {
+        part: sum(sums[name] for name in names) for part, names in CAMPAIGN_COST_COLUMNS.items()
+    }
+
+
+def _size(session: Session) -> int:
+    if session.get_bind().dialect.name == "sqlite":
+        query = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+    else:
+        query = "SELECT pg_database_size(current_database())"
+    return int(session.scalar(text(query)) or 0)

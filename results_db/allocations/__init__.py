@@ -1,0 +1,1 @@
+"""Workers, their allocations and nodes."""

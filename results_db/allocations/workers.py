@@ -1,0 +1,370 @@
+"""Workers' sessions: registered, kept alive by heartbeats, drained."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from results_db.allocations.node_status import (
+    active_quarantines,
+    add_nodes,
+    keep_status,
+    later,
+    node_orders,
+)
+from results_db.database.locks import FOR_CHANGE, lock_leased, lock_trials, lock_workers
+from results_db.database.retry import retried
+from results_db.database.session import breaks_unique
+from results_db.database.store_base import StoreSection
+from results_db.errors import (
+    DatabaseConflictError,
+    ResultsDbError,
+    WorkerNotFoundError,
+    WorkerSupersededError,
+)
+from results_db.models.service_tables import AllocationNode, WorkerRow
+from results_db.models.tables import Attempt, Campaign, Trial
+from results_db.records import WorkerRecord
+from results_db.rows import record_of
+from results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
+from search_spaces.protocol.worker_messages import (
+    BeatBody,
+    HeartbeatBody,
+    HeartbeatReply,
+    SetAside,
+    WorkerCreate,
+)
+
+WORKER_ALIVE_S: Final = 30.0
+"""A worker is live for so many seconds after its last heartbeat."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """A heartbeat and the worker that sent it."""
+
+    worker_id: str
+    """The worker's session."""
+    heartbeat: HeartbeatBody
+    """Its content."""
+
+
+def take_beats(
+    session: Session, beats: Sequence[Beat], now: datetime, until: datetime
+) -> list[HeartbeatReply | ResultsDbError]:
+    """Processes heartbeats in a transaction of the caller; extends leases to `until`.
+
+    Locks are taken in the order of `results_db.database.locks`: trials before workers.
+    """
+    ids = {beat.worker_id for beat in beats}
+    stops = _extend(session, beats, now, until)
+    workers = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids))}
+    answers: list[HeartbeatReply | ResultsDbError] = []
+    live: list[WorkerRow] = []
+    for beat, stop in zip(beats, stops, strict=True):
+        worker = workers.get(beat.worker_id)
+        refusal = not_live(session, beat.worker_id, worker)
+        if worker is None or refusal is not None:
+            assert refusal is not None
+            answers.append(refusal)
+            continue
+        worker.seen_at = now
+        if beat.heartbeat.status is not None:
+            keep_status(session, worker, beat.heartbeat.status, now)
+        live.append(worker)
+        answers.append(HeartbeatReply(stop=tuple(stop)))
+    orders = node_orders(session, live, now)
+    return [
+        answer
+        if isinstance(answer, ResultsDbError)
+        else HeartbeatReply(
+            stop=answer.stop,
+            release=orders[beat.worker_id].release,
+            quarantine=orders[beat.worker_id].quarantine,
+        )
+        for beat, answer in zip(beats, answers, strict=True)
+    ]
+
+
+def _extend(
+    session: Session, beats: Sequence[Beat], now: datetime, until: datetime
+) -> list[list[int]]:
+    """Extends the leases that workers still hold; returns for each the trials that it must stop."""
+    held = _held(session, beats)
+    stops = []
+    for beat in beats:
+        stop = []
+        for said in beat.heartbeat.trials:
+            trial, attempt = held.get(said.trial_id, (None, None))
+            if (
+                trial is None
+                or attempt is None
+                or trial.worker_id != beat.worker_id
+                or trial.attempt != said.attempt
+            ):
+                stop.append(said.trial_id)
+                continue
+            trial.lease_expires_at = until
+            trial.iterations_done = said.iterations_done
+            _note(attempt, said, now)
+            if trial.cancel_requested:
+                stop.append(trial.id)
+        stops.append(stop)
+    return stops
+
+
+def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, Attempt]]:
+    """The reported trials that their workers still hold, locked."""
+    ids = {said.trial_id for beat in beats for said in beat.heartbeat.trials}
+    if not ids:
+        return {}
+    # Only their own: a change of an ended trial needs the lock of its campaign.
+    theirs = Trial.worker_id.in_({beat.worker_id for beat in beats})
+    trials = {
+        trial.id: trial
+        for trial in lock_trials(session, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
+    }
+    running = (
+        select(Attempt)
+        .join(Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt))
+        .where(Trial.id.in_(list(trials)))
+    )
+    return {
+        attempt.trial_id: (trials[attempt.trial_id], attempt)
+        for attempt in session.scalars(running)
+    }
+
+
+def _note(attempt: Attempt, said: BeatBody, now: datetime) -> None:
+    """Stores the reported state of an attempt; a late heartbeat does not decrease sums."""
+    attempt.seen_at = now
+    attempt.phase = said.phase
+    attempt.waiting_because = said.waiting_because
+    if said.held_s is not None:
+        attempt.held_s = max(said.held_s, attempt.held_s or 0.0)
+    if said.nodes_held:
+        # While it waits for a second run it holds 0 nodes, and is charged for those of the first.
+        attempt.nodes_held = said.nodes_held
+
+
+class Workers(StoreSection):
+    """The store's methods for workers' sessions."""
+
+    @retried
+    def register_worker(self, worker: WorkerCreate) -> WorkerRecord:
+        """Starts a session of a worker.
+
+        An earlier session of the same name ends, and its running trials return to PENDING at once
+        as lost attempts.
+        """
+        now = self._clock()
+        allocation = worker.allocation
+        with self._db.write() as session:
+            _end_earlier(session, worker.name, now)
+            # The unique index on live names is not deferred: the earlier session ends first.
+            session.flush()
+            row = WorkerRow(
+                id=uuid.uuid4().hex,
+                name=worker.name,
+                host=worker.host,
+                cluster=worker.cluster,
+                num_nodes=worker.num_nodes,
+                devices_per_node=worker.devices_per_node,
+                device=worker.device,
+                versions=worker.versions,
+                registered_at=now,
+                seen_at=now,
+                scheduler=allocation.scheduler,
+                job_id=allocation.job_id,
+                launcher=allocation.launcher,
+                ends_at=later(now, allocation.ends_in_s),
+                shares_nodes=allocation.shares_nodes,
+            )
+            session.add(row)
+            _flush_unless_taken(session, worker.name)
+            add_nodes(session, row, worker.nodes)
+            self._audit(
+                session, "worker.register", "worker", row.id, name=worker.name, host=worker.host
+            )
+            return record_of(WorkerRecord, row)
+
+    @retried
+    def drain_worker(self, worker_id: str) -> None:
+        """Ends a session: its leases are returned, and no attempt counts as lost.
+
+        Raises:
+            WorkerNotFoundError: no open session has this id.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            lock_leased(session, [worker_id])
+            worker = live_worker(session, worker_id)
+            _end_in_order(session, worker, now, f"worker {worker.name} drained")
+            worker.seen_at = now
+            self._audit(session, "worker.drain", "worker", worker.id, name=worker.name)
+
+    @retried
+    def remove_allocation(self, worker_id: str) -> None:
+        """Deletes an allocation with its nodes and versions.
+
+        An open session ends, and its leases are returned. If attempts of trials refer to the
+        session, the session stays, without nodes and versions.
+
+        Raises:
+            WorkerNotFoundError: no session has this id.
+        """
+        with self._db.write() as session:
+            lock_leased(session, [worker_id])
+            worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
+            if worker is None:
+                raise WorkerNotFoundError(f"there is no allocation {worker_id!r}")
+            if worker.ended_at is None:
+                _end_in_order(session, worker, self._clock(), f"worker {worker.name} was removed")
+            session.flush()
+            session.execute(delete(AllocationNode).where(AllocationNode.worker_id == worker_id))
+            is_named = session.scalar(select(exists().where(Attempt.worker_id == worker_id)))
+            if is_named:
+                worker.versions = {}
+            else:
+                session.delete(worker)
+            self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
+
+    def quarantined_nodes(self, cluster: str) -> list[SetAside]:
+        """The nodes of a cluster in quarantine, by name."""
+        with self._db.read() as session:
+            return active_quarantines(session, cluster)
+
+    def workers(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
+        """Worker sessions, the newest first.
+
+        Args:
+            live: only live ones, seen within `WORKER_ALIVE_S`.
+            cluster: only sessions on this cluster.
+        """
+        query = select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
+        if live:
+            query = query.where(is_there(self._clock()))
+        if cluster is not None:
+            query = query.where(WorkerRow.cluster == cluster)
+        with self._db.read() as session:
+            return [record_of(WorkerRecord, row) for row in session.scalars(query)]
+
+    def count_too_large(self, campaign_id: int) -> int:
+        """The number of waiting trials of a campaign that fit no live worker."""
+        can_run_it = exists().where(
+            WorkerRow.cluster == Campaign.cluster_name,
+            is_there(self._clock()),
+            fits(WorkerRow.num_nodes, WorkerRow.devices_per_node),
+        )
+        query = (
+            select(func.count())
+            .select_from(Trial)
+            .join(Campaign, Campaign.id == Trial.campaign_id)
+            .where(Trial.campaign_id == campaign_id, Trial.state == "PENDING", ~can_run_it)
+        )
+        return self._scalar(query) or 0
+
+
+def _end_in_order(session: Session, worker: WorkerRow, now: datetime, why: str) -> None:
+    """Ends a session: its leases are returned, and no attempt counts as lost."""
+    for campaign, trials in lock_leased(session, [worker.id]):
+        for trial in trials:
+            attempt = running_attempt(session, trial)
+            attempt.seen_at = now
+            return_attempt(campaign, trial, attempt, now, why)
+    worker.ended_at = now
+
+
+def _flush_unless_taken(session: Session, name: str) -> None:
+    """Writes a new session; if one of the same name started meanwhile, a retry ends that one."""
+    try:
+        session.flush()
+    except IntegrityError as error:
+        if not breaks_unique(error, "workers", "name_live"):
+            raise
+        raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
+
+
+def is_there(now: datetime) -> ColumnElement[bool]:
+    """Whether a session is open, and its last heartbeat was lately.
+
+    A heartbeat in the future, seen after the clock was set back, does not count.
+    """
+    lately = timedelta(seconds=WORKER_ALIVE_S)
+    return (
+        WorkerRow.ended_at.is_(None)
+        & (WorkerRow.seen_at > now - lately)
+        & (WorkerRow.seen_at < now + lately)
+    )
+
+
+def fits(
+    num_nodes: int | SQLColumnExpression[int], devices_per_node: int | SQLColumnExpression[int]
+) -> ColumnElement[bool]:
+    """Whether a trial's layout fits an allocation, given as numbers or as columns of workers."""
+    return (Trial.num_nodes <= num_nodes) & (
+        Trial.num_devices <= Trial.num_nodes * devices_per_node
+    )
+
+
+def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> WorkerRow:
+    """The open session of a worker.
+
+    Raises:
+        WorkerNotFoundError: no open session has this id.
+        WorkerSupersededError: it ended because another worker registered under its name.
+    """
+    worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE if lock else None)
+    refusal = not_live(session, worker_id, worker)
+    if worker is None or refusal is not None:
+        assert refusal is not None
+        raise refusal
+    return worker
+
+
+def not_live(session: Session, worker_id: str, worker: WorkerRow | None) -> ResultsDbError | None:
+    """The error for a session that is not open; None: it is open."""
+    if worker is None:
+        return WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
+    if worker.ended_at is None:
+        return None
+    if _name_is_taken(session, worker):
+        return WorkerSupersededError(f"another worker has registered as {worker.name!r}")
+    return WorkerNotFoundError(
+        f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
+    )
+
+
+def _name_is_taken(session: Session, ended: WorkerRow) -> bool:
+    later = exists().where(
+        WorkerRow.name == ended.name,
+        WorkerRow.id != ended.id,
+        WorkerRow.registered_at >= ended.ended_at,
+    )
+    return bool(session.scalar(select(later)))
+
+
+def _end_earlier(session: Session, name: str, now: datetime) -> None:
+    """Ends the open session of a name; its leases are lost attempts."""
+    live = (WorkerRow.name == name, WorkerRow.ended_at.is_(None))
+    ids = session.scalars(select(WorkerRow.id).where(*live)).all()
+    if not ids:
+        return
+    # In the order of `locks`: trials before workers. Trials leased in between come afterwards.
+    lock_leased(session, ids)
+    earlier = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids), *live)}
+    for campaign, trials in lock_leased(session, list(earlier)):
+        for trial in trials:
+            attempt = running_attempt(session, trial)
+            worker = earlier[attempt.worker_id]
+            why = f"worker {worker.name} started anew"
+            lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
+    for worker in earlier.values():
+        worker.ended_at = now

@@ -1,0 +1,1 @@
+"""The store of campaigns, of their analyses and imports, and of named models and clusters."""

@@ -1,0 +1,1 @@
+"""Connections, transactions, locks, retries and bulk inserts, for SQLite and PostgreSQL."""

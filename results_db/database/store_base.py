@@ -1,0 +1,96 @@
+"""The base of every section of the store: a database, a clock and an actor."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Select, func, insert, select
+from sqlalchemy.orm import Session
+
+from results_db.access.actor import SYSTEM, Actor
+from results_db.database.session import Database
+from results_db.models.service_tables import AuditRow
+
+
+class DatabaseClock:
+    """The clock of the database server, advanced by the local monotonic clock between queries.
+
+    Processes on different machines write and check the same leases. If each used its own clock, a
+    process whose clock is ahead would expire the leases of the others.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._read_at = self._ask()
+
+    def __call__(self) -> datetime:
+        """The time, without a query."""
+        server_time, count = self._read_at
+        return server_time + timedelta(seconds=time.monotonic() - count)
+
+    def ask(self) -> None:
+        """Queries the server again: the local count stops while the machine sleeps.
+
+        Raises:
+            DatabaseUnavailableError: it does not answer; the clock continues as before.
+        """
+        self._read_at = self._ask()
+
+    def _ask(self) -> tuple[datetime, float]:
+        with self._database.read() as session:
+            before = time.monotonic()
+            server_time = session.execute(select(func.clock_timestamp())).scalar_one()
+            return server_time, (before + time.monotonic()) / 2
+
+
+T = TypeVar("T")
+
+Clock = Callable[[], datetime]
+"""Returns the time, with a time zone; tests replace it."""
+
+
+def utc_now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+class StoreSection:
+    """The base of a section of the store."""
+
+    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+        self._db = database
+        self._clock = clock
+        self._actor = actor
+
+    def by(self, actor: Actor) -> Self:
+        """The same store, whose changes are recorded for an actor."""
+        other = copy.copy(self)
+        other._actor = actor
+        return other
+
+    def _scalar(self, query: Select[T]) -> T | None:
+        """The first value that a query selects, in a transaction of its own; None: no row."""
+        with self._db.read() as session:
+            return session.scalar(query)
+
+    def _audit(
+        self, session: Session, action: str, target_kind: str, target: str | int, **details: Any
+    ) -> None:
+        """Writes an entry of the audit log, in the transaction of the change."""
+        session.execute(
+            insert(AuditRow).values(
+                at=self._clock(),
+                actor=self._actor.name,
+                role=self._actor.role,
+                token_id=self._actor.token_id,
+                address=self._actor.address,
+                action=action,
+                target_kind=target_kind,
+                target=str(target),
+                details=details,
+            )
+        )

@@ -1,0 +1,1 @@
+"""Events of campaigns and the log that they are read from."""

@@ -1,0 +1,1 @@
+"""The leaderboard: ranking, pages, and the table that it is read from."""

@@ -1,0 +1,307 @@
+"""The leaderboard: the layouts that a campaign measured, ranked.
+
+`results_db.leaderboard.table` keeps one row for each layout, and `results_db.leaderboard.ranking`
+selects pages of these rows. Here they become records or documents.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy import Integer, String, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from results_db.campaigns.campaigns import campaign_not_found
+from results_db.database.compiled_statement import DriverStatement
+from results_db.database.store_base import StoreSection
+from results_db.events.event_log import page_version_of
+from results_db.leaderboard.layout_documents import document_statements
+from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
+from results_db.leaderboard.ranking import (
+    PageStatements,
+    RankedRow,
+    Ranking,
+    best_first,
+    ranked_columns,
+    rows_of,
+    select_page,
+    spreads_of,
+)
+from results_db.leaderboard.table import (
+    completed,
+    ranked,
+)
+from results_db.models.tables import Campaign, LeaderboardRow, MeasurementRow, Trial
+from results_db.records import CampaignRecord
+from results_db.rows import WITH_MEASUREMENT, objectives_of, trial_record
+
+_BEST: Final = (
+    select(LeaderboardRow.trial_id)
+    .where(LeaderboardRow.campaign_id == Campaign.id, LeaderboardRow.shortened.is_(False))
+    .order_by(*best_first(LeaderboardRow.value))
+    .limit(1)
+    .correlate(Campaign)
+    .scalar_subquery()
+)
+"""The trial that wins a campaign by its own objective."""
+
+_HEAD: Final = select(
+    Campaign.id, Campaign.objective, Campaign.max_peak_memory_bytes, Campaign.spec
+)
+_HEAD_BY_ID: Final = DriverStatement(
+    _HEAD.where(Campaign.id == bindparam("campaign", type_=Integer))
+)
+_HEAD_BY_NAME: Final = DriverStatement(
+    _HEAD.where(Campaign.name == bindparam("campaign", type_=String))
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageOfLayouts:
+    """A page of the leaderboard."""
+
+    objective: str
+    """The objective that ranks."""
+    objectives: Sequence[str]
+    """The objectives of the campaign, and of its Pareto front."""
+    total: int
+    """The number of layouts that are listed in all."""
+    constrained: int
+    """Completed trials that are not ranked because they break the campaign's constraints."""
+    source: str | None
+    """Where the measurements of an imported campaign come from; None: it ran here."""
+    layouts: Sequence[dict[str, Any]]
+    """Each as a document: its first trial with the measurement, its rank, value and interval."""
+
+
+class Leaderboard(StoreSection):
+    """The store's methods for leaderboards."""
+
+    def ranked_layouts(
+        self,
+        campaign_id: int,
+        objective: str,
+        *,
+        listing: LeaderboardQuery = WHOLE,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[RankedLayout]:
+        """The layouts that the campaign measured, the best first; of equal ones, the earlier one.
+
+        Repeats of a layout are pooled. Measurements are not ranked if they are oversubscribed
+        (their ranks shared devices) or break the campaign's constraints. A layout that was stopped
+        early is first only if none was measured in full.
+
+        Args:
+            campaign_id: the campaign.
+            objective: the objective that ranks.
+            listing: which layouts are listed.
+            limit: most layouts to return.
+            offset: number of listed layouts to skip.
+
+        Raises:
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        with self._db.read() as session:
+            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
+            ranking = Ranking.of(campaign_id, objective, own=own, listing=listing)
+            page = select_page(
+                session, _record_statements(ranking.by.key), ranking, limit=limit, offset=offset
+            )
+            if not page.rows:
+                return []
+            layout_keys = [row[-1] for row in page.selected]
+            trial_ids = [row.trial_id for row in page.rows]
+            query = select(Trial).where(Trial.id.in_(trial_ids)).options(WITH_MEASUREMENT)
+            trials = {row.id: trial_record(row) for row in session.scalars(query)}
+            runs = _runs(session, campaign_id, page.rows, layout_keys)
+            found = zip(page.rows, page.ranks, page.factors, page.ties, strict=True)
+            return [
+                RankedLayout(
+                    trial=trials[row.trial_id],
+                    rank=rank,
+                    value=row.value,
+                    low=None if factor is None else row.value / factor,
+                    high=None if factor is None else row.value * factor,
+                    step_time_s=row.step_time_s,
+                    step_time_low_s=None if factor is None else row.step_time_s / factor,
+                    step_time_high_s=None if factor is None else row.step_time_s * factor,
+                    trial_ids=runs[row.trial_id],
+                    shortened=row.shortened,
+                    is_tied=is_tied,
+                )
+                for row, rank, factor, is_tied in found
+            ]
+
+    def page_of_layouts(
+        self,
+        campaign: int | str,
+        objective: str | None = None,
+        *,
+        check_version: Callable[[str], object] | None = None,
+        listing: LeaderboardQuery = WHOLE,
+        limit: int,
+        offset: int = 0,
+    ) -> PageOfLayouts:
+        """The same layouts as `ranked_layouts`, as documents, with what a page shows above them.
+
+        Args:
+            campaign: id or name of the campaign.
+            objective: the objective that ranks; None: the campaign's own.
+            check_version: called with the version of the campaign's pages before the page is read;
+                it may raise to skip reading the page.
+            listing: which layouts are listed.
+            limit: most layouts to return.
+            offset: number of listed layouts to skip.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        by_id = isinstance(campaign, int)
+        with self._db.read() as session:
+            heads = (_HEAD_BY_ID if by_id else _HEAD_BY_NAME).rows(session, campaign=campaign)
+            if not heads:
+                raise campaign_not_found(campaign)
+            ((campaign_id, own, max_peak_memory_bytes, spec),) = heads
+            if check_version is not None:
+                check_version(page_version_of(session, campaign_id))
+            by = objective or own
+            ranking = Ranking.of(campaign_id, by, own=own, listing=listing)
+            objectives = objectives_of(spec)
+            cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)
+            shown = tuple(dict.fromkeys((*objectives, by, *cheapest)))
+            statements = document_statements(ranking.by.key, shown)
+            page = select_page(session, statements.page, ranking, limit=limit, offset=offset)
+            total, source = statements.total_and_source(session, ranking, page)
+            memory_bytes = spec["cluster"].get("device_memory_bytes")
+            return PageOfLayouts(
+                objective=by,
+                objectives=objectives,
+                total=total,
+                constrained=_count_constrained(session, campaign_id, max_peak_memory_bytes),
+                source=source,
+                layouts=statements.documents(session, page, memory_bytes),
+            )
+
+    def winner(self, campaign_id: int, objective: str) -> RankedLayout | None:
+        """The best layout that was measured in full; None while there is none."""
+        for layout in self.ranked_layouts(campaign_id, objective, limit=1):
+            return None if layout.shortened else layout
+        return None
+
+    def winners(self, campaign_ids: Collection[int]) -> dict[int, Winner]:
+        """The winners of campaigns by their own objectives, by the ids of those that have one."""
+        query = (
+            select(
+                LeaderboardRow.campaign_id,
+                LeaderboardRow.value,
+                Trial.number,
+                LeaderboardRow.layout_key,
+            )
+            .join(Trial, Trial.id == LeaderboardRow.trial_id)
+            .where(LeaderboardRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids))))
+        )
+        with self._db.read() as session:
+            return {
+                id_: Winner(value=value, trial_number=number, layout_key=key)
+                for id_, value, number, key in session.execute(query)
+            }
+
+    def values_to_beat(self, campaign_ids: Collection[int]) -> dict[int, float]:
+        """The low end of the interval of each winner's objective, by the campaign's id."""
+        if not campaign_ids:
+            return {}
+        best = LeaderboardRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids)))
+        query = select(*ranked_columns(LeaderboardRow.value), LeaderboardRow.campaign_id)
+        with self._db.read() as session:
+            winners = {
+                row.campaign_id: RankedRow._make(row[:-1])
+                for row in rows_of(session, query.where(best))
+            }
+            spreads = spreads_of(session, {id_: row.trial_id for id_, row in winners.items()})
+        values = {}
+        for campaign_id, row in winners.items():
+            estimate = row.estimate(spreads.get(campaign_id))
+            values[campaign_id] = row.value if estimate is None else row.value / estimate.factor
+        return values
+
+    def ranked_values(self, campaign_id: int) -> list[tuple[float, bool]]:
+        """By the campaign's own objective, each layout's value, and whether it was stopped early.
+
+        The value of a layout that was stopped early is an estimate from the steps that ran.
+        """
+        query = select(LeaderboardRow.value, LeaderboardRow.shortened).where(
+            LeaderboardRow.campaign_id == campaign_id
+        )
+        with self._db.read() as session:
+            return [(value, shortened) for value, shortened in session.execute(query)]
+
+    def count_constrained(self, campaign_id: int) -> int:
+        """The number of completed trials that break the campaign's constraints."""
+        bound = select(Campaign.max_peak_memory_bytes).where(Campaign.id == campaign_id)
+        with self._db.read() as session:
+            return _count_constrained(session, campaign_id, session.scalar(bound))
+
+    def front(self, campaign: CampaignRecord) -> frozenset[int]:
+        """The Pareto front over the campaign's objectives, as ids of trials.
+
+        A layout with several runs appears with the id of the first run that counts, its rates at
+        the median step time and the median of its memory. Runs that were stopped early count only
+        where no layout was measured in full.
+        """
+        query = select(LeaderboardRow.trial_id).where(
+            LeaderboardRow.campaign_id == campaign.id, LeaderboardRow.on_front
+        )
+        with self._db.read() as session:
+            return frozenset(session.scalars(query))
+
+
+@lru_cache(maxsize=100)
+def _record_statements(by: str) -> PageStatements:
+    """The statements of pages that become records; the last column is the layout's key."""
+    query = (
+        select(*ranked_columns(getattr(LeaderboardRow, by)), LeaderboardRow.layout_key)
+        .join(Trial, Trial.id == LeaderboardRow.trial_id)
+        .join(MeasurementRow, MeasurementRow.trial_id == LeaderboardRow.trial_id)
+    )
+    return PageStatements.of(by, query)
+
+
+def _count_constrained(
+    session: Session, campaign_id: int, max_peak_memory_bytes: int | None
+) -> int:
+    if max_peak_memory_bytes is None:
+        return 0
+    query = (
+        select(func.count())
+        .select_from(MeasurementRow)
+        .join(Trial, Trial.id == MeasurementRow.trial_id)
+        .where(completed(campaign_id), MeasurementRow.peak_memory_bytes > max_peak_memory_bytes)
+    )
+    return session.scalar(query) or 0
+
+
+def _runs(
+    session: Session, campaign_id: int, rows: Sequence[RankedRow], layout_keys: Sequence[str]
+) -> Mapping[int, tuple[int, ...]]:
+    """The runs of each layout that count, by the first of them."""
+    pairs = list(zip(rows, layout_keys, strict=True))
+    repeated = {key: row for row, key in pairs if row.num_runs > 1}
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    if repeated:
+        query = (
+            select(Trial.id, Trial.layout_key, MeasurementRow.shortened)
+            .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+            .where(Trial.campaign_id == campaign_id, Trial.layout_key.in_(repeated))
+            .where(ranked(campaign_id))
+            .order_by(Trial.id)
+        )
+        for trial_id, key, shortened in session.execute(query):
+            if shortened == repeated[key].shortened:
+                found[key].append(trial_id)
+    return {row.trial_id: tuple(found[key]) or (row.trial_id,) for row, key in pairs}

@@ -1,0 +1,1 @@
+"""Alembic's migrations, and the frozen tables that they create."""

@@ -1,0 +1,13 @@
+"""Every table of the schema: SQLAlchemy knows a table once its module is imported."""
+
+from typing import Final
+
+from sqlalchemy import MetaData
+
+from results_db.models import service_tables, tables
+from results_db.models.base import Base
+
+__all__ = ["METADATA", "service_tables", "tables"]
+
+METADATA: Final[MetaData] = Base.metadata
+"""The schema of this version."""

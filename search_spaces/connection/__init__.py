@@ -1,0 +1,1 @@
+"""How a process finds and reaches its service."""

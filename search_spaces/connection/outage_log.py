@@ -1,0 +1,103 @@
+"""Logs an outage with two lines: one when it starts and one when it ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+MOST_STARTS: Final = 5
+"""Most outages that are logged within a minute; further ones are counted."""
+START_WINDOW_S: Final = 60.0
+
+
+class OutageLog:
+    """Logs one line when something starts to fail and one when it works again.
+
+    It is thread-safe: all threads that use the same resource share one instance.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        what: str,
+        *,
+        most_reasons: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts without an outage.
+
+        Args:
+            log: where the lines are written.
+            what: the resource, as the subject of a sentence.
+            most_reasons: how many different causes of one outage are logged.
+            clock: monotonic seconds.
+        """
+        self._log, self._what, self._most_reasons, self._clock = log, what, most_reasons, clock
+        self._lock = threading.Lock()
+        self._began_at: float | None = None
+        self._num_failures = 0
+        self._written: set[str] = set()
+        """Causes of this outage that were logged."""
+        self._starts: deque[float] = deque()
+        self._num_unwritten = 0
+
+    def failed(
+        self, reason: str, *, cause: str | None = None, trace: BaseException | None = None
+    ) -> None:
+        """Records a failure, and logs it if it starts an outage.
+
+        Args:
+            reason: what failed and why, as a sentence.
+            cause: the kind of the reason, of which one is logged; None: the reason itself.
+            trace: an exception whose traceback is logged too.
+        """
+        with self._lock:
+            if self._began_at is None:
+                self._began_at, self._num_failures, self._written = self._clock(), 0, set()
+            self._num_failures += 1
+            if (cause or reason) in self._written or len(self._written) >= self._most_reasons:
+                return
+            if not self._written and not self._may_write():
+                return
+            self._written.add(cause or reason)
+            unwritten, self._num_unwritten = self._num_unwritten, 0
+        before = f" ({unwritten} shorter outages before it were not written)" if unwritten else ""
+        self._log.warning(
+            "%s; the next line about this is written when it works%s",
+            reason,
+            before,
+            exc_info=trace,
+        )
+
+    def worked(self, *, at: float | None = None) -> None:
+        """Records a success, and logs the end of an outage whose start was logged.
+
+        Args:
+            at: when it was, by the clock; None: now.
+        """
+        with self._lock:
+            if self._began_at is None:
+                return
+            ended_at = self._clock() if at is None else at
+            lasted_s, number = ended_at - self._began_at, self._num_failures
+            self._began_at = None
+            if not self._written:
+                self._num_unwritten += 1
+                return
+        self._log.warning(
+            "%s works again after %.1f s (failed attempts: %d)", self._what, lasted_s, number
+        )
+
+    def _may_write(self) -> bool:
+        """Whether fewer than `MOST_STARTS` outages began within the last minute."""
+        now = self._clock()
+        while self._starts and now - self._starts[0] >= START_WINDOW_S:
+            self._starts.popleft()
+        if len(self._starts) >= MOST_STARTS:
+            return False
+        self._starts.append(now)
+        return True

@@ -1,0 +1,149 @@
+"""The service of a command: from its options, the environment, or the data directory."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from search_spaces.connection.data_home import (
+    DATA_DIR_VARIABLE,
+    TOKEN_FILE,
+    WORKER_TOKEN_FILE,
+    default_data_dir,
+)
+from search_spaces.connection.running_service import LocalService, find_service
+from search_spaces.connection.tls import CERTIFICATE_VARIABLE
+from search_spaces.errors import ServiceNotFoundError
+
+URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
+TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+WORKER_TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_WORKER_TOKEN_FILE"  # noqa: S105 - likewise
+DATABASE_VARIABLE: Final = "LAYOUT_TUNER_DATABASE_URL"
+"""The URL of the database. In a variable its password is not visible in the list of processes."""
+
+PRIVATE_VARIABLES: Final = frozenset(
+    {TOKEN_FILE_VARIABLE, WORKER_TOKEN_FILE_VARIABLE, DATABASE_VARIABLE, "PGPASSWORD"}
+)
+"""Variables of clients and services that jobs and ranks do not get: some hold passwords."""
+
+SERVICE_OPTIONS: Final[Mapping[str, str]] = {
+    "--url": "The service's address; by default that of the service of the data directory."
+    f"  [env var: {URL_VARIABLE}]",
+    "--token-file": "File that holds the service's token; by default that of the data directory."
+    f"  [env var: {TOKEN_FILE_VARIABLE}]",
+    "--certificate": "Certificate of a service that no authority vouches for: it is trusted by itself."
+    f"  [env var: {CERTIFICATE_VARIABLE}]",
+    "--data-dir": "Data directory of a service on this machine; goes before the variables of --url, "
+    f"--token-file and --certificate.  [env var: {DATA_DIR_VARIABLE}]",
+}
+"""The options of every command that calls a service, with their help texts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServicePlace:
+    """A service, its token and its certificate."""
+
+    url: str
+    token_file: Path
+    certificate: Path | None
+    """The service's own certificate; None: it is signed by a trusted authority."""
+    is_own_token: bool
+    """Whether the token file is that of the data directory, because no other was named."""
+
+
+def locate_service(
+    *,
+    url: str | None = None,
+    token_file: Path | None = None,
+    certificate: Path | None = None,
+    data_dir: Path | None = None,
+    is_worker: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> ServicePlace:
+    """The service that a command line names.
+
+    An option takes precedence over the environment. If --data-dir is given, the address, token and
+    certificate of the environment are ignored: they belong to another service.
+
+    Args:
+        url: --url.
+        token_file: --token-file.
+        certificate: --certificate.
+        data_dir: --data-dir.
+        is_worker: whether to use the data directory's token for workers, and not the admin token.
+        environ: the environment.
+
+    Raises:
+        ServiceNotFoundError: no service runs on the data directory, or a service on another machine
+            is named without its token.
+    """
+    if data_dir is None:
+        url = url or environ.get(URL_VARIABLE) or None
+        token_file = token_file or _path(environ.get(TOKEN_FILE_VARIABLE))
+        certificate = certificate or _path(environ.get(CERTIFICATE_VARIABLE))
+    directory = data_dir or default_data_dir(environ)
+    if url is None:
+        service = service_of(directory)
+        url, certificate = service.url, certificate or service.certificate
+    elif token_file is None and data_dir is None and _is_elsewhere(url):
+        raise ServiceNotFoundError(
+            f"{url} is on another machine, and needs a token of that service: name the file of the token "
+            "with --token-file"
+        )
+    own_token = directory / (WORKER_TOKEN_FILE if is_worker else TOKEN_FILE)
+    return ServicePlace(
+        url=url,
+        token_file=token_file or own_token,
+        certificate=certificate,
+        is_own_token=token_file is None,
+    )
+
+
+def service_of(data_dir: Path) -> LocalService:
+    """The service that runs on a data directory.
+
+    Raises:
+        ServiceNotFoundError: there is none.
+    """
+    try:
+        service = find_service(data_dir)
+    except OSError as error:
+        raise ServiceNotFoundError(
+            f"the data directory {data_dir} cannot be used ({error.strerror}): name another with "
+            "--data-dir, or say where the service is with --url and --token-file"
+        ) from error
+    if service is None:
+        raise ServiceNotFoundError(
+            f"no service runs on the data directory {data_dir}: start one with "
+            "`layout-tuner up`, or say where it is with --url and --token-file"
+        )
+    return service
+
+
+def is_loopback_host(name: str) -> bool:
+    """Whether a host name or address, without a port, is of the loopback interface."""
+    name = name.strip("[]").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_elsewhere(url: str) -> bool:
+    """Whether a URL is of another machine. An invalid URL gives False: the client refuses it."""
+    try:
+        scheme, host = urlsplit(url).scheme, urlsplit(url).hostname
+    except ValueError:
+        return False
+    return scheme in ("http", "https") and bool(host) and not is_loopback_host(str(host))
+
+
+def _path(named: str | None) -> Path | None:
+    return Path(named) if named else None

@@ -1,0 +1,28 @@
+"""The file of a service's token, as the service, clients and workers read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from search_spaces.documents.reading import why_unreadable
+from search_spaces.errors import TokenFileUnusableError
+
+
+def token_in(path: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        TokenFileUnusableError: the file cannot be read, or holds no token.
+    """
+    try:
+        token = path.read_bytes().decode("ascii").strip()
+    except OSError as error:
+        raise TokenFileUnusableError(
+            f"the token file {path} cannot be read ({why_unreadable(error)})"
+        ) from error
+    except UnicodeDecodeError:
+        token = ""
+    # It becomes a header of requests, which must not contain other characters.
+    if not token or not token.isprintable() or " " in token:
+        raise TokenFileUnusableError(f"the token file {path} holds no token (one word of ASCII)")
+    return token

@@ -1,0 +1,204 @@
+"""Limits of every document from outside: its depth, its numbers and its text.
+
+Requests, stored documents and the documents of probes use the same rules, so that no part fails on
+what another part accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from search_spaces.documents.reading import MAX_NAME_LENGTH, shown
+
+MAX_DEPTH: Final = 100
+"""Deepest nesting; a campaign needs five levels. Serialisers fail at about 250."""
+
+MAX_ID: Final = 2**31 - 1
+"""Largest id that a database can hold."""
+
+MAX_INTEGER_BITS: Final = 1024
+"""Larger whole numbers exceed the range of floats, and Python refuses to print very large ones."""
+
+_LARGEST_FLOAT: Final = sys.float_info.max
+
+TextRule = Callable[[str], str | None]
+"""Returns what is wrong with a text, or None."""
+
+
+def text_problem(text: str) -> str | None:
+    """Why a text cannot be stored; None: it can.
+
+    A lone surrogate, which JSON can spell, has no encoding in UTF-8, and PostgreSQL refuses NUL.
+    """
+    if "\0" in text:
+        return f"{shown(text)} holds a NUL character"
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{shown(text)} holds a lone surrogate (half of a character)"
+    return None
+
+
+def name_problem(name: object, most: int = MAX_NAME_LENGTH) -> str | None:
+    """Why this cannot name a model, cluster, worker, host or node; None: it can.
+
+    Names are written to tables: spreadsheets evaluate a text that begins like a formula, and
+    readers of tables strip spaces.
+    """
+    if not (isinstance(name, str) and 1 <= len(name) <= most):
+        return f"{shown(name)} is not a string of 1 to {most} characters"
+    if not name.isprintable():
+        return f"{shown(name)} has characters that cannot be shown"
+    if name != name.strip():
+        return f"{shown(name)} begins or ends with a space"
+    if name[0] in "=+-@":
+        return f"{shown(name)} begins with {name[0]!r}, as formulas of spreadsheets do"
+    return None
+
+
+def acceptable_text(text: str, most: int, *, keeps_end: bool = False) -> str:
+    """A program's output as a text that can be stored: cut, and with unusable characters replaced.
+
+    Args:
+        text: the output.
+        most: characters that are kept.
+        keeps_end: whether to keep the end, as for a log, instead of the beginning.
+    """
+    if len(text) > most:
+        text = text[-most:] if keeps_end else text[:most]
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def visible_text_problem(text: str) -> str | None:
+    """Why a text is not one printable line; None: it is."""
+    if text.isprintable():
+        return None
+    return f"the text {shown(text)} has characters that cannot be shown"
+
+
+def document_problem(document: Any, text_rule: TextRule = text_problem) -> tuple[str, str] | None:
+    """Where and why parsed JSON or YAML cannot be accepted; None: it can.
+
+    It does not recurse, so it works for documents of any depth.
+
+    Returns:
+        The path of the field, empty for the document itself, and what is wrong there.
+    """
+    problem = _value_problem(document, text_rule)
+    if problem:
+        return "", problem
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), document)]
+    while waiting:
+        path, holder = waiting.pop()
+        for key, value in _items(holder):
+            if isinstance(value, (dict, list, tuple)):
+                waiting.append(((*path, str(key)), value))
+            problem = _key_problem(key, text_rule)
+            if problem:
+                return _joined(path), problem
+            problem = _value_problem(value, text_rule)
+            if problem:
+                return _joined((*path, str(key))), problem
+        if len(path) >= MAX_DEPTH:
+            return _joined(path[:5]), f"it is nested too deeply, more than {MAX_DEPTH} levels"
+    return None
+
+
+def is_plainly_harmless(text: str) -> bool:
+    r"""Whether a JSON text needs no `document_problem`.
+
+    It is not nested too deeply, has no escape `\u` (which could spell NUL and surrogates), and none
+    of the constants NaN and Infinity, which Python accepts. Other numbers are checked by the
+    readers of fields. These scans suffice for most stored documents.
+    """
+    return (
+        text.count("{") + text.count("[") <= MAX_DEPTH
+        and "\\u" not in text
+        and "NaN" not in text
+        and "Infinity" not in text
+    )
+
+
+def is_plainly_acceptable(body: bytes, document: Any) -> bool:
+    r"""Whether parsed JSON needs no `document_problem`, and has no repeated field.
+
+    It takes about as long as parsing, and accepts nearly all requests. False means that
+    `document_problem` has to decide.
+
+    Args:
+        body: UTF-8 that was parsed without an error, and has neither NaN, Infinity nor lone
+            surrogates.
+        document: what was parsed of it.
+    """
+    return b"\\u0000" not in body and _strings_of(document) == _strings_in(body)
+
+
+def _strings_of(document: Any) -> int | None:
+    """Number of strings in a document, keys included; None: too deep, or a number is too large."""
+    strings = 0
+    level: list[Any] = [[document]]
+    for _depth in range(MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for holder in level:
+            if type(holder) is dict:
+                strings += len(holder)
+            for value in holder.values() if type(holder) is dict else holder:
+                kind = type(value)
+                if kind is str:
+                    strings += 1
+                elif kind is dict or kind is list:
+                    inner.append(value)
+                elif (kind is float and not -_LARGEST_FLOAT <= value <= _LARGEST_FLOAT) or (
+                    kind is int and value.bit_length() > MAX_INTEGER_BITS
+                ):
+                    return None
+        if not inner:
+            return strings
+        level = inner
+    return None
+
+
+def _strings_in(body: bytes) -> int:
+    """Number of strings in a JSON text: more than in the parsed document if a field is repeated."""
+    if b"\\" in body:
+        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return body.count(b'"') // 2
+
+
+def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(holder, dict):
+        return iter(holder.items())
+    return enumerate(holder) if isinstance(holder, (list, tuple)) else iter(())
+
+
+def _key_problem(key: object, text_rule: TextRule) -> str | None:
+    if isinstance(key, str):
+        problem = text_rule(key)
+        return f"a key is not accepted: {problem}" if problem else None
+    if type(key) is int:
+        return None  # a place in a list
+    return f"the key {str(key)[:80]} is not text; put it in quotes"
+
+
+def _value_problem(value: object, text_rule: TextRule) -> str | None:
+    if isinstance(value, str):
+        return text_rule(value)
+    if value is None or isinstance(value, (bool, dict, list, tuple)):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{json.dumps(value)} is not a JSON number"
+    if isinstance(value, int):
+        if value.bit_length() <= MAX_INTEGER_BITS:
+            return None
+        return f"a whole number of {value.bit_length()} bits is more than {MAX_INTEGER_BITS}"
+    return f"{str(value)[:80]} is neither text, a number, true, false nor null; put it in quotes"
+
+
+def _joined(path: tuple[str, ...]) -> str:
+    return ".".join(part[:80] for part in path)[:400]

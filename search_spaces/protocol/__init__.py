@@ -1,0 +1,1 @@
+"""The documents that service and worker exchange."""

@@ -1,0 +1,1 @@
+"""What a campaign describes: model, cluster, site, search space, rules, objective and budget."""

@@ -1,0 +1,279 @@
+"""The sections of a campaign's file: budget, probe, constraints, stop and start_from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, Self, TypeVar, cast, get_args
+
+from search_spaces.documents.duration import name_without_unit, read_duration_s
+from search_spaces.documents.reading import (
+    Problems,
+    is_positive_number,
+    read_fields_of,
+    read_mapping,
+    shown,
+    switch_problem,
+    whole_number_problem,
+)
+from search_spaces.errors import CampaignInvalidError
+from search_spaces.protocol.measurement import MAX_ITERATIONS
+from search_spaces.protocol.outcome import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_ITERATIONS,
+    DEFAULT_WARMUP,
+    MIN_WARMUP,
+)
+from search_spaces.spec.ranges import Range
+
+NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
+"""A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
+
+DEFAULT_REMEASURE: Final = 3
+MAX_REMEASURE: Final = 20
+FORECASTING_STRATEGIES: Final = ("guided",)
+"""Strategies that predict how much the remaining layouts can improve the best."""
+
+T = TypeVar("T")
+
+KnowledgeSource = Literal["auto", "none"]
+"""auto: all that earlier campaigns measured on the same cluster under the same software. none: only
+the campaigns that `start_from` names."""
+
+KNOWLEDGE_SOURCES: Final[tuple[KnowledgeSource, ...]] = get_args(KnowledgeSource)
+MAX_START_FROM: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """When a campaign ends: as soon as one of the bounds is reached.
+
+    Raises:
+        CampaignInvalidError: at construction, when a bound is out of range.
+    """
+
+    trials: int | None = None
+    """Trials that ended, whatever their outcome."""
+    node_hours: float | None = None
+    """Nodes times hours that probes held them."""
+    wall_time_s: float | None = None
+    """Seconds that the campaign was running."""
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if self.trials is not None and (problem := whole_number_problem(self.trials)):
+            problems.add(CampaignInvalidError(problem, field="trials"))
+        if self.node_hours is not None and (problem := NODE_HOURS.problem(self.node_hours)):
+            problems.add(CampaignInvalidError(problem, field="node_hours"))
+        if self.wall_time_s is not None:
+            with problems.collecting():
+                seconds = read_duration_s(self.wall_time_s, field="wall_time_s")
+                object.__setattr__(self, "wall_time_s", seconds)
+        problems.refuse()
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether no bound is set."""
+        return self.trials is None and self.node_hours is None and self.wall_time_s is None
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the bounds by name; the wall time may be written as `wall_time: 10m`."""
+        return _read_section(cls, mapping, "the budget", "bound", duration="wall_time")
+
+
+def changed_budget(
+    budget: Mapping[str, Any], changes: Mapping[str, Any], *, strategy: str
+) -> dict[str, Any]:
+    """A budget with some bounds changed, both by name; None removes a bound.
+
+    Raises:
+        CampaignInvalidError: a bound is unknown or out of range, or no bound is left.
+    """
+    try:
+        named = read_mapping(changes, CampaignInvalidError, "the budget")
+        if named.get("wall_time", ...) is None and "wall_time_s" not in named:
+            named["wall_time_s"] = named.pop("wall_time")
+        name_without_unit(named, "wall_time")
+        after = Budget.from_mapping({**budget, **named})
+    except CampaignInvalidError as error:
+        raise error.within("budget") from error
+    refuse_unbounded(after, strategy)
+    return asdict(after)
+
+
+def refuse_unbounded(budget: Budget, strategy: str) -> None:
+    """Refuses a budget without bounds, unless the strategy ends the campaign.
+
+    Raises:
+        CampaignInvalidError: nothing would end the campaign.
+    """
+    if budget.is_unbounded and strategy != "exhaustive":
+        raise CampaignInvalidError(
+            f"strategy {strategy!r} needs at least one bound of "
+            f"{', '.join(f.name for f in fields(Budget))}",
+            field="budget",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeSettings:
+    """How long each probe trains.
+
+    Raises:
+        CampaignInvalidError: at construction, when a number is out of range.
+    """
+
+    warmup: int = DEFAULT_WARMUP
+    """Untimed iterations before the timed ones."""
+    iterations: int = DEFAULT_ITERATIONS
+    """Timed iterations."""
+    deadline_s: float = DEFAULT_DEADLINE_S
+    """Seconds after which a probe is ended as a timeout."""
+    compile: bool = False
+    """Whether torch.compile compiles the code between the matrix products."""
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):
+            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_ITERATIONS)
+            if problem:
+                problems.add(CampaignInvalidError(problem, field=name))
+        if problem := switch_problem(self.compile):
+            problems.add(CampaignInvalidError(problem, field="compile"))
+        with problems.collecting():
+            seconds = read_duration_s(self.deadline_s, field="deadline_s")
+            object.__setattr__(self, "deadline_s", seconds)
+        problems.refuse()
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the settings by name; the deadline may be written as `deadline: 60s`."""
+        return _read_section(cls, mapping, "the probe", "setting", duration="deadline")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraints:
+    """Bounds on measurements. A trial that breaks one is stored and shown, but not ranked.
+
+    Raises:
+        CampaignInvalidError: at construction, when a bound is out of range.
+    """
+
+    memory_headroom: float = 0.0
+    """Share of a device's memory that must stay free at the peak; 0: all of it may be used."""
+
+    def __post_init__(self) -> None:
+        share = self.memory_headroom
+        is_none = not isinstance(share, bool) and share == 0
+        if not is_none and not (is_positive_number(share) and share < 1):
+            raise CampaignInvalidError(
+                f"{shown(share)} is not a share of the memory from 0 to under 1, such as 0.1",
+                field="memory_headroom",
+            )
+
+    def allowed_memory_bytes(self, device_memory_bytes: int) -> float:
+        """The largest peak of a device at which a layout is ranked."""
+        return device_memory_bytes * (1.0 - self.memory_headroom)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the bounds by name."""
+        return _read_section(cls, mapping, "constraints", "constraint")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopSettings:
+    """When probes and the campaign stop, and how many layouts are measured again at the end.
+
+    Raises:
+        CampaignInvalidError: at construction, when a field is out of range.
+    """
+
+    early: bool = True
+    """Whether a probe stops early once it is slower than the best with 95 % confidence."""
+    converged_within: float | None = None
+    """The campaign ends when the remaining layouts are expected to improve the best by less than
+    this share. None: it uses up its budget."""
+    remeasure: int = DEFAULT_REMEASURE
+    """How many of the best layouts, at most, are measured again before the winner is named. Layouts
+    that differ significantly from the best one are not measured again. 0: none."""
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if problem := switch_problem(self.early):
+            problems.add(CampaignInvalidError(problem, field="early"))
+        share = self.converged_within
+        if share is not None and not (is_positive_number(share) and share < 1):
+            problems.add(
+                CampaignInvalidError(
+                    f"{shown(share)} is not a share between 0 and 1, such as 0.02",
+                    field="converged_within",
+                )
+            )
+        if problem := whole_number_problem(self.remeasure, low=0, high=MAX_REMEASURE):
+            problems.add(CampaignInvalidError(problem, field="remeasure"))
+        problems.refuse()
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads the settings by name."""
+        return _read_section(cls, mapping, "stop", "setting")
+
+
+def no_effect_warning(stop: StopSettings, strategy: str, num_objectives: int) -> str | None:
+    """A warning where `converged_within` has no effect with this strategy and these objectives."""
+    if stop.converged_within is None or (
+        strategy in FORECASTING_STRATEGIES and num_objectives == 1
+    ):
+        return None
+    what = "several objectives" if num_objectives > 1 else f"strategy {strategy}"
+    return (
+        f"stop.converged_within has no effect with {what}: the gain that is left is not predicted; "
+        "the campaign uses up its budget"
+    )
+
+
+def read_start_from(value: object) -> tuple[str, ...]:
+    """The names of the campaigns that a campaign starts from.
+
+    Raises:
+        CampaignInvalidError: it is not a list of distinct names.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise CampaignInvalidError(
+            f"{shown(value)} is not a list of campaigns' names, such as [first, second]"
+        )
+    if len(value) > MAX_START_FROM:
+        raise CampaignInvalidError(
+            f"{len(value)} campaigns are more than {MAX_START_FROM}, the most to start from"
+        )
+    for place, name in enumerate(value):
+        if name in value[:place]:
+            raise CampaignInvalidError(f"{shown(name)} is listed more than once")
+    return tuple(value)
+
+
+def _read_section(
+    cls: type[T], mapping: Mapping[str, Any], section: str, what: str, *, duration: str = ""
+) -> T:
+    """Reads a section from its fields by name; all that is wrong with it is raised together.
+
+    Args:
+        cls: the dataclass of the section.
+        mapping: the fields by name.
+        section: what messages call the section.
+        what: what messages call one of its fields.
+        duration: a field in seconds that may also be written without the unit in its name.
+    """
+    values = read_mapping(mapping, CampaignInvalidError, section)
+    problems = Problems()
+    if duration:
+        with problems.collecting():
+            name_without_unit(values, duration)
+        values.pop(duration, None)
+    known = [f.name for f in fields(cast("Any", cls))]
+    with problems.collecting():
+        read = read_fields_of(cls, values, known, CampaignInvalidError, what)
+    problems.refuse()
+    return read

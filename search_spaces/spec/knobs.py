@@ -1,0 +1,183 @@
+"""Knobs: the description of each field of a layout, and its choices in a search space.
+
+`search_spaces.spec.layout.KNOBS` is the table of knobs. Filters, sort keys, options, columns and
+the checks of values are loops over it. The choices of a knob are a scalar, a list or a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from search_spaces.documents.reading import (
+    MAX_COUNT,
+    read_mapping,
+    refuse_all,
+    refuse_unknown,
+    shown,
+    switch_problem,
+    whole_number_problem,
+)
+from search_spaces.errors import SpaceInvalidError
+
+TableColumn = Literal["stated", "may_be_empty", "if_not_default", "derived"]
+"""How measurement tables contain a knob: every row states it; published tables leave it empty, and
+the default is assumed; the column exists only if some row differs from the default; there is no
+column, since the value follows from others."""
+
+MAX_VALUES: Final = 4096
+"""Most values that one knob may have."""
+
+WholeNumbers = int | Sequence[int] | Mapping[str, int]
+"""A whole number, several, or a range with both ends: `{from: 4, to: 20, step: 2}` or
+`{from: 1, to: 64, times: 2}`."""
+
+assert MAX_VALUES < MAX_COUNT, "a list of every count would be too long"
+
+_METADATA: Final = "knob"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """A field of a layout."""
+
+    name: str
+    default: Any
+    choices: tuple[Any, ...] = ()
+    """Its values; empty: every whole number from 1."""
+    help: str = ""
+    """Help text of its command-line option."""
+    label: str
+    """Its name in a report."""
+    word: str
+    """Its name before its value in a line of text: "tp" in "tp 2"."""
+    heading: str = ""
+    """Heading of its column in tables of layouts. If empty, the knob has no column, and a row names
+    it where it is not the default."""
+    is_shown: bool = True
+    """Whether texts show it by itself, as opposed to a part of another knob's value."""
+    table_column: TableColumn = "if_not_default"
+
+    @property
+    def is_count(self) -> bool:
+        """Whether its values are whole numbers from 1."""
+        return not self.choices
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return isinstance(self.default, bool)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers, as opposed to words and switches."""
+        return type(self.default) is int
+
+    @property
+    def option(self) -> str:
+        """Its command-line option."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def problem(self, value: object) -> str | None:
+        """Why `value` is none of its values, or None."""
+        if not self.choices:
+            return whole_number_problem(value)
+        if self.is_switch:
+            return switch_problem(value)
+        # True is not accepted for 1.
+        if type(value) is type(self.default) and value in self.choices:
+            return None
+        return f"{shown(value)} is not one of {', '.join(map(str, self.choices))}"
+
+    def code(self, value: Any) -> int:
+        """The number for a value in a column: for a word, its place among the choices.
+
+        Words are in the order of the memory that they save, so that neighbours are alike.
+        """
+        return int(value) if self.is_number or self.is_switch else self.choices.index(value)
+
+    def words(self, value: Any) -> str:
+        """A value in a line of text."""
+        return self.word if self.is_switch else f"{self.word} {value}"
+
+
+def knob(**stated: Any) -> dict[str, Any]:
+    """The metadata of a layout's field: the fields of `Knob`, except name and default."""
+    return {_METADATA: stated}
+
+
+def knobs_of(layout: type) -> Mapping[str, Knob]:
+    """The knobs of a dataclass whose fields have the metadata of `knob`, by name."""
+    return {
+        field.name: Knob(name=field.name, default=field.default, **field.metadata[_METADATA])
+        for field in fields(layout)
+    }
+
+
+def read_choices(knob: Knob, value: object) -> tuple[Any, ...]:
+    """The choices of a knob that a search space states, in the order given.
+
+    Raises:
+        SpaceInvalidError: a value is of the wrong type or out of range, there is none, or one is
+            there twice.
+    """
+    listed = _listed(knob, value)
+    if not listed:
+        raise SpaceInvalidError(
+            "the list is empty; leave the knob out for its default", field=knob.name
+        )
+    if len(listed) > MAX_VALUES:
+        raise SpaceInvalidError(
+            f"{len(listed)} values are more than {MAX_VALUES}, the most a knob may have",
+            field=knob.name,
+        )
+    for choice in listed:
+        problem = knob.problem(choice)
+        if problem:
+            raise SpaceInvalidError(problem, field=knob.name)
+    choices = tuple(listed)
+    if len(set(choices)) < len(choices):
+        twice = next(choice for choice in choices if choices.count(choice) > 1)
+        raise SpaceInvalidError(f"{shown(twice)} is listed more than once", field=knob.name)
+    return choices
+
+
+def _listed(knob: Knob, value: object) -> Sequence[object]:
+    if isinstance(value, Mapping):
+        if not knob.is_count:
+            raise SpaceInvalidError(
+                f"{shown(value)} is not a value or a list of values", field=knob.name
+            )
+        return _read_range(knob.name, value)
+    if isinstance(value, (list, tuple, range)):
+        return value
+    return [value]
+
+
+def _read_range(name: str, value: Mapping[Any, Any]) -> Sequence[int]:
+    """The numbers of `{from:, to:, step:}` or `{from:, to:, times:}`; a step of 1 if neither."""
+    try:
+        given = read_mapping(value, SpaceInvalidError, "the range")
+        refuse_unknown(given, ("from", "to", "step", "times"), SpaceInvalidError, "range field")
+    except SpaceInvalidError as error:
+        raise error.within(name) from error
+    missing = [end for end in ("from", "to") if end not in given]
+    if missing:
+        raise SpaceInvalidError(f"the range {shown(given)} has no {missing[0]!r}", field=name)
+    if "step" in given and "times" in given:
+        raise SpaceInvalidError(f"the range {shown(given)} has both step and times", field=name)
+    refuse_all(
+        SpaceInvalidError(problem, field=f"{name}.{part}")
+        for part, number in given.items()
+        if (problem := whole_number_problem(number, low=2 if part == "times" else 1))
+    )
+    first, last = given["from"], given["to"]
+    if first > last:
+        raise SpaceInvalidError(f"the range runs from {first} down to {last}", field=name)
+    if "times" not in given:
+        return range(first, last + 1, given.get("step", 1))
+    numbers = [first]
+    while numbers[-1] * given["times"] <= last:
+        numbers.append(numbers[-1] * given["times"])
+    return numbers

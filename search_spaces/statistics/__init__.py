@@ -1,0 +1,1 @@
+"""Confidence intervals, pooling of repeated runs, comparison of losses, early stop."""

@@ -1,0 +1,288 @@
+"""What commands print to a terminal and to a pipe: whole tables, and no control characters."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from api.cli import main
+from results_db.database.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, INTRODUCTION
+from tests.api.process import ServeProcess, wait_until
+from tests.api.terminal import Terminal, run_in_terminal, seen
+from tests.results_db.factories import completed, failed, lease_one, make_worker
+
+NAME = "a-campaign-of-the-group-" + "x" * 36
+LAYOUTS = [
+    Layout(tp=tp, pp=pp, dp=1, micro_batch_size=16, num_microbatches=128)
+    for tp in (1, 2)
+    for pp in (1, 2, 4)
+]
+
+HOSTILE = "\x1b[2J \x1b]0;t\x07 \x9b31m \u202eevil\u2066 \x7f\r\x08 end"
+HOSTILE_COLUMNS = {
+    "campaigns": ("message", "notes", "model_name", "cluster_name", "created_by"),
+    "trials": ("message", "node"),
+    "trial_logs": ("tail",),
+    "workers": ("name", "host", "device"),
+    "allocation_nodes": ("doing", "reason"),
+    "node_quarantines": ("reason",),
+    "tokens": ("created_by",),
+    "user_models": ("created_by",),
+    "audit": ("actor", "address", "target"),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A service, and where its data is."""
+
+    data_dir: Path
+    url: str
+    token_file: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with a campaign that has every kind of trial; text from outside is hostile."""
+    service = ServeProcess(tmp_path_factory.mktemp("service"))
+    try:
+        _fill(service)
+        yield Served(service.data_dir, service.service["url"], service.data_dir / "token")
+    finally:
+        service.end()
+
+
+def _fill(service: ServeProcess) -> None:
+    service.post("/campaigns", {**CAMPAIGN, "name": NAME, "budget": {"trials": 50}})
+    service.post("/campaigns", {**CAMPAIGN, "name": "hostile"})
+    service.post("/tokens", {"name": "somebody", "role": "viewer"})
+    service.http.put("/models/own", json={"preset": "tiny"}).raise_for_status()
+    nodes = [{"name": "n0", "num_devices": 4}]
+    about = {"cluster": "local-cpu", "num_nodes": 1, "devices_per_node": 4, "nodes": nodes}
+    service.post("/workers", {**INTRODUCTION, **about})
+    service.post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
+    with closing(Store(DataDir(service.data_dir).database_url)) as store:
+        _measure(store)
+    _make_hostile(database_of(service.data_dir))
+
+
+def database_of(data_dir: Path) -> Path:
+    return Path(DataDir(data_dir).database_url.removeprefix("sqlite:///"))
+
+
+def _measure(store: Store) -> None:
+    worker = make_worker(store, "w1").id
+    for campaign, outcomes in (
+        (NAME, [completed(layout, tokens_per_s=9e6 + at) for at, layout in enumerate(LAYOUTS)]),
+        ("hostile", [completed(LAYOUTS[0]), failed(), failed("out_of_memory")]),
+    ):
+        id_ = store.campaign_by_name(campaign).id
+        for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
+            store.add_trial(id_, layout)
+            lease = lease_one(store, worker)
+            store.post_outcome(lease.trial_id, lease.attempt, outcome)
+
+
+def _make_hostile(database: Path) -> None:
+    with closing(sqlite3.connect(database, timeout=30)) as rows:
+        for table, columns in HOSTILE_COLUMNS.items():
+            for column in columns:
+                done = rows.execute(f"UPDATE {table} SET {column} = {column} || ?", (HOSTILE,))
+                assert done.rowcount, f"no row of {table} is hostile"
+        rows.execute(
+            "UPDATE campaigns SET model_name = 'tiny', cluster_name = 'local-cpu', message = ''"
+            " WHERE name = ?",
+            (NAME,),
+        )
+        rows.commit()
+
+
+@pytest.fixture(autouse=True)
+def environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(served.data_dir))
+
+
+TABLES = {
+    "leaderboard": ("leaderboard", NAME),
+    "trials": ("trial", "list", NAME),
+    "campaigns": ("campaign", "list"),
+    "audit": ("audit",),
+    "tokens": ("token", "list"),
+    "models": ("model", "list"),
+    "clusters": ("cluster", "list"),
+}
+IDENTIFYING = {
+    "leaderboard": [(str(rank), str(7 - rank)) for rank in range(1, 7)],
+    "trials": [(str(each), str(each)) for each in range(1, 7)],
+    "campaigns": [(NAME,), ("hostile",)],
+    "audit": [("campaign.create",), ("token.create",), ("model.put",), ("node.quarantine",)],
+    "tokens": [("somebody",)],
+    "models": [("tiny",), ("own",)],
+    "clusters": [("local-cpu",), ("frontier",)],
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120, 240])
+@pytest.mark.parametrize("table", TABLES)
+def test_at_a_terminal_every_row_has_its_identifying_values_whole(
+    table: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, printed = run_in_terminal(columns, TABLES[table], monkeypatch)
+    assert code == 0, printed
+    assert "…" not in printed
+    lines = printed.splitlines()
+    assert all(len(line) <= columns for line in lines), printed
+    words = [line.replace(",", "").split() for line in lines]
+    for values in IDENTIFYING[table]:
+        assert any(all(value in line for value in values) for line in words), (values, printed)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_in_a_pipe_no_table_is_cut_wrapped_or_folded(table: str) -> None:
+    done = CliRunner().invoke(main, TABLES[table])
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout
+    assert "all: " not in done.stdout
+    for values in IDENTIFYING[table]:
+        assert any(
+            all(value in line.split() for value in values) for line in done.stdout.splitlines()
+        ), (values, done.stdout)
+
+
+def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, printed = run_in_terminal(80, TABLES["leaderboard"], monkeypatch)
+    head = next(line for line in printed.splitlines() if "rank" in line and "trial" in line)
+    assert {"tp", "pp"} <= set(head.split()), printed
+    folded = " ".join(printed.split())
+    for same in ("nodes 1", "dp 1", "mbs 16", "acc 128", "precision fp32", "runs 1"):
+        assert same in folded
+
+
+HOSTILE_COMMANDS = {
+    "campaign list": ("campaign", "list"),
+    "campaign show": ("campaign", "show", "hostile"),
+    "trial show": ("trial", "show", "hostile/2"),
+    "trial log": ("trial", "log", "hostile/2"),
+    "token list": ("token", "list"),
+    "model list": ("model", "list"),
+    "audit": ("audit", "--limit", "500"),
+    "allocation show": ("allocation", "show"),
+}
+
+
+def spelled_out_or_plain(text: str) -> bool:
+    return all(c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" for c in text)
+
+
+@pytest.mark.parametrize("command", HOSTILE_COMMANDS)
+def test_nothing_from_outside_acts_on_a_terminal(
+    command: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYOUT_TUNER_URL", served.url)
+    monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.token_file))
+    code, printed = run_in_terminal(200, HOSTILE_COMMANDS[command], monkeypatch)
+    assert code == 0, printed
+    assert spelled_out_or_plain(printed), repr(printed)
+    piped = CliRunner().invoke(main, HOSTILE_COMMANDS[command])
+    assert spelled_out_or_plain(piped.output), repr(piped.output)
+    for spelled in ("\\u001b[2J", "\\u009b31m", "\\u202eevil\\u2066", "\\u007f\\u000d\\u0008"):
+        assert spelled in piped.output, piped.output
+        assert spelled in printed
+
+
+def test_json_keeps_the_values_and_has_no_control_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for at_terminal in (False, True):
+        arguments = ["trial", "show", "hostile/2", "--json"]
+        printed = (
+            run_in_terminal(80, arguments, monkeypatch)[1]
+            if at_terminal
+            else CliRunner().invoke(main, arguments).stdout
+        )
+        assert spelled_out_or_plain(printed), repr(printed)
+        assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
+
+
+def test_the_bytes_of_a_log_are_there_for_who_asks_for_them() -> None:
+    raw = CliRunner().invoke(main, ["trial", "log", "hostile/2", "--raw"])
+    assert raw.stdout_bytes.decode() == f"Traceback ...{HOSTILE}"
+
+
+def test_what_is_echoed_in_an_error_is_spelled_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, printed = run_in_terminal(80, ["trial", "list", "no\x1b[31mne"], monkeypatch)
+    assert code == 1
+    assert spelled_out_or_plain(printed), repr(printed)
+    refused = CliRunner().invoke(main, ["leaderboard", "x", "--objective", "a\x9b"])
+    assert refused.exit_code == 2
+    assert spelled_out_or_plain(refused.output), repr(refused.output)
+
+
+def test_a_message_of_several_lines_forges_no_fact(served: Served) -> None:
+    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
+        rows.execute(
+            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
+            ("first\nstate         COMPLETED",),
+        )
+        rows.commit()
+    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
+    assert [line for line in shown if line.startswith("state")] == [
+        "state         INFEASIBLE (out_of_memory)"
+    ]
+    assert "              state         COMPLETED" in shown
+
+
+def test_a_traceback_is_escaped_too() -> None:
+    program = (
+        "from api.cli import LazyGroup\n"
+        "import click\n"
+        "@click.group(cls=LazyGroup)\n"
+        "def group(): pass\n"
+        "@click.command()\n"
+        "def fall(): raise ValueError('no\\x1b[31m such\\u202e thing')\n"
+        "LazyGroup.get_command = lambda *_: fall\n"
+        "group(['fall'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "ValueError: no\\u001b[31m such\\u202e thing" in done.stderr
+    assert spelled_out_or_plain(done.stderr)
+
+
+def test_a_watched_campaign_keeps_one_line_of_a_narrow_terminal(served: Served) -> None:
+    """The line is longer than the terminal and is rewritten in place until watching is stopped."""
+    with Terminal(30) as terminal:
+        process = terminal.start(
+            "campaign", "watch", "hostile", LAYOUT_TUNER_DATA_DIR=str(served.data_dir)
+        )
+        wait_until("the line is there", lambda: "…" in terminal.so_far())
+        before = len(terminal.so_far())
+        with closing(Store(DataDir(served.data_dir).database_url)) as store:
+            store.pause_campaign(store.campaign_by_name("hostile").id)
+            wait_until("it has changed", lambda: len(terminal.so_far()) > before)
+            watched = seen(terminal.so_far(), 30)
+            assert len(watched) == 1, watched
+            assert "\n" not in terminal.so_far()
+            process.send_signal(2)
+            assert process.wait(30) == 130
+            assert store.campaign_by_name("hostile").state == "PAUSED"
+    said = terminal.printed.replace("\n", " ")
+    assert "watching has ended; campaign hostile goes on" in said
+    assert "layout-tuner campaign cancel hostile" in said
+    assert "Aborted" not in said

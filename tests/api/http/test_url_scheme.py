@@ -1,0 +1,132 @@
+"""http:// to a port that speaks TLS, and https:// to one that does not: clear errors."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trustme
+
+from api.client import Client
+from api.errors import ServiceError
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.local_api import TOKEN
+from tests.api.process import run_command
+from tests.api.streams import PATIENCE_S, live_server
+from tests.postgres import upgraded
+from workers.errors import WorkerError
+from workers.service.http import ServiceHttp
+
+
+@pytest.fixture(scope="module")
+def tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="module", params=["ours", "another"])
+def tls_address(
+    request: pytest.FixtureRequest, tls: ssl.SSLContext, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Ports that speak TLS: our service, which answers plain HTTP, and a server that hangs up."""
+    if request.param == "another":
+        with hanging_up(tls) as address:
+            yield address
+        return
+    with (
+        closing(Store.open(upgraded(tmp_path_factory.mktemp("tls")))) as store,
+        live_server(Settings(token=TOKEN), store, tls=tls) as live,
+    ):
+        yield live.url.partition("://")[2]
+
+
+@pytest.fixture(scope="module")
+def plain_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with (
+        closing(Store.open(upgraded(tmp_path_factory.mktemp("plain")))) as store,
+        live_server(Settings(token=TOKEN), store) as live,
+    ):
+        yield live.url.partition("://")[2]
+
+
+@contextmanager
+def hanging_up(tls: ssl.SSLContext) -> Iterator[str]:
+    """A TLS server that closes connections which do not begin with TLS, as most servers do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    accepted, _ = listener.accept()
+                    accepted.settimeout(PATIENCE_S)
+                    with suppress(OSError), accepted, tls.wrap_socket(accepted, server_side=True):
+                        pass
+
+        # A daemon: whatever fails, this thread must not keep the interpreter from ending.
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_the_server_that_hangs_up_ends_when_a_test_fails(tls: ssl.SSLContext) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ArithmeticError), hanging_up(tls):
+        raise ArithmeticError
+    assert set(threading.enumerate()) <= before
+
+
+def said_by_client(url: str) -> str:
+    with Client(url, TOKEN) as client, pytest.raises(ServiceError) as refused:
+        client.whoami()
+    return str(refused.value)
+
+
+def said_by_worker(url: str) -> str:
+    with closing(ServiceHttp(url, TOKEN)) as service, pytest.raises(WorkerError) as refused:
+        service.request("GET", "/v1/whoami", None)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("said_by", [said_by_client, said_by_worker])
+def test_plain_http_to_tls_is_told_to_use_https(tls_address: str, said_by: object) -> None:
+    assert callable(said_by)
+    said = said_by(f"http://{tls_address}")
+    assert "speaks TLS" in said
+    assert "begins with https://, not http://" in said
+    assert "is it running" not in said
+
+
+@pytest.mark.parametrize("said_by", [said_by_client, said_by_worker])
+def test_tls_to_plain_http_is_told_to_use_http(plain_address: str, said_by: object) -> None:
+    assert callable(said_by)
+    said = said_by(f"https://{plain_address}")
+    assert f"https://{plain_address} does not speak TLS" in said
+    assert "begins with http://, not https://" in said
+
+
+def test_commands_say_it_in_one_line(tls_address: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    options = ("--url", f"http://{tls_address}", "--token-file", str(token))
+    for command in (("campaign", "list"), ("allocation", "show")):
+        refused = run_command(*command, *options)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.splitlines()
+        assert "begins with https://, not http://" in line
+
+
+def test_a_service_that_is_not_there_is_still_asked_after() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert "is it running?" in said_by_client(f"http://127.0.0.1:{port}")

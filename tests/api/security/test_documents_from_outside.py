@@ -1,0 +1,585 @@
+"""Every document from outside is accepted, or refused with the field's name: no server error."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+from sqlalchemy import text as sql
+
+from api.app import create_app
+from api.errors import DocumentInvalidError, DocumentMalformedError
+from api.http.documents import read_json_request
+from api.http.request_bodies import JsonRoute
+from api.settings import Settings
+from results_db.store import Store
+from search_spaces.documents.limits import (
+    MAX_DEPTH,
+    acceptable_text,
+    document_problem,
+    is_plainly_acceptable,
+)
+from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH
+from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, Api
+from tests.api.request_bodies import BODIES, Body
+from tests.odd_values import nested
+from tests.postgres import upgraded
+
+JSON = {"Content-Type": "application/json"}
+YAML = {"Content-Type": "application/yaml"}
+LISTS = ("/allocations", "/nodes", "/workers", "/campaigns", "/audit", "/models", "/clusters")
+
+SURROGATE = "x\ud800"
+NUL = "x\x00"
+TOO_LONG = "x" * 300_000
+
+
+def post_text(http: TestClient, path: str, body: str, **headers: str) -> Any:
+    return http.post(f"/v1{path}", content=body, headers={**JSON, **headers})
+
+
+def assert_lists_answer(api: Api) -> None:
+    for path in LISTS:
+        api.get(path)
+
+
+# Depth and numbers
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 300, 985, 15_000])
+def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
+    api: Api, http: TestClient, depth: int
+) -> None:
+    worker = api.register(nodes=[{"name": "n1", "num_devices": 4}])
+    health = nested(depth)
+    body = f'{{"status": {{"nodes": [{{"name": "n1", "state": "idle", "health": {health}}}]}}}}'
+    answer = post_text(http, f"/workers/{worker}/heartbeats", body)
+    assert answer.status_code == 422, answer.text
+    assert "nested too deeply, more than 100 levels" in answer.json()["detail"]
+    assert_lists_answer(api)
+
+
+def test_the_deepest_document_that_is_accepted_can_be_read_again(
+    api: Api, http: TestClient
+) -> None:
+    worker = api.register(nodes=[{"name": "n1", "num_devices": 4}])
+    health = nested(MAX_DEPTH - 4)
+    body = f'{{"status": {{"nodes": [{{"name": "n1", "state": "idle", "health": {health}}}]}}}}'
+    assert post_text(http, f"/workers/{worker}/heartbeats", body).status_code == 200
+    (node,) = api.get("/nodes")["nodes"]
+    assert node["node"]["health"] == json.loads(health)
+    assert_lists_answer(api)
+
+
+def test_many_nodes_are_not_deep() -> None:
+    document = {"nodes": [{"name": str(number), "health": {"a": [1]}} for number in range(500)]}
+    assert is_plainly_acceptable(json.dumps(document).encode(), document)
+    assert document_problem(document) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": {"x": {"y": 1}}, "a": 2}',
+        '[{"a\\"": 1, "a\\u0022" : 2}]',
+        '[{"\\\\": 1, "\\u005c" : 2}, "\\\\"]',
+        '{"a": "\\u0000"}',
+        '{"\\u0000": 1}',
+        "[" * 101 + "]" * 101,
+        '{"a":' * 101 + "1" + "}" * 101,
+        "[" + "9" * 310 + "]",
+        "-1e999",
+        '{"a": [-1e999]}',
+    ],
+)
+def test_the_quick_look_at_a_request_finds_all_that_the_closer_one_refuses(body: str) -> None:
+    assert not is_plainly_acceptable(body.encode(), from_json(body))
+    with pytest.raises((DocumentInvalidError, DocumentMalformedError)):
+        read_json_request(body.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 100 + "]" * 100,
+        '{"a":' * 100 + "1" + "}" * 100,
+        r'{"a": "quotes \" and \\", "b\\": "\n\\\"", "c": ":\"a\":1,"}',
+        '{"gr\u00f6\u00dfe": "\\u00e9"}',
+        "[1.7e308, -1.7e308, 1e-400]",
+        "7",
+        '"a"',
+        "null",
+    ],
+)
+def test_the_quick_look_is_enough_for_what_is_acceptable(body: str) -> None:
+    document = read_json_request(body.encode())
+    assert document == json.loads(body)
+    assert is_plainly_acceptable(body.encode(), document)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 300, 985, 2_000])
+@pytest.mark.parametrize("field", ["model", "seed", "space", "name"])
+@pytest.mark.parametrize("headers", [JSON, YAML], ids=["json", "yaml"])
+def test_a_campaign_that_is_nested_too_deeply_is_refused(
+    lasting: TestClient, headers: dict[str, str], field: str, depth: int
+) -> None:
+    body = json.dumps({**CAMPAIGN, field: "@"}).replace('"@"', nested(depth))
+    answer = lasting.post(
+        "/v1/campaigns", content=body, headers={**headers, "Idempotency-Key": "k"}
+    )
+    assert answer.status_code == 422, answer.text
+    assert "nested too deeply" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "0x" + "f" * 5000, "1" + ":59" * 60_000])
+@pytest.mark.parametrize("place", ["seed: {}", "budget: {{{}: 1}}", "{}: 1", "[{}]"])
+def test_a_number_of_thousands_of_digits_is_refused(
+    lasting: TestClient, number: str, place: str
+) -> None:
+    headers = {**YAML, "Idempotency-Key": "k"}
+    answer = lasting.post("/v1/campaigns", content=place.format(number), headers=headers)
+    assert answer.status_code in (400, 422), answer.text
+    if "{" not in place.format(""):
+        assert "thousands of digits" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/campaigns"),
+        ("POST", "/workers"),
+        ("POST", "/workers/w/heartbeats"),
+        ("POST", "/trials/1/outcome"),
+        ("PUT", "/models/m"),
+        ("PUT", "/clusters/m"),
+        ("POST", "/tokens"),
+    ],
+)
+@pytest.mark.parametrize("value", ["1" * 5000, "-1e999", "NaN", "-Infinity", "1" * 400])
+def test_no_number_of_any_json_document_is_a_fault(
+    lasting: TestClient, method: str, path: str, value: str
+) -> None:
+    for body in (f'{{"name": {value}}}', f"[{value}]", value):
+        answer = lasting.request(method, f"/v1{path}", content=body, headers=JSON)
+        assert answer.status_code == 422, answer.text
+
+
+def test_numbers_of_thousands_of_digits_in_paths_queries_and_headers_are_refused(
+    lasting: TestClient,
+) -> None:
+    digits = "7" * 5000
+    submitter = {"Authorization": f"Bearer {_token(lasting, 'submitter')}"}
+    asked = [
+        ("GET", f"/campaigns/{digits}", {}),
+        ("GET", f"/campaigns/{digits}/leaderboard", {}),
+        ("PATCH", f"/campaigns/{digits}", submitter),
+        ("POST", f"/campaigns/{digits}/pause", submitter),
+        ("POST", f"/trials/{digits}/cancel", submitter),
+        ("GET", f"/campaigns?limit={digits}", {}),
+        ("GET", f"/campaigns?cursor={digits}", {}),
+        ("GET", f"/audit?since={digits}", {}),
+        ("GET", "/events", {"Last-Event-ID": digits}),
+        ("POST", "/campaigns", {"Content-Length": digits}),
+    ]
+    for method, path, headers in asked:
+        answer = lasting.request(method, f"/v1{path}", headers=headers)
+        assert 400 <= answer.status_code < 500, (path[:40], answer.text)
+
+
+# YAML
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("name: a\n1: b\n", "unknown campaign field '1'"),
+        ("name: a\n2020-01-01: b\n", "the key 2020-01-01 is not text; put it in quotes"),
+        ("name: a\n~: b\n", "the key None is not text"),
+        ("name: a\n1.5: b\n", "the key 1.5 is not text"),
+        ("name: a\n.nan: b\n", "the key nan is not text"),
+        ("name: a\ntrue: b\n", "the key True is not text"),
+        ("name: 2020-01-01\n", "name: 2020-01-01 is neither text"),
+        ("seed: .nan\n", "seed: NaN is not a JSON number"),
+        ("seed: -.inf\n", "seed: -Infinity is not a JSON number"),
+        ("seed: 1.0e+999\n", "seed: Infinity is not a JSON number"),
+        ('name: "a\\0b"\n', "cannot be shown"),
+        ("[a, b]\n", "not a mapping"),
+        ("2020-01-01\n", "2020-01-01 is neither text"),
+    ],
+)
+def test_what_yaml_can_say_and_json_cannot_is_refused(
+    lasting: TestClient, body: str, why: str
+) -> None:
+    headers = {**YAML, "Idempotency-Key": "k"}
+    answer = lasting.post("/v1/campaigns", content=body, headers=headers)
+    assert answer.status_code == 422, answer.text
+    assert why in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+        "a: &a [*a]\n",
+        "a: !!set {b}\n",
+        "a: !!binary aGk=\n",
+        "a: !!python/tuple [1]\n",
+        "1: a\n'1': b\n",
+        "a: 1\na: 2\n",
+        'a: "\\ud800"\n',
+        "a: " + "1:" * 60_000 + "1.5",
+        "a: 2020-99-99\n",
+    ],
+)
+def test_yaml_that_hides_something_is_malformed(lasting: TestClient, body: str) -> None:
+    headers = {**YAML, "Idempotency-Key": "k"}
+    answer = lasting.post("/v1/campaigns", content=body, headers=headers)
+    assert answer.status_code in (400, 422), answer.text
+
+
+def test_a_request_is_the_same_in_yaml_and_in_json(api: Api, http: TestClient) -> None:
+    links = {"intra_node_bandwidth_bytes_per_s": {2: 1e9, 4: 2e9}}
+    document = {**CAMPAIGN, "cluster": {**CAMPAIGN["cluster"], **links}}
+    key = {"Idempotency-Key": "same"}
+    first = http.post("/v1/campaigns", content=yaml.safe_dump(document), headers={**YAML, **key})
+    assert first.status_code == 201, first.text
+    again = http.post("/v1/campaigns", content=json.dumps(document), headers={**JSON, **key})
+    assert again.status_code == 201, again.text
+    assert again.json()["id"] == first.json()["id"]
+
+
+# Every text of every request
+
+
+def test_every_route_with_a_json_body_uses_the_one_parser() -> None:
+    with closing(Store("sqlite:////never/opened")) as store:
+        routes = create_app(Settings(token=TOKEN), store).state.routes
+    assert routes.operations
+    assert {body.path for body in BODIES} == {
+        route.path for route in _routes() if route.body_field is not None
+    }
+    assert all(isinstance(route, JsonRoute) for route in _routes() if route.body_field is not None)
+
+
+def _routes() -> Iterator[APIRoute]:
+    from api.routes import (
+        access,
+        allocations,
+        campaigns,
+        catalogue,
+        events,
+        exports,
+        imports,
+        leaderboard,
+        reports,
+        trials,
+        workers,
+    )
+
+    for module in (
+        *(access, allocations, campaigns, catalogue, events, exports, imports),
+        *(leaderboard, reports, trials, workers),
+    ):
+        yield from (route for route in module.router.routes if isinstance(route, APIRoute))
+
+
+def text_paths(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Paths of all texts that a JSON schema has; a list's places are "0", free keys "*"."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    for choice in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        yield from text_paths(choice, definitions)
+    if schema.get("type") == "string":
+        yield ()
+    for name, inner in schema.get("properties", {}).items():
+        for path in text_paths(inner, definitions):
+            yield (name, *path)
+    if isinstance(schema.get("additionalProperties"), dict):
+        for path in text_paths(schema["additionalProperties"], definitions):
+            yield ("*", *path)
+    if isinstance(schema.get("items"), dict):
+        for path in text_paths(schema["items"], definitions):
+            yield ("0", *path)
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Paths of a document's texts, and of its keys in maps that are free in them."""
+    if isinstance(value, str):
+        yield path, False
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if path and path[-1] in ("versions", "health"):
+                yield (*path, name), True
+            yield from leaves(inner, (*path, name))
+    elif isinstance(value, (list, tuple)) and value:
+        yield from leaves(value[0], (*path, "0"))
+
+
+def attacked(document: Any, path: tuple[str, ...], text: str, *, is_key: bool) -> Any:
+    document = json.loads(json.dumps(document))
+    holder = document
+    for name in path[:-1]:
+        holder = holder[int(name)] if isinstance(holder, list) else holder[name]
+    if is_key:
+        holder[text] = holder.pop(path[-1])
+    else:
+        holder[int(path[-1]) if isinstance(holder, list) else path[-1]] = text
+    return document
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.path)
+def test_the_bodies_below_have_every_text_of_their_schema(body: Body) -> None:
+    (route,) = [
+        route
+        for route in _routes()
+        if route.path == body.path and body.method in route.methods and route.body_field
+    ]
+    assert route.body_field is not None
+    schema = TypeAdapter(route.body_field.field_info.annotation).json_schema()
+    wanted = set(text_paths(schema, schema.get("$defs", {})))
+    known = {"versions", "health"}
+    found = {
+        tuple("*" if i and path[i - 1] in known else name for i, name in enumerate(path))
+        for path, is_key in leaves(body.document)
+        if not is_key
+    }
+    assert wanted <= found | {("outcome", "reason")}  # a completed outcome has none
+
+
+@pytest.mark.parametrize("attack", [SURROGATE, NUL, TOO_LONG], ids=["surrogate", "nul", "long"])
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.path)
+def test_a_text_that_cannot_be_stored_is_refused_with_its_field(
+    lasting: TestClient, body: Body, attack: str
+) -> None:
+    for path, is_key in leaves(body.document):
+        document = attacked(body.document, path, attack, is_key=is_key)
+        url = body.url.replace("{campaign}", "first")
+        answer = lasting.request(body.method, url, content=json.dumps(document), headers=JSON)
+        assert answer.status_code == 422, (path, answer.text)
+        named = ".".join(("body", *(path[:-1] if is_key else path)))
+        fields = [error["field"] for error in answer.json()["errors"]]
+        whole = named.rpartition(".health.")[0] + ".health" if ".health" in named else named
+        assert any(field.startswith((named, whole)) for field in fields), (named, fields)
+
+
+@pytest.mark.parametrize("attack", [SURROGATE, NUL, TOO_LONG], ids=["surrogate", "nul", "long"])
+def test_a_text_of_a_campaign_that_cannot_be_stored_is_refused_with_its_field(
+    api: Api, http: TestClient, attack: str
+) -> None:
+    original = api.submit()
+    spec = {**original["spec"], "name": "second", "start_from": ["first"], "warnings": ["w"]}
+    attack = attack[:50_000]
+    for path, _is_key in leaves(spec):
+        document = attacked(spec, path, attack, is_key=False)
+        answer = http.post("/v1/campaigns", content=json.dumps(document), headers=JSON)
+        assert answer.status_code == 422, (path, answer.text)
+        (error, *_) = answer.json()["errors"]
+        assert error["field"].startswith(f"body.{path[0]}"), (path, error)
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service that many examples share, with a campaign."""
+    with closing(Store.open(upgraded(tmp_path_factory.mktemp("outside")))) as store:
+        app = create_app(Settings(token=TOKEN), store)
+        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
+            Api(http).submit()
+            yield http
+
+
+def _token(http: TestClient, role: str) -> str:
+    made = http.post("/v1/tokens", json={"name": f"a-{role}", "role": role})
+    return str(made.json()["token"])
+
+
+# Rows from before
+
+
+DEEP = nested(300)
+UNREADABLE = {
+    "nested": (DEEP, "nested too deeply"),
+    "bottomless": (nested(100_000), "nested too deeply"),
+    "surrogate": (r'{"a": "\ud800"}', "lone surrogate"),
+    "not JSON": ('{"a": ', "Expecting value"),
+}
+
+
+def write_row(api: Api, statement: str, **values: Any) -> None:
+    with api.store._db.engine.begin() as connection:
+        if connection.dialect.name != "sqlite" and "not JSON" in values:
+            pytest.skip("PostgreSQL keeps nothing else in such a column")
+        assert connection.execute(sql(statement), values).rowcount == 1
+
+
+@pytest.mark.parametrize("kind", ["nested", "bottomless", "surrogate"])
+def test_a_row_that_cannot_be_read_breaks_no_list_and_an_admin_removes_it(
+    api: Api, kind: str
+) -> None:
+    document, why = UNREADABLE[kind]
+    if kind == "bottomless" and api.store._db.is_shared:
+        pytest.skip("PostgreSQL refuses it itself")
+    good = api.register("good", nodes=[{"name": "n1", "num_devices": 4}])
+    bad = api.register("bad", nodes=[{"name": "n2", "num_devices": 4}])
+    write_row(api, "UPDATE workers SET versions = :d WHERE id = :w", d=document, w=bad)
+    write_row(
+        api, "UPDATE allocation_nodes SET health = :d WHERE worker_id = :w", d=document, w=bad
+    )
+
+    assert_lists_answer(api)
+    workers = {each["id"]: each for each in api.get("/workers")["workers"]}
+    assert workers[good]["versions"] == {"python": "3.11"}
+    assert why in workers[bad]["versions"]["unreadable"]
+    allocations = {each["id"]: each for each in api.get("/allocations")["allocations"]}
+    assert allocations[good]["nodes"][0]["health"] is None
+    assert why in allocations[bad]["nodes"][0]["health"]["unreadable"]
+    assert len(api.get("/nodes")["nodes"]) == 2
+    api.post(f"/workers/{bad}/heartbeats", {})
+
+    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 204
+    assert [each["id"] for each in api.get("/allocations")["allocations"]] == [good]
+    assert [each["name"] for each in api.get("/nodes")["nodes"]] == ["n1"]
+    api.post(f"/workers/{bad}/heartbeats", {}, status=404)
+    (entry, *_) = api.get("/audit", action="allocation.remove")["entries"]
+    assert entry["target"] == bad
+    api.http.delete(f"/v1/allocations/{bad}")
+    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 404
+
+
+def test_an_allocation_that_ran_trials_is_removed_but_for_its_name(api: Api) -> None:
+    campaign = api.submit()
+    bad = api.register("bad", nodes=[{"name": "n2", "num_devices": 4}])
+    from search_spaces.spec.layout import Layout
+
+    trial = api.store.add_trial(campaign["id"], Layout())
+    api.lease(bad)
+    write_row(api, "UPDATE workers SET versions = :d WHERE id = :w", d=DEEP, w=bad)
+    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 204
+    assert api.get(f"/trials/{trial.id}")["state"] == "PENDING"
+    (allocation,) = api.get("/allocations", all=True)["allocations"]
+    assert (allocation["state"], allocation["nodes"]) == ("ended", [])
+    with api.store._db.read() as session:
+        assert session.scalar(sql("SELECT versions FROM workers")) in ("{}", {})
+
+
+@pytest.mark.parametrize("kind", ["nested", "surrogate"])
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE campaigns SET spec = :d", "UPDATE audit SET details = :d WHERE id = 1"],
+)
+def test_documents_of_campaigns_and_the_audit_break_no_list(
+    api: Api, statement: str, kind: str
+) -> None:
+    api.submit()
+    write_row(api, statement, d=UNREADABLE[kind][0])
+    assert_lists_answer(api)
+    (campaign,) = api.get("/campaigns")["campaigns"]
+    if "campaigns" in statement:
+        assert UNREADABLE[kind][1] in campaign["warnings"][0]
+        assert api.get("/campaigns/first")["spec"].keys() == {"unreadable"}
+        api.post("/campaigns/first/cancel")
+        assert api.http.delete("/v1/campaigns/first").status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["model", "cluster"])
+@pytest.mark.parametrize("document", [DEEP, '{"name": "mine"}', "[]", "7"])
+def test_a_description_that_cannot_be_read_breaks_no_list_and_can_be_deleted(
+    api: Api, kind: str, document: str
+) -> None:
+    described = {"model": {"preset": "tiny"}, "cluster": {"preset": "frontier"}}[kind]
+    for name in ("fine", "mine"):
+        assert api.http.put(f"/v1/{kind}s/{name}", json=described).status_code == 201
+    write_row(api, f"UPDATE user_{kind}s SET description = :d WHERE name = 'mine'", d=document)
+    page = api.get(f"/{kind}s")
+    assert "fine" in [each["name"] for each in page[f"{kind}s"]]
+    (unreadable,) = page["unreadable"]
+    assert unreadable["id"] == "mine"
+    assert unreadable["reason"]
+    if document == DEEP:
+        assert "cannot be read" in api.get(f"/{kind}s/mine", status=409)["detail"]
+        naming_it = api.post("/campaigns", {**CAMPAIGN, kind: "mine"}, status=409)
+        assert f"the {kind} 'mine' cannot be read" in naming_it["detail"]
+    assert api.http.delete(f"/v1/{kind}s/mine").status_code == 204
+    assert api.get(f"/{kind}s")["unreadable"] == []
+
+
+# Names
+
+
+FORMULAS = ["=HYPERLINK(1)", "+1+1", "-2", "@SUM(A1)", "=", "\t=1", "\r=1", " x", "x "]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("kind", ["model", "cluster"])
+def test_a_name_that_a_spreadsheet_computes_is_refused_at_submission(
+    api: Api, http: TestClient, kind: str, name: str
+) -> None:
+    model = {"preset": "tiny", "name": name}
+    document = {
+        **CAMPAIGN,
+        kind: model if kind == "model" else {**CAMPAIGN["cluster"], "name": name},
+    }
+    answer = http.post("/v1/campaigns", json=document)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["field"] == f"body.{kind}.name"
+    assert api.get("/campaigns")["campaigns"] == []
+    api.submit()
+    clone = http.post("/v1/campaigns/first/clone", json={kind: document[kind]})
+    assert clone.status_code == 422, clone.text
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_worker_s_names_are_held_to_the_same_rule(lasting: TestClient, name: str) -> None:
+    for field in ("name", "host", "cluster"):
+        answer = lasting.post("/v1/workers", json={**INTRODUCTION, field: name})
+        assert answer.status_code == 422, (field, answer.text)
+        assert answer.json()["errors"][0]["field"] == f"body.{field}"
+    answer = lasting.post(
+        "/v1/workers", json={**INTRODUCTION, "nodes": [{"name": name, "num_devices": 1}]}
+    )
+    assert answer.json()["errors"][0]["field"] == "body.nodes.0.name"
+
+
+@pytest.mark.parametrize("name", ["GPT 3.6B", "a,b", 'a"b', "größe", "模型", "a=b", "1.5e3", "(x)"])
+def test_the_table_of_a_campaign_with_any_accepted_name_can_be_imported(
+    api: Api, http: TestClient, name: str
+) -> None:
+    from search_spaces.spec.layout import Layout
+
+    cluster = {**CAMPAIGN["cluster"], "name": name}
+    # A measurement of the tests is of 512 tokens a step.
+    api.submit(model={"preset": "tiny", "name": name, "seq_length": 64}, cluster=cluster)
+    worker = api.register(cluster=name)
+    api.complete(worker, "first", Layout(tp=2, micro_batch_size=1, num_microbatches=8))
+    for path in ("/v1/campaigns/first/table", "/v1/campaigns/first/leaderboard?format=csv"):
+        table = http.get(path).content
+        again = http.post(
+            f"/v1/campaigns/import?name=again{len(path)}",
+            content=table,
+            headers={"Content-Type": "text/csv"},
+        )
+        assert again.status_code == 201, again.text
+        (campaign,) = again.json()["campaigns"]
+        assert (campaign["model"], campaign["cluster"]) == (name, name)
+
+
+# What programs print
+
+
+def test_what_a_rank_prints_is_made_acceptable() -> None:
+    printed = "a\0b" + "\ud800" + "x" * MAX_MESSAGE_LENGTH
+    kept = acceptable_text(printed, MAX_MESSAGE_LENGTH)
+    assert document_problem(kept) is None
+    assert kept.startswith("a\ufffdb")
+    assert len(kept) == MAX_MESSAGE_LENGTH
+    assert acceptable_text("first last", 4, keeps_end=True) == "last"
+    assert copy.copy(kept) == kept

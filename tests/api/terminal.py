@@ -1,0 +1,111 @@
+"""A real pseudo-terminal, and what somebody who sits at it would see."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import pytest
+
+from api.cli import main
+
+
+class Terminal:
+    """A terminal of a width; after the context has ended, `printed` holds all that was written."""
+
+    def __init__(self, columns: int = 80) -> None:
+        self.columns = columns
+        self.printed = ""
+        self._pieces: list[bytes] = []
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._outer, self.inner = os.openpty()
+        fcntl.ioctl(self.inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, self.columns, 0, 0))
+        modes = termios.tcgetattr(self.inner)
+        modes[1] &= ~termios.OPOST  # a line end stays one byte
+        termios.tcsetattr(self.inner, termios.TCSANOW, modes)
+        self.path = os.ttyname(self.inner)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+        os.close(self.inner)
+        self._reader.join(30)
+        assert not self._reader.is_alive(), "somebody still has the terminal open"
+        os.close(self._outer)
+        self.printed = b"".join(self._pieces).decode()
+
+    def so_far(self) -> str:
+        """What was written until now."""
+        return b"".join(self._pieces).decode(errors="replace")
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a command of the command line in a process of its own, at this terminal."""
+        kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "api.cli", *command],
+            stdin=self.inner,
+            stdout=self.inner,
+            stderr=self.inner,
+            env={**kept, **environment},
+        )
+        self._started.append(process)
+        return process
+
+    def _read(self) -> None:
+        while True:
+            try:
+                piece = os.read(self._outer, 65536)
+            except OSError:  # the last one has closed it
+                return
+            if not piece:
+                return
+            self._pieces.append(piece)
+
+
+def run_in_terminal(
+    columns: int, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, str]:
+    """Runs a command in this process at a terminal; its exit code, and what it wrote."""
+    code: Any = None
+    with Terminal(columns) as terminal, ExitStack() as opened, monkeypatch.context() as patched:
+        stream = opened.enter_context(os.fdopen(os.dup(terminal.inner), "w", encoding="utf-8"))
+        patched.delenv("COLUMNS", raising=False)
+        patched.setattr(sys, "stdout", stream)
+        patched.setattr(sys, "stderr", stream)
+        try:
+            main(list(arguments), prog_name="layout-tuner")
+        except SystemExit as ended:
+            code = ended.code
+    return code, terminal.printed
+
+
+def seen(printed: str, columns: int) -> list[str]:
+    """The lines of a terminal after what was written, those that were wrapped as several."""
+    lines, at = [""], 0
+    for character in printed:
+        if character == "\n":
+            lines.append("")
+            at = 0
+        elif character == "\r":
+            at = 0
+        else:
+            if at == columns:
+                lines.append("")
+                at = 0
+            lines[-1] = lines[-1][:at].ljust(at) + character + lines[-1][at + 1 :]
+            at += 1
+    return [line.rstrip() for line in lines]

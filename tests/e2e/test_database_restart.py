@@ -1,0 +1,183 @@
+"""PostgreSQL restarts: starting processes wait for it, and running ones log two lines about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.service.live_service import LiveProcess, wait_until
+from benchmarks.service.postgres_server import PostgresServer, running_server
+from results_db.admin import migrate
+from results_db.database.outage_log import once_it_answers
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from tests.e2e.test_kill_storm import services_sharing
+from tests.postgres import TEMPLATE
+
+PATIENCE_S = 60.0
+ENOUGH_FAILURES = 40
+"""Requests that fail in an outage; its loops fail beside them."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server for this module alone, which its tests stop."""
+    with running_server() as server:
+        server.execute(f"CREATE DATABASE {TEMPLATE}")
+        migrate.upgrade(server.url(TEMPLATE))
+        yield server
+
+
+def started(command: list[str], folder: Path, url: str) -> LiveProcess:
+    process = LiveProcess(
+        [sys.executable, "-m", "api.cli", *command],
+        environment={**os.environ, "LAYOUT_TUNER_DATABASE_URL": url},
+        log=folder / "printed",
+    )
+    process.start()
+    return process
+
+
+def wait_for_words(process: LiveProcess, words: str) -> None:
+    def has_said() -> bool:
+        assert not process.has_ended() or words in process.said(), process.said()
+        return words in process.said()
+
+    wait_until(f"it says {words!r}", has_said, PATIENCE_S)
+
+
+COMMANDS = {
+    "serve": (["serve", "--port", "0"], "layout-tuner serves http"),
+    "driver": (["driver"], "this is the active driver"),
+    "up": (["up", "--port", "0"], "layout-tuner is up at http"),
+    "db upgrade": (["db", "upgrade"], "which is this version's"),
+}
+
+
+def start_all(commands: Iterable[str], folder: Path, url: str) -> dict[str, LiveProcess]:
+    processes = {}
+    for name in commands:
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
+        command = [*COMMANDS[name][0], "--data-dir", str(place)]
+        processes[name] = started(command, place, url)
+    return processes
+
+
+@pytest.fixture
+def stopped_server(server: PostgresServer) -> Iterator[PostgresServer]:
+    """The server, which is down until the test starts it."""
+    server.stop()
+    yield server
+    if not server.is_running:
+        server.start()
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [("serve", "driver", "db upgrade"), pytest.param(("up",), marks=pytest.mark.slow)],
+    ids=["alone", "up"],
+)
+def test_commands_that_start_while_the_database_restarts_wait_for_it(
+    commands: tuple[str, ...], stopped_server: PostgresServer, tmp_path: Path
+) -> None:
+    processes = start_all(commands, tmp_path, stopped_server.url(TEMPLATE))
+    for process in processes.values():
+        wait_for_words(process, "it is tried again for up to 60 s")
+    stopped_server.start()
+    for name, process in processes.items():
+        wait_for_words(process, COMMANDS[name][1])
+        assert process.stop() == 0, process.said()
+
+
+def test_a_database_that_does_not_exist_is_not_waited_for(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    commands = ("serve", "driver", "db upgrade")
+    for name, process in start_all(commands, tmp_path, server.url("nowhere")).items():
+        wait_until(f"{name} has ended", process.has_ended, PATIENCE_S)
+        assert process.stop() == 1
+        (line,) = process.said().splitlines()
+        assert 'database "nowhere" does not exist; create it with createdb' in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["driver", "up"])
+def test_what_waits_for_the_database_ends_when_it_is_asked_to(
+    name: str, stopped_server: PostgresServer, tmp_path: Path
+) -> None:
+    (process,) = start_all([name], tmp_path, stopped_server.url(TEMPLATE)).values()
+    wait_for_words(process, "it is tried again for up to 60 s")
+    assert process.stop() == 0, process.said()
+
+
+def test_the_wait_for_a_database_has_an_end(stopped_server: PostgresServer) -> None:
+    url = stopped_server.url(TEMPLATE)
+    with pytest.raises(DatabaseUnavailableError, match=r"; it was tried for 0\.2 s$"):
+        once_it_answers(lambda: Store.connect(url), patience_s=0.2)
+
+
+@pytest.mark.slow
+def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.url(TEMPLATE)
+    monkeypatch.setenv("LAYOUT_TUNER_DATABASE_URL", url)
+    with services_sharing(tmp_path, url, 1) as (service,):
+        driver = service.driver()
+        driver.start()
+        wait_for_words(driver, COMMANDS["driver"][1])
+        again = ["api.cli", "driver", "--data-dir", str(service.data.path)]
+        standby = service.make("standby", again)
+        standby.start()
+        wait_for_words(standby, "standing by")
+        processes = (service.serve, driver, standby)
+        before = {process.log: process.log.stat().st_size for process in processes}
+        server.stop(signal.SIGQUIT)
+        try:
+            _ask_until_refused(service.http, ENOUGH_FAILURES)
+            for process in processes:
+                wait_for_words(process, "cannot be used: ")
+        finally:
+            server.start()
+        for process in processes:
+            wait_for_words(process, "works again after ")
+        wait_until("all goes on", lambda: service.get("/health")["driver_alive"])
+        for process in processes:
+            text = process.log.read_bytes()[before[process.log] :].decode()
+            lines = [line for line in text.splitlines() if "driver lease" not in line]
+            assert len(lines) == 2, text
+            assert "the next line about this is written when it works" in lines[0]
+            assert "works again after " in lines[1]
+
+
+def _ask_until_refused(http: httpx.Client, times: int) -> None:
+    """Asks from several threads until so many requests were answered that the database is away."""
+    refused = threading.Semaphore(0)
+    give_up_at = time.monotonic() + PATIENCE_S
+    enough = threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set() and time.monotonic() < give_up_at:
+            answer = http.get("/campaigns")
+            if answer.status_code == 503:
+                refused.release()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(times):
+            assert refused.acquire(timeout=PATIENCE_S)
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,115 @@
+"""The commands of README, tutorial and guides, run in order as a reader would run them.
+
+Each page runs in an empty directory with a copy of `examples/`, with a home of its own, against a
+service on loopback. A page that starts no service finds one that runs. The commands must end with
+exit code 0. Blocks after a line `<!-- not run: ... -->` are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.markdown import ROOT, Markdown, guides
+from tests.workers.process_checks import MARK, kill, marked, wait_until
+
+PATIENCE_S: Final = 840
+
+PORTS: Final = ("8080", "8443")
+"""Ports that the documents name; each is replaced by one that is free."""
+
+SERVICE: Final = re.compile(r"layout-tuner (up|serve)\b")
+
+WAIT_FOR_SERVICE: Final = """\
+for _ in $(seq 300); do layout-tuner whoami >/dev/null 2>&1 && break; sleep 0.2; done
+"""
+
+PAGES: Final = [
+    pytest.param(page, marks=() if page.name == "README.md" else pytest.mark.nightly, id=page.name)
+    for page in guides()
+    if page.run_commands()
+]
+"""README in the slow suite; the tutorial and the guides take minutes each."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 60)
+@pytest.mark.parametrize("page", PAGES)
+def test_documented_commands_work_in_order(page: Markdown, tmp_path: Path) -> None:
+    commands = page.run_commands()
+    if not any(SERVICE.search(command) for command in commands):
+        commands = ["layout-tuner up &", *commands]
+    home, directory = tmp_path / "home", tmp_path / "empty"
+    home.mkdir()
+    directory.mkdir()
+    shutil.copytree(ROOT / "examples", directory / "examples")
+    mark = uuid.uuid4().hex
+    printed = tmp_path / "printed"
+    try:
+        with printed.open("w") as output:
+            ended = subprocess.run(
+                ["bash", "-c", _script(commands)],
+                cwd=directory,
+                env=_environment(home, mark),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+        assert ended.returncode == 0, f"{printed.read_text()[-6000:]}\n{_logs(home)}"
+        wait_until("no process is left", lambda: not marked(mark), 30.0)
+    finally:
+        kill(marked(mark))
+
+
+def _script(commands: list[str]) -> str:
+    """A script that ends at the first command that fails, and ends what runs beside it."""
+    lines = ["trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
+    ports = {named: str(_free_port()) for named in PORTS}
+    for command in commands:
+        placed = re.sub(r"layout-tuner up\b", "layout-tuner up --port 8080", command)
+        for named, port in ports.items():
+            placed = re.sub(rf"\b{named}\b", port, placed)
+        lines += [
+            f"printf '%s\\n' '=== {command.replace(chr(39), '')}'",
+            placed,
+            'code=$?; if [ $code -ne 0 ]; then echo "=== exit code $code"; exit $code; fi',
+        ]
+        if SERVICE.search(command):
+            lines.append(WAIT_FOR_SERVICE)
+    return "\n".join(lines)
+
+
+def _environment(home: Path, mark: str) -> dict[str, str]:
+    """The reader's environment: a home of its own, and nothing that names another service."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LAYOUT_TUNER_", "XDG_", "SLURM_"))
+    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
+    return {**inherited, "HOME": str(home), "PATH": path, MARK: mark}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _logs(home: Path) -> str:
+    return "\n".join(
+        f"--- {log.name}\n{log.read_text()[-2000:]}"
+        for log in sorted(home.glob(".local/share/layout-tuner/logs/*.log"))
+    )

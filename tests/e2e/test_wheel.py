@@ -1,0 +1,241 @@
+"""The wheel, installed outside of the clone: the base install, and a campaign on all extras."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.extras import NEEDS
+from tests.e2e.conftest import CAMPAIGN, Service, wait_until
+from tests.workers.process_checks import kill
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+ROOT = Path(__file__).parents[2]
+BENCHMARK_TABLE = ROOT / "benchmarks" / "data" / "tiny_local_cpu.csv"
+PACKAGES = ("api", "layout_tuner", "results_db", "search_spaces", "tuner", "workers")
+NO_INDEX = ("No matching distribution found", "NewConnectionError", "Could not fetch URL")
+"""What pip prints where it reaches no package index."""
+
+
+class Installed:
+    """A virtual environment that holds the wheel, and commands that see nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+        self.python = str(folder / "bin" / "python")
+        self.command = str(folder / "bin" / "layout-tuner")
+        (self.site_packages,) = folder.glob("lib/python3*/site-packages")
+        self.empty = folder / "empty"
+        self.empty.mkdir()
+        self.environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+        } | {"LAYOUT_TUNER_DATA_DIR": str(folder / "data")}
+
+    def install(self, wheel: Path, *options: str) -> None:
+        pip("--python", self.python, "install", "--no-compile", *options, str(wheel))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of the command line, in an empty directory."""
+        return self._run(self.command, *arguments)
+
+    def evaluate(self, program: str) -> Any:
+        """What a program prints as JSON."""
+        done = self._run(self.python, "-c", program)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environment,
+            cwd=self.empty,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def pip(*arguments: str) -> None:
+    """Runs pip; skips the test where no package index can be reached."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    printed = done.stdout + done.stderr
+    if done.returncode and any(sentence in printed for sentence in NO_INDEX):
+        pytest.skip(f"pip reaches no package index: {printed.strip().splitlines()[-1]}")
+    assert done.returncode == 0, printed
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as it would be published."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment with what `pip install layout-tuner` brings."""
+    installed = Installed(tmp_path_factory.mktemp("base") / "venv")
+    installed.install(wheel, "--constraint", str(ROOT / "constraints.txt"))
+    return installed
+
+
+@pytest.fixture
+def full(wheel: Path, tmp_path: Path) -> Installed:
+    """An environment with the wheel on top of the dependencies that this test runs with.
+
+    A line of a .pth file adds them. The .pth files among them, which lead to the clone, are not
+    read.
+    """
+    installed = Installed(tmp_path / "venv")
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    folders |= {folder for folder in sys.path if Path(folder).name.endswith("-packages")}
+    (installed.site_packages / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n")
+    installed.install(wheel, "--no-deps", "--no-index", "--ignore-installed")
+    return installed
+
+
+def homes(installed: Installed) -> dict[str, str]:
+    """The folder that each of our packages is imported from."""
+    found: dict[str, str] = installed.evaluate(
+        "import importlib, json, pathlib\n"
+        f"modules = [importlib.import_module(name) for name in {PACKAGES}]\n"
+        "print(json.dumps({m.__name__: str(pathlib.Path(m.__file__).parents[1]) for m in modules}))"
+    )
+    return found
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_the_licence(wheel: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+        (metadata,) = [name for name in held if name.endswith(".dist-info/METADATA")]
+        described = message_from_bytes(archive.read(metadata))
+        licence = archive.read(metadata.replace("METADATA", "licenses/LICENSE"))
+    assert len(tracked) > 400
+    assert set(tracked) <= held
+    assert {f"{package}/py.typed" for package in PACKAGES} <= held
+    assert {name.partition("/")[0] for name in held if "dist-info" not in name} == set(PACKAGES)
+    assert described["License-Expression"] == "Apache-2.0"
+    assert licence == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_base_install_is_light(base: Installed) -> None:
+    installed = base.evaluate(
+        "import json; from importlib.metadata import distributions\n"
+        "print(json.dumps([each.name.lower() for each in distributions()]))"
+    )
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "layout-tuner" in installed
+    heavy = {"torch", "ray", "deephyper", "scikit-learn", "scipy", "sqlalchemy", "fastapi"}
+    assert not heavy & set(installed), installed
+    assert len(installed) < 3 * len(pyproject["dependencies"]), installed
+
+
+def test_the_client_is_imported_from_the_base_install(base: Installed) -> None:
+    assert homes(base) == dict.fromkeys(PACKAGES, str(base.site_packages))
+    names = base.evaluate(
+        "import json, layout_tuner\n"
+        "print(json.dumps([name for name in layout_tuner.__all__ if getattr(layout_tuner, name)]))"
+    )
+    assert {"Client", "AsyncClient", "ServiceError", "__version__"} <= set(names)
+
+
+def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Installed) -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    commands = sorted(pyproject["entry-points"]["layout_tuner.commands"])
+    listed = base.run("--help")
+    assert listed.returncode == 0, listed.stderr
+    for command in commands:
+        assert f"\n  {command} " in listed.stdout
+    refused = base.run("worker")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "Error: `layout-tuner worker` needs torch and ray, which are not installed; "
+        "run: pip install 'layout-tuner[worker]'\n"
+    )
+    # The others in one process, to save the time of two dozen starts.
+    ended = base.evaluate(
+        "import json; from api.cli import main; from click.testing import CliRunner\n"
+        "def run(*words):\n"
+        "    result = CliRunner().invoke(main, words)\n"
+        "    return result.exit_code, result.stderr\n"
+        f"refused = {{name: run(name) for name in {sorted(NEEDS)}}}\n"
+        f"shown = {{name: run(name, '--help') for name in {sorted(set(commands) - set(NEEDS))}}}\n"
+        "print(json.dumps([refused, shown]))"
+    )
+    for command, (code, printed) in ended[0].items():
+        assert code == 1
+        assert len(printed.splitlines()) == 1, printed
+        assert printed.startswith(f"Error: `layout-tuner {command}` needs ")
+        assert f"pip install 'layout-tuner[{NEEDS[command].extra}]'" in printed
+    assert {command: code for command, (code, _) in ended[1].items()} == dict.fromkeys(ended[1], 0)
+    assert {"estimate", "campaign", "export"} <= set(ended[1])
+
+
+def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) -> None:
+    layout = ("--tp", "2", "--micro-batch-size", "2", "--num-microbatches", "4")
+    estimated = base.run("estimate", "--model", "tiny", *layout, "--json")
+    assert estimated.returncode == 0, estimated.stderr
+    assert json.loads(estimated.stdout)["step_time_s"] > 0
+    table = ("--calibrate-from", str(BENCHMARK_TABLE))
+    refused = base.run("estimate", "--model", "tiny", *layout, *table)
+    assert refused.returncode == 1
+    assert "needs scipy, which is not installed" in refused.stderr
+    token = base.folder / "token"
+    token.write_text("a-worker-s-token\n")
+    token.chmod(0o600)
+    job = ("--cluster", "frontier", "--account", "ABC123", "--nodes", "2", "--time", "1h")
+    service = ("--url", "http://127.0.0.1:1", "--worker-token-file", str(token))
+    script = base.run("allocation", "submit", *job, *service, "--dry-run")
+    assert script.returncode == 0, script.stderr
+    assert "#SBATCH --account=ABC123" in script.stdout
+
+
+def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Installed) -> None:
+    assert homes(full) == dict.fromkeys(PACKAGES, str(full.site_packages))
+    service = Service(full.folder / "data", command=full.command, cwd=full.empty)
+    service.environment.pop("PYTHONPATH", None)
+    description = full.empty / "campaign.json"
+    description.write_text(json.dumps({**CAMPAIGN, "strategy": "guided", "budget": {"trials": 2}}))
+    service.start()
+    try:
+        submitted = service.run("campaign", "submit", str(description))
+        assert submitted.returncode == 0, submitted.stderr
+        ended = service.wait_for_end("e2e")
+        assert (ended["state"], ended["reason"]) == ("COMPLETED", "budget"), service.logs()
+        board = service.run("leaderboard", "e2e", "--json")
+        assert board.returncode == 0, board.stderr
+        assert [trial["rank"] for trial in json.loads(board.stdout)["trials"]] == [1, 2]
+        exported = service.run("export", "e2e", "--format", "trainer", "--out", "job")
+        assert exported.returncode == 0, exported.stderr
+        assert (full.empty / "job" / "job.json").is_file()
+        service.stop()
+        wait_until("every process of the service is gone", lambda: not service.processes())
+        checked = service.run("db", "check")
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+    finally:
+        service.http.close()
+        kill(service.processes())

@@ -1,0 +1,68 @@
+"""The golden documents by name; run as a module it writes the files that they are compared with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tests.golden import prose, structure
+
+EXPECTED: Final = Path(__file__).parent / "expected"
+REWRITE: Final = "python -m tests.golden.documents"
+
+
+def in_new_process(function: str) -> list[str]:
+    """Makes a document in a process of its own.
+
+    click's commands keep the option --help with the names of the first context that asked for it,
+    and another test may have been the first.
+    """
+    module, _, name = function.rpartition(".")
+    program = f"import json, {module}; print(json.dumps({module}.{name}()))"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", program]
+    made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    lines: list[str] = json.loads(made.stdout)
+    return lines
+
+
+DOCUMENTS: Final[dict[str, Callable[[], list[str]]]] = {
+    "structure/commands": partial(in_new_process, "tests.golden.structure.commands"),
+    "structure/api": structure.api,
+    "structure/sqlite_tables": structure.sqlite_tables,
+    "structure/postgresql_tables": structure.postgresql_tables,
+    **{
+        f"structure/{name}": partial(structure.of_service, name)
+        for name in ("exit_codes", "protocol", "events", "exports", "tables", "metrics", "problems")
+    },
+    "prose/help": partial(in_new_process, "tests.golden.prose.help_texts"),
+    "prose/api": prose.api,
+    "prose/refusals": prose.refusals,
+    "prose/exports": prose.exports,
+}
+
+
+def file_of(name: str) -> Path:
+    """Where a document is kept."""
+    return EXPECTED / f"{name}.txt"
+
+
+def text_of(name: str) -> str:
+    """A document as the product has it now."""
+    return "".join(f"{line.rstrip()}\n" for line in DOCUMENTS[name]())
+
+
+def write() -> None:
+    """Rewrites every golden file."""
+    for name in DOCUMENTS:
+        file_of(name).parent.mkdir(parents=True, exist_ok=True)
+        file_of(name).write_text(text_of(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,71 @@
+"""`from layout_tuner import ...`: what it offers, what it imports, and when."""
+
+import inspect
+import json
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+import layout_tuner
+from api.client.clients import Calls
+from api.client.methods import ClientMethod
+from api.version import version
+
+THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "yaml"}
+OURS = {"api", "results_db", "search_spaces", "tuner", "workers"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after a statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    loaded = loaded_by("import layout_tuner")
+    assert "layout_tuner" in loaded
+    assert not loaded & (THIRD_PARTY | OURS | {"asyncio"})
+
+
+def test_the_client_needs_nothing_beyond_the_base_install() -> None:
+    loaded = loaded_by("from layout_tuner import AsyncClient, Client, CampaignDetail, TrialFilter")
+    heavy = {"sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "scipy", "torch", "ray"}
+    assert {"httpx", "pydantic"} <= loaded
+    assert not loaded & heavy
+
+
+def test_every_name_is_there_and_is_kept() -> None:
+    for name in layout_tuner.__all__:
+        assert getattr(layout_tuner, name) is vars(layout_tuner)[name]
+    assert set(layout_tuner.__all__) <= set(dir(layout_tuner))
+    assert layout_tuner.__version__ == version()
+    assert list(layout_tuner.__all__) == sorted(layout_tuner.__all__)
+
+
+def test_an_unknown_name_is_an_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="'layout_tuner' has no attribute 'Clint'"):
+        layout_tuner.Clint  # noqa: B018
+
+
+def documents_of_calls() -> Iterator[type[BaseModel]]:
+    """The documents that the client's methods return."""
+    for _name, method in inspect.getmembers(Calls):
+        if isinstance(method, ClientMethod):
+            answers = typing.get_type_hints(method.describe)["return"]
+            for answer in typing.get_args(answers):
+                if inspect.isclass(answer) and issubclass(answer, BaseModel):
+                    yield answer
+
+
+def test_every_document_that_the_client_returns_can_be_named() -> None:
+    documents = {document.__name__: document for document in documents_of_calls()}
+    assert len(documents) > 20
+    for name, document in documents.items():
+        assert getattr(layout_tuner, name) is document

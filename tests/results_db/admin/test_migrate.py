@@ -1,0 +1,341 @@
+"""The machinery of migrations: versions that meet, interrupted and concurrent upgrades."""
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.admin import migrate
+from results_db.admin.backup import back_up
+from results_db.admin.integrity import check_database
+from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
+from results_db.database.data_dir import DataDir
+from results_db.database.session import Database
+from results_db.errors import (
+    DatabaseInvalidError,
+    DatabaseUnavailableError,
+    SchemaNewerError,
+    SchemaOutdatedError,
+    SchemaUnsupportedError,
+)
+from results_db.models.tables import Base
+from results_db.store import Store
+from tests.postgres import is_anybody_waiting
+from tests.results_db.factories import make_campaign, make_worker
+from tests.results_db.next_version import (
+    NEXT,
+    THIS,
+    WITH_NEXT,
+    become_next_version,
+    become_this_version,
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'results.sqlite3'}"
+
+
+def write_revision(path: Path, revision: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+
+
+@pytest.mark.parametrize("is_next", [False, True])
+def test_the_scripts_are_named_after_their_revisions_and_the_last_is_the_head(
+    monkeypatch: pytest.MonkeyPatch, is_next: bool
+) -> None:
+    if is_next:
+        become_next_version(monkeypatch)
+    folders = [str(folder) for folder in migrate.VERSIONS]
+    scripts = ScriptDirectory(str(migrate.SCRIPTS), version_locations=folders)
+    found = {script.revision: Path(script.path).name for script in scripts.walk_revisions()}
+    assert all(name.startswith(f"{revision}_") for revision, name in found.items())
+    assert sorted(found) == list(migrate.revisions(migrate.VERSIONS))
+    assert migrate.head() == scripts.get_current_head() == (NEXT if is_next else THIS)
+
+
+def test_no_revision_has_the_name_of_one_that_is_not_supported() -> None:
+    assert not set(migrate.UNSUPPORTED) & set(migrate.revisions(migrate.VERSIONS))
+
+
+def test_the_migrations_build_exactly_what_the_models_describe(database_url: str) -> None:
+    database = Database(database_url)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.close()
+
+
+def test_the_migrations_keep_every_check_of_the_models(url: str) -> None:
+    # Alembic does not compare check constraints.
+    migrate.upgrade(url)
+    database = Database(url)
+    found = inspect(database.engine)
+    for table in Base.metadata.sorted_tables:
+        described = {
+            str(c.name): str(c.sqltext) for c in table.constraints if hasattr(c, "sqltext")
+        }
+        kept = {c["name"]: c["sqltext"] for c in found.get_check_constraints(table.name)}
+        assert kept == described, table.name
+    database.close()
+
+
+def test_a_downgrade_takes_everything_away_and_an_upgrade_brings_it_back(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.downgrade(url, "base")
+    database = Database(url)
+    assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
+    database.close()
+    migrate.upgrade(url)
+    migrate.check(url)
+
+
+def test_upgrading_twice_changes_nothing(url: str, tmp_path: Path) -> None:
+    migrate.upgrade(url)
+    before = (tmp_path / "results.sqlite3").read_bytes()
+    migrate.upgrade(url)
+    assert (tmp_path / "results.sqlite3").read_bytes() == before
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    Store.open(data_dir).close()
+    write_revision(tmp_path / "results.sqlite3", "9999")
+    before = (tmp_path / "results.sqlite3").read_bytes()
+    with pytest.raises(SchemaNewerError, match=r"9999.*newer version"):
+        Store.open(data_dir)
+    assert (tmp_path / "results.sqlite3").read_bytes() == before
+
+
+def test_what_the_next_version_has_upgraded_is_refused_by_this_one(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_next_version(monkeypatch)
+    migrate.upgrade(database_url)
+    become_this_version(monkeypatch)
+    for refused in (migrate.upgrade, migrate.check, migrate.revision, Store.connect):
+        with pytest.raises(SchemaNewerError, match=f"{NEXT}.*newer version"):
+            refused(database_url)
+    become_next_version(monkeypatch)
+    assert migrate.check(database_url) == NEXT
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "garbage":
+        path.write_bytes(b"no database, but long enough to be taken for one. " * 100)
+    elif how == "directory":
+        path.mkdir()
+    else:
+        migrate.upgrade(f"sqlite:///{path}")
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + bytes(len(content) - 100))
+
+
+@pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])
+def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "results.sqlite3"
+    spoil(path, how)
+    for open_it in (
+        lambda: Store.open(DataDir(tmp_path)),
+        lambda: migrate.check(f"sqlite:///{path}"),
+        lambda: Store(f"sqlite:///{path}").campaigns(),
+    ):
+        with pytest.raises(DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: \w+"):
+            open_it()
+
+
+def test_a_database_without_a_schema_is_outdated(url: str) -> None:
+    with pytest.raises(SchemaOutdatedError, match="revision none"):
+        migrate.check(url)
+
+
+def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
+    store = Store.open(DataDir(tmp_path))
+    with store._db.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    store.close()
+
+
+def run(url: str, *statements: str) -> None:
+    """Runs statements; on SQLite references are not looked at."""
+    database = Database(url)
+    with database.engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            driver.execute("PRAGMA foreign_keys = OFF")
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        connection.commit()
+    database.close()
+
+
+def test_rows_that_the_next_schema_refuses_stop_an_upgrade_which_says_so_and_changes_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Store(database_url)) as store:
+        make_worker(store, devices_per_node=65)
+    become_next_version(monkeypatch)
+    with pytest.raises(
+        DatabaseInvalidError, match=r"ck_workers_devices_are_few.*left as it was: put those"
+    ):
+        migrate.upgrade(database_url)
+    assert migrate.revision(database_url) == THIS
+    run(database_url, "UPDATE workers SET devices_per_node = 64")
+    migrate.upgrade(database_url)
+    assert migrate.check(database_url) == NEXT
+
+
+def test_rows_that_refer_to_nothing_stop_an_upgrade_of_sqlite(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(sqlite_url, "INSERT INTO trial_logs VALUES (7, 'a log of no trial')")
+    become_next_version(monkeypatch)
+    with pytest.raises(DatabaseInvalidError, match="row 7 of trial_logs refers to a row of trials"):
+        migrate.upgrade(sqlite_url)
+    assert migrate.revision(sqlite_url) == THIS
+
+
+UPGRADE = """
+import sys
+from pathlib import Path
+from results_db.admin import migrate
+
+migrate.VERSIONS = tuple(Path(folder) for folder in sys.argv[2:])
+refuse_orphans = migrate._refuse_orphans
+
+def pause_before_the_commit(connection):
+    print("before the commit", flush=True)
+    sys.stdin.readline()
+    refuse_orphans(connection)
+
+migrate._refuse_orphans = pause_before_the_commit
+print("begins", flush=True)
+migrate.upgrade(sys.argv[1])
+"""
+"""A process of the next version: it upgrades a database and waits for a line before the commit."""
+
+
+def start_upgrade(url: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", UPGRADE, url, *map(str, WITH_NEXT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{line}\n"
+
+
+@pytest.mark.slow
+def test_an_upgrade_that_is_killed_before_its_commit_changes_nothing_and_is_run_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Store(database_url)) as store:
+        make_campaign(store)
+    with start_upgrade(database_url) as process:
+        wait_for(process, "begins")
+        wait_for(process, "before the commit")
+        process.kill()
+    assert migrate.check(database_url) == THIS
+    assert check_database(database_url).findings == ()
+    become_next_version(monkeypatch)
+    migrate.upgrade(database_url)
+    assert migrate.check(database_url) == NEXT
+    with closing(Store(database_url)) as store:
+        assert [campaign.notes for campaign in store.campaigns()] == ["no notes"]
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_upgrade_at_once_one_waits_and_finds_it_done(
+    database_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_upgrade(database_url) as first:
+        wait_for(first, "begins")
+        wait_for(first, "before the commit")
+        second = start_upgrade(database_url)
+        wait_for(second, "begins")
+        if not database_url.startswith("sqlite"):
+            server = request.getfixturevalue("postgres_server")
+            assert isinstance(server, PostgresServer)
+            while not is_anybody_waiting(server, database_url):
+                assert second.poll() is None
+        ends = [process.communicate("\n", timeout=60)[1] for process in (first, second)]
+    assert (first.returncode, second.returncode, ends) == (0, 0, ["", ""])
+    become_next_version(monkeypatch)
+    assert migrate.check(database_url) == NEXT
+
+
+def become_unsupported(url: str, revision: str) -> None:
+    """Makes a database look like one of a schema from before r001."""
+    run(url, f"UPDATE alembic_version SET version_num = '{revision}'")
+
+
+@pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, 8)])
+def test_a_schema_from_before_the_first_migration_is_refused_with_the_way_out(
+    database_url: str, revision: str
+) -> None:
+    become_unsupported(database_url, revision)
+    words = (
+        rf"at revision {revision}, which this version \({THIS}\) cannot upgrade; nothing in it was "
+        r"changed.*schema is 0007.*`layout-tuner campaign table CAMPAIGN > FILE.csv`.*"
+        r"`layout-tuner campaign import FILE.csv --name CAMPAIGN`"
+    )
+    for refused in (
+        migrate.upgrade,
+        migrate.check,
+        migrate.revision,
+        check_database,
+        Store.connect,
+    ):
+        with pytest.raises(SchemaUnsupportedError, match=words):
+            refused(database_url)
+
+
+def test_nothing_is_changed_in_a_data_directory_whose_schema_is_not_supported(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    become_unsupported(sqlite_url, "0007")
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    before = path.read_bytes()
+    for refused in (
+        lambda: Store.open(DataDir(path.parent)),
+        lambda: back_up(sqlite_url, tmp_path / "backup.sqlite3"),
+        lambda: restore_into_data_dir(path, DataDir(tmp_path / "other")),
+    ):
+        with pytest.raises(SchemaUnsupportedError):
+            refused()
+    assert path.read_bytes() == before
+    assert not (tmp_path / "backup.sqlite3").exists()
+    assert not (tmp_path / "other" / "results.sqlite3").exists()
+
+
+def test_a_postgresql_whose_schema_is_not_supported_is_not_replaced_either(
+    postgres_url: str, sqlite_url: str, tmp_path: Path
+) -> None:
+    with closing(Store(postgres_url)) as store:
+        make_campaign(store)
+    become_unsupported(postgres_url, "0007")
+    with pytest.raises(SchemaUnsupportedError):
+        restore_into_postgresql(
+            Path(sqlite_url.removeprefix("sqlite:///")), postgres_url, replace=True
+        )
+    with pytest.raises(SchemaUnsupportedError):
+        back_up(postgres_url, tmp_path / "backup.sqlite3")
+    with closing(Store(postgres_url)) as store:
+        assert [campaign.name for campaign in store.campaigns()] == ["first"]

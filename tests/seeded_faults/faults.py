@@ -1,0 +1,335 @@
+"""Forty small seeded faults, each a replacement inside one function.
+
+They measure how many plausible mistakes the test suites catch. They were written without knowledge
+of the tests. A fault is found by the name of its function, so that it stays applicable when the
+function moves to another module; when a function is renamed or rewritten, adapt the fault and keep
+its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One mistake."""
+
+    name: str
+    """Names the fault in reports and on the command line."""
+    function: str
+    """Qualified name of the function in its module, such as `Packer._borrow`."""
+    before: str
+    """Code that occurs exactly once in the function; any whitespace matches any other."""
+    after: str
+    """What replaces it."""
+    what: str
+    """The wrong behaviour, in one sentence."""
+    also: str = ""
+    """Code that tells the function apart from others with the same qualified name."""
+
+
+SEARCH_SPACES: Final = (
+    Fault(
+        name="derived-dp-leaves-devices-idle",
+        function="_world_is_wrong",
+        before="must_fill = (c.num_nodes > 1) | x.fill_nodes",
+        after="must_fill = c.num_nodes > 1",
+        what="A layout of one node whose derived dp leaves devices unused counts as legal.",
+    ),
+    Fault(
+        name="illegal-layout-has-a-position",
+        function="LegalSet.index_of",
+        before="if position == len(self) or self.layout(position) != layout:",
+        after="if position == len(self):",
+        what="An illegal layout gets the position of the next legal one.",
+    ),
+    Fault(
+        name="exclusions-counted-before-broadcast",
+        function="enumerate_legal",
+        before="int(np.count_nonzero(broken)) * (illegal.size // broken.size)",
+        after="int(np.count_nonzero(broken))",
+        what="A rule's count of excluded combinations ignores the axes that the rule does not read.",
+    ),
+    Fault(
+        name="tied-embedding-copy-is-free",
+        function="_stage_parameters",
+        before="owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))",
+        after="owns_output = last & (not model.tied_embeddings)",
+        what="The memory estimate omits the last stage's copy of a tied embedding.",
+    ),
+    Fault(
+        name="replicas-reduce-the-whole-buffer",
+        function="data_terms",
+        before="2.0 * (copies - 1.0) / d,",
+        after="2.0 * (copies - 1.0) / copies,",
+        what="The time estimate lets ZeRO replicas all-reduce all gradients instead of one shard.",
+    ),
+    Fault(
+        name="degrees-of-freedom-are-pooled",
+        function="can_be_told_apart",
+        before="dof = max(int(error**4 / parts), 1)",
+        after="dof = max(one.dof + other.dof, 1)",
+        what="The comparison of two step times pools degrees of freedom although variances differ.",
+    ),
+    Fault(
+        name="loss-tolerance-grows-late",
+        function="loss_tolerance",
+        before="index - STEADY_ITERATIONS + 1",
+        after="index - STEADY_ITERATIONS",
+        what="The tolerance of losses begins to grow one iteration too late.",
+    ),
+    Fault(
+        name="true-reads-as-one",
+        function="whole_number_problem",
+        before="if isinstance(value, bool) or not isinstance(value, int):",
+        after="if not isinstance(value, int):",
+        what="A document may write `true` where a whole number is expected.",
+    ),
+    Fault(
+        name="out-of-memory-repeat-reads-as-failed",
+        function="_merge",
+        before="return (out_of_memory or repeats)[0]",
+        after="return repeats[0]",
+        what="A layout that failed first and ran out of memory later is merged into a failed row.",
+        also="out_of_memory",
+    ),
+)
+
+RESULTS_DB: Final = (
+    Fault(
+        name="newest-trial-leased-first",
+        function="LeaseBatch.hand_out",
+        before="list(reversed(self._session.scalars(locked).all()))",
+        after="list(self._session.scalars(locked).all())",
+        what="A batch of waiting trials is handed out from the newest to the oldest.",
+    ),
+    Fault(
+        name="late-outcome-stays-lost",
+        function="OutcomeBatch._end_attempt",
+        before='was_lost = attempt.ending == "lost" attempt.ending = "reported"',
+        after='attempt.ending = "reported"; was_lost = attempt.ending == "lost"',
+        what="An attempt that was lost and reports late still counts as lost.",
+    ),
+    Fault(
+        name="pooled-rate-scales-with-time",
+        function="_pooled_objectives",
+        before="known[0] / times_longer",
+        after="known[0] * times_longer",
+        what="The rate of a repeated layout grows with the median step time in the Pareto front.",
+    ),
+    Fault(
+        name="within-percent-of-the-wrong-base",
+        function="listed",
+        before="first.row.value * (1.0 - listing.within_percent / 100.0)",
+        after="first.row.value / (1.0 + listing.within_percent / 100.0)",
+        what="The percentage below the best is taken of the listed value, not of the best.",
+        also="within_percent",
+    ),
+    Fault(
+        name="every-run-votes",
+        function="judge",
+        before="votes = Counter(steady.values())",
+        after="votes = Counter(run.kin for run in runs if run.layout_key in steady)",
+        what="Every run has a vote on the right losses, instead of every layout.",
+    ),
+    Fault(
+        name="imported-repeat-of-the-last-run",
+        function="_add_trials",
+        before="first_number.setdefault(row.layout, number)",
+        after="first_number[row.layout] = number",
+        what="An imported repeat refers to the run before it instead of the first run.",
+    ),
+    Fault(
+        name="token-use-noted-once",
+        function="Access.note_tokens_used",
+        before="TokenRow.last_used_at < now - USE_NOTED_EVERY",
+        after="TokenRow.last_used_at > now - USE_NOTED_EVERY",
+        what="The last use of a token that was idle for more than a minute is never updated.",
+    ),
+    Fault(
+        name="iterations-pruned-by-creation",
+        function="_campaigns_with_iterations",
+        before="Campaign.ended_at < before",
+        after="Campaign.created_at < before",
+        what="Pruning deletes iterations of old campaigns that still run.",
+    ),
+    Fault(
+        name="backup-readable-by-others",
+        function="new_file",
+        before="0o600",
+        after="0o644",
+        what="Every user of the machine can read a backup, which holds hashes of tokens.",
+    ),
+    Fault(
+        name="newest-event-of-a-campaign-pruned",
+        function="EventLog._old_events",
+        before="newer.campaign_id == EventRow.campaign_id, newer.seq > EventRow.seq",
+        after="newer.seq > EventRow.seq",
+        what="Pruning keeps the newest event of all, instead of the newest of each campaign.",
+    ),
+)
+
+TUNER: Final = (
+    Fault(
+        name="cancelled-trials-spend-the-budget",
+        function="Driver._drive",
+        before='trials=sum(counts.values()) - counts["CANCELLED"]',
+        after="trials=sum(counts.values())",
+        what="Cancelled trials count towards the budget of trials.",
+    ),
+    Fault(
+        name="lost-node-blamed-on-the-layout",
+        function="observe",
+        before='return None if trial.reason == "node_lost" else FAILED',
+        after="return FAILED",
+        what="The search learns from a lost node that the layout fails.",
+    ),
+    Fault(
+        name="pending-layouts-ignored",
+        function="GuidedProposer.weigh",
+        before="best_S = np.maximum(candidates.best, pending_SP.max(axis=1, initial=-np.inf))",
+        after="best_S = np.full(NUM_DRAWS, candidates.best)",
+        what="The guided search weighs candidates without the results that are still pending.",
+    ),
+    Fault(
+        name="misfit-deviation-used-as-variance",
+        function="fit",
+        before="+= misfit**2 / weights",
+        after="+= misfit / weights",
+        what="The calibration of step times takes the misfit's standard deviation as its variance.",
+        also="_linearised",
+    ),
+    Fault(
+        name="reserve-begins-a-trial-late",
+        function="is_reserved",
+        before="spent.trials >= budget.trials - num_reserved",
+        after="spent.trials > budget.trials - num_reserved",
+        what="The search takes one trial of the reserve for measuring the best again.",
+    ),
+)
+
+WORKERS: Final = (
+    Fault(
+        name="backfill-by-expected-time",
+        function="Packer._borrow",
+        before="now_s + request.at_most_s",
+        after="now_s + (request.expected_s or request.at_most_s)",
+        what="A probe borrows reserved devices that it may hold beyond the start of the reservation.",
+    ),
+    Fault(
+        name="stranger-suspected",
+        function="NodeHistory.failed",
+        before="{outcome.node} if outcome.node in nodes else set(nodes)",
+        after="{outcome.node} if outcome.node else set(nodes)",
+        what="A failure that names a node outside of the probe's nodes clears all of them.",
+    ),
+    Fault(
+        name="posted-outcome-posted-again",
+        function="Outbox._waiting",
+        before="[*(report for report in kept if _key(report) not in self._taken), *in_memory]",
+        after="[*kept, *in_memory]",
+        what="A posted outcome whose file cannot be removed is posted again and again.",
+    ),
+    Fault(
+        name="signal-exits-below-128",
+        function="watch",
+        before="return code if code >= 0 else 128 - code",
+        after="return code if code >= 0 else 128 + code",
+        what="The warden's exit code for a command killed by a signal is 128 minus the signal.",
+        also="become_subreaper",
+    ),
+    Fault(
+        name="slow-leak-becomes-the-baseline",
+        function="MemoryWatch._take",
+        before="min(used_bytes, self._idle_bytes.get(name, used_bytes))",
+        after="used_bytes",
+        what="Device memory that is lost little by little raises the idle baseline.",
+    ),
+    Fault(
+        name="upper-case-proxies-survive",
+        function="_worker_environment",
+        before='("-u", name, "-u", name.upper())',
+        after='("-u", name)',
+        what="The batch script leaves HTTP_PROXY and its like in the worker's environment.",
+    ),
+    Fault(
+        name="zeros-are-not-sent",
+        function="_without_empty_fields",
+        before='if value not in (None, "", [])',
+        after="if value",
+        what="The worker leaves zeros out of its requests.",
+    ),
+)
+
+TRAINER: Final = (
+    Fault(
+        name="warm-up-one-pass-longer",
+        function="_one_forward_one_backward",
+        before="min(pp - 1 - stage, num_microbatches)",
+        after="min(pp - stage, num_microbatches)",
+        what="Each stage of 1F1B runs one more forward pass before its first backward pass.",
+    ),
+    Fault(
+        name="positions-start-at-zero",
+        function="Embedding.forward",
+        before="self.tp_rank * x_TH.shape[0]",
+        after="0",
+        what="With sequence parallelism every rank adds the positions of the first tokens.",
+    ),
+    Fault(
+        name="every-replica-counts-the-norm",
+        function="FlatOptimizer._counted",
+        before="span.share(mesh.layout.dp // mesh.num_shards, mesh.replica_rank)",
+        after="span",
+        what="Replicas of the same gradients each add them to the global norm.",
+    ),
+    Fault(
+        name="gradients-stay-scaled",
+        function="FlatOptimizer.divisor",
+        before="(grad_norm / limit if clips and limit else 1.0) * self.loss_scale",
+        after="grad_norm / limit if clips and limit else 1.0",
+        what="The update in fp16 uses gradients that are still multiplied by the loss scale.",
+    ),
+    Fault(
+        name="checkpoint-counts-samples-by-steps",
+        function="JobCheckpoints._record",
+        before="samples=self._first_sample + taken",
+        after="samples=step * job.layout.global_batch_size",
+        what="After a job resumed with another global batch, its checkpoints hold wrong sample counts.",
+    ),
+)
+
+API: Final = (
+    Fault(
+        name="one-rate-limit-a-role",
+        function="Gate._refusal",
+        before=".take(holder.token_id or holder.name)",
+        after=".take(holder.role)",
+        what="All tokens of a role share one rate limit.",
+    ),
+    Fault(
+        name="etag-ignores-the-format",
+        function="tag_of",
+        before="{request.url.query} {request.headers.get('accept', '')}",
+        after="{request.url.query}",
+        what="A client that has a page as JSON gets 304 when it asks for it as CSV.",
+    ),
+    Fault(
+        name="nothing-missed-reported-as-missed",
+        function="EventStream._resume",
+        before="return self._after < await",
+        after="return self._after <= await",
+        what="A watcher that has seen all pruned events is told that it missed some.",
+    ),
+    Fault(
+        name="unrepeatable-call-repeated",
+        function="Retries.pause_after_answer",
+        before="not (status in _TEMPORARY and call.is_repeatable)",
+        after="status not in _TEMPORARY",
+        what="The client sends a call again after 502 to 504 although it may have been executed.",
+    ),
+)
+
+FAULTS: Final = (*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *API)

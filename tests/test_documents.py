@@ -1,0 +1,222 @@
+"""The documentation: its links lead somewhere, and its commands, options and files exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+import pytest
+import yaml
+
+from api.cli import main as command_line
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.spec.presets.models import resolve_model
+from search_spaces.spec.site import cluster_part
+from tests.markdown import ROOT, Markdown, documents, guides, words
+
+WIDTH: Final = 100
+
+NOT_WRAPPED: Final = {"CHANGELOG.md", "benchmarks/RESULTS.md"}
+"""Documents with a record on each line."""
+
+WHY_NOT_RUN: Final = {
+    "needs a clone",
+    "needs another machine",
+    "needs Frontier",
+    "needs GPUs",
+    "needs PostgreSQL",
+    "needs root",
+    "needs root and systemd",
+    "needs Slurm",
+    "needs two machines",
+}
+"""Everything that an empty directory with a service on loopback does not have."""
+
+FILE: Final = re.compile(r".*\.(yaml|yml|json|csv|service|timer|env|ipynb|py)")
+"""A word of a command that names a file."""
+
+EXAMPLES: Final = ROOT / "examples"
+
+CURRENT: Final = [
+    each for each in documents() if "decisions/" not in each.name and each.name not in NOT_WRAPPED
+]
+"""Documents that describe the current code; decisions and records may name older modules."""
+
+every_document = pytest.mark.parametrize("document", documents(), ids=lambda each: each.name)
+every_guide = pytest.mark.parametrize("guide", guides(), ids=lambda each: each.name)
+
+
+@every_document
+def test_relative_links_lead_to_files_and_headings(document: Markdown) -> None:
+    lost = []
+    for link in document.links():
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (document.path.parent / target).resolve() if target else document.path
+        if not path.exists():
+            lost.append(f"{link}: there is no such file")
+        elif anchor and anchor not in Markdown.read(path).anchors():
+            lost.append(f"{link}: there is no such heading")
+    assert lost == []
+
+
+@every_document
+def test_prose_is_wrapped(document: Markdown) -> None:
+    if document.name in NOT_WRAPPED:
+        pytest.skip("its lines are records")
+    too_long = [
+        f"line {number} has {len(line)} characters"
+        for number, line in document.prose()
+        if len(line) > WIDTH and not line.lstrip().startswith("|") and not _is_one_word(line)
+    ]
+    assert too_long == []
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda each: each.name)
+def test_modules_that_prose_names_exist(document: Markdown) -> None:
+    """A path of a module that a recipe adds is followed by "a new file"."""
+    text = " ".join(document.path.read_text().split())
+    named = re.finditer(r"`((?:\w+/)+\w+\.py)`(\**, a new file)?", text)
+    missing = {each[1] for each in named if not each[2] and not _is_module(each[1])}
+    assert missing == set()
+
+
+@every_document
+def test_documented_commands_and_options_exist(document: Markdown) -> None:
+    problems = [
+        f"line {block.line}: {command}: {problem}"
+        for block in document.console_blocks()
+        for command in block.commands
+        for program in words(command)
+        if (problem := _problem(program)) is not None
+    ]
+    assert problems == []
+
+
+@every_guide
+def test_files_that_documented_commands_name_exist(guide: Markdown) -> None:
+    missing, earlier = [], ""
+    for block in guide.console_blocks():
+        for command in block.commands:
+            earlier = f"{earlier} {command}"
+            missing += [
+                f"line {block.line}: {word}"
+                for program in words(command)
+                if program[0] != "systemctl"
+                for word in program
+                if FILE.fullmatch(word) and not _is_there(word, earlier)
+            ]
+    assert missing == []
+
+
+@every_guide
+def test_blocks_are_left_out_for_known_reasons_only(guide: Markdown) -> None:
+    reasons = {block.why_not_run for block in guide.console_blocks()} - {None}
+    assert reasons <= WHY_NOT_RUN
+
+
+def test_examples_are_readable() -> None:
+    documents = {
+        path.stem: yaml.safe_load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))
+    }
+    own: dict[str, Any] = {}
+    for name, document in documents.items():
+        if "space" in document:
+            continue
+        if "hidden_size" in document:
+            own[name] = resolve_model(document).to_mapping()
+        else:
+            own[name] = resolve_cluster(cluster_part(document))[0].to_mapping()
+    campaigns = [document for document in documents.values() if "space" in document]
+    assert len(campaigns) >= 3
+    for campaign in campaigns:
+        written_out = {
+            field: own.get(campaign[field], campaign[field])
+            if isinstance(campaign[field], str)
+            else campaign[field]
+            for field in ("model", "cluster")
+        }
+        CampaignSpec.from_mapping({**campaign, **written_out})
+
+
+def test_the_board_and_the_guide_name_metrics_that_exist() -> None:
+    source = (ROOT / "api/service/metrics.py").read_text()
+    exported = {f"layout_tuner{rest}" for rest in re.findall(r'"layout_tuner(_\w+)"', source)}
+    board = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    guide = (ROOT / "docs/guides/service-for-a-group.md").read_text()
+    named = set(re.findall(r"layout_tuner_\w+", "\n".join([*expressions, guide])))
+    suffixes = re.compile(r"_(total|bucket|count|sum)$")
+    assert {suffixes.sub("", name) for name in named} - {"layout_tuner_info"} <= exported
+    assert 6 <= len(board["panels"]) <= 8
+
+
+def _is_module(path: str) -> bool:
+    """Whether a module exists; documents of the trainer name paths below its folder."""
+    return (ROOT / path).exists() or (ROOT / "workers/trainer" / path).exists()
+
+
+def _is_one_word(line: str) -> bool:
+    return len(re.sub(r"^\s*([-*]|\d+\.)\s", "", line).split()) == 1
+
+
+def _problem(program: list[str]) -> str | None:
+    """What is wrong with the words of a program; None where nothing is, or it is not ours."""
+    if program[0] == "make":
+        known = (ROOT / "Makefile").read_text()
+        found = re.search(rf"^{re.escape(program[1])}:", known, re.MULTILINE)
+        return None if found else f"the Makefile has no target {program[1]}"
+    arguments = _arguments(program)
+    if arguments is None:
+        return None
+    rest = list(_without_redirections(arguments))
+    command: click.Command = command_line
+    context = click.Context(command, info_name="layout-tuner", **command.context_settings)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        found = command.get_command(context, name)
+        if found is None:
+            return f"there is no command {name}"
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    try:
+        command.make_parser(context).parse_args(rest)
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+def _arguments(program: list[str]) -> list[str] | None:
+    """The arguments of our own command line; None: another program."""
+    if program[0] == "layout-tuner":
+        return program[1:]
+    if program[0] == "sudo":
+        for index, word in enumerate(program):
+            if word.endswith("/bin/layout-tuner"):
+                return program[index + 1 :]
+    return None
+
+
+def _without_redirections(words: list[str]) -> Iterator[str]:
+    skipped = False
+    for word in words:
+        if skipped:
+            skipped = False
+        elif word in (">", ">>", "<", "2>"):
+            skipped = True
+        else:
+            yield word
+
+
+def _is_there(word: str, commands: str) -> bool:
+    """Whether a file is in the repository, or a command up to here writes it or its folder."""
+    path = word.removeprefix("@")
+    if path.startswith(("/", "~", "$")) or "*" in path or (ROOT / path).exists():
+        return True
+    folder = path.rpartition("/")[0]
+    written = rf"(>|--out|-out|-keyout)\s+({re.escape(path)}|{re.escape(folder)}/?)(\s|$)"
+    return not path.startswith("examples/") and re.search(written, commands) is not None

@@ -1,0 +1,177 @@
+"""Whatever cluster and model are accepted, the estimates of their layouts are finite numbers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.cluster import CLUSTER_RANGES, Cluster
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.spec.model_shape import MODEL_RANGES, ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import MODEL_PRESETS
+from tuner.estimate.estimator import Estimator
+from tuner.estimate.report import document
+
+EXTREME = [2**63, 2**63 - 1, 2**64, 2**1024, 10**400, 5e-324, 1e-300, 1e308, 1.7e308]
+NUMBERS = st.one_of(
+    st.sampled_from(EXTREME),
+    st.integers(min_value=1),
+    st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    *(st.sampled_from([r.low, r.high]) for r in CLUSTER_RANGES.values()),
+)
+COUNTS = st.one_of(st.sampled_from([1, 2, 8, 4096, MAX_COUNT, 2**31, 2**63]), st.integers(1, 10**6))
+FRONTIER = CLUSTER_PRESETS["frontier"].to_mapping()
+MODEL = MODEL_PRESETS["llama-8b"].to_mapping()
+SAME_EACH_TIME = settings(deadline=None, derandomize=True, database=None)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster | None:
+    """A cluster with some fields of any size, or None where it is refused."""
+    changes: dict[str, Any] = {}
+    for name in draw(st.sets(st.sampled_from(sorted(CLUSTER_RANGES)), max_size=5)):
+        if name == "peak_flops_per_s":
+            changes[name] = draw(st.dictionaries(st.sampled_from(PRECISIONS), NUMBERS))
+        elif name == "intra_node_bandwidth_bytes_per_s":
+            changes[name] = draw(st.dictionaries(COUNTS, NUMBERS, max_size=3))
+        else:
+            changes[name] = draw(COUNTS if CLUSTER_RANGES[name].is_whole else NUMBERS)
+    try:
+        return Cluster.from_mapping(FRONTIER | changes)
+    except SearchSpaceError:
+        return None
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelShape | None:
+    """A model with sizes of any magnitude that divide each other, or None where it is refused."""
+    heads, size = draw(COUNTS), draw(st.sampled_from([1, 2, 64, 128, 256, MAX_COUNT]))
+    changes: dict[str, Any] = {"family": draw(st.sampled_from(["gpt", "llama"]))}
+    if draw(st.booleans()):
+        changes |= {"num_heads": heads, "num_kv_heads": heads, "hidden_size": heads * size}
+    for name in ("num_layers", "ffn_hidden_size", "seq_length", "vocab_size"):
+        if draw(st.booleans()):
+            changes[name] = draw(COUNTS)
+    try:
+        return ModelShape.from_mapping(MODEL | changes)
+    except SearchSpaceError:
+        return None
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    knobs = st.one_of(st.sampled_from([1, 2, 8, MAX_COUNT]), st.integers(1, MAX_COUNT))
+    counts = ("num_nodes", "tp", "pp", "dp", "vpp", "micro_batch_size", "num_microbatches")
+    # A pipeline has a row of figures a stage: a million of them would only be slow.
+    chosen = {name: draw(st.sampled_from([1, 2, 64]) if name == "pp" else knobs) for name in counts}
+    return Layout(
+        **chosen,
+        zero_stage=draw(st.sampled_from([0, 1])),
+        recompute=draw(st.sampled_from(RECOMPUTE_MODES)),
+        sequence_parallel=draw(st.booleans()),
+        precision=draw(st.sampled_from(PRECISIONS)),
+    )
+
+
+def refuse_infinite(value: Any, where: str = "") -> None:
+    """Fails where a document holds a number that is not finite."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            refuse_infinite(each, f"{where}.{name}")
+    elif isinstance(value, list):
+        for place, each in enumerate(value):
+            refuse_infinite(each, f"{where}.{place}")
+    elif isinstance(value, float):
+        assert math.isfinite(value), f"{where} is {value}"
+
+
+@settings(SAME_EACH_TIME, max_examples=150)
+@given(cluster=clusters(), model=models(), layout=layouts())
+def test_estimates_of_all_that_is_accepted_are_finite(
+    cluster: Cluster | None, model: ModelShape | None, layout: Layout
+) -> None:
+    if cluster is None or model is None:
+        return
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        report = document(Estimator(model=model, cluster=cluster), layout)
+    refuse_infinite(report)
+    assert report["step_time_s"] > 0
+    assert report["peak_memory_bytes"] > 0
+    assert 0 <= report["fits"] <= 1
+
+
+@settings(SAME_EACH_TIME, max_examples=60)
+@given(cluster=clusters(), model=models())
+def test_campaigns_on_all_that_is_accepted_are_judged(
+    cluster: Cluster | None, model: ModelShape | None
+) -> None:
+    if cluster is None or model is None:
+        return
+    document = {
+        "name": "any",
+        "model": model.to_mapping(),
+        "cluster": cluster.to_mapping(),
+        "space": {
+            "global_batch_size": MAX_COUNT,
+            "tp": [1, 2],
+            "pp": [1, 2],
+            "micro_batch_size": 4,
+        },
+        "strategy": "exhaustive",
+    }
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        spec = CampaignSpec.from_mapping(document)
+        with suppress(NoLegalLayoutError, ModelTooLargeError):
+            spec.refuse_if_too_large()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{value}-{name}")
+        for value in (2**63, 1e-300, 1e308, 0, -1, 10**400)
+        for name, allowed in CLUSTER_RANGES.items()
+        if isinstance(value, int) or not allowed.is_whole  # a float for a count has another refusal
+    ],
+)
+def test_constants_of_a_cluster_outside_of_their_range_are_refused_with_it(
+    name: str, value: float
+) -> None:
+    allowed = CLUSTER_RANGES[name]
+    key = {"peak_flops_per_s": "bf16", "intra_node_bandwidth_bytes_per_s": 2}.get(name)
+    given = value if key is None else {key: value}
+    with pytest.raises(SearchSpaceError) as refused:
+        Cluster.from_mapping(FRONTIER | {name: given})
+    assert name in str(refused.value)
+    assert str(allowed) in str(refused.value)
+    for edge in (allowed.low, allowed.high):
+        Cluster.from_mapping(FRONTIER | {name: edge if key is None else {key: edge}})
+
+
+@pytest.mark.parametrize("name", MODEL_RANGES)
+def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) -> None:
+    for value in (2**63, 0, -1, 10**400):
+        with pytest.raises(SearchSpaceError) as refused:
+            ModelShape.from_mapping(MODEL | {name: value})
+        assert f"{name}=" in str(refused.value)
+        assert str(MODEL_RANGES[name]) in str(refused.value)
+
+
+def test_every_number_of_a_cluster_and_a_model_has_a_range() -> None:
+    words = {"name", "device", "source"}
+    assert {field.name for field in fields(Cluster)} - words == set(CLUSTER_RANGES)
+    words = {"name", "family", "tied_embeddings"}
+    assert {field.name for field in fields(ModelShape)} - words == set(MODEL_RANGES)
+    for preset in CLUSTER_PRESETS.values():
+        assert Cluster.from_mapping(preset.to_mapping()) == preset

@@ -1,0 +1,191 @@
+"""A worker logs one line when its service goes away and one when it is back, over all its loops."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from tests.workers.fake_launcher import FakeLauncher
+from tests.workers.fake_service import FakeService
+from tests.workers.worker.test_scheduling import DONE, SHARED, completed_when, make_request, posted
+from tests.workers.worker.test_worker import work
+from workers.errors import ServiceUnreachableError, TokenRefusedError
+from workers.launchers.base import Cancelled, OnEvent
+from workers.packing.request import Placement
+from workers.service.lease_client import SETTLED_AFTER_S, ServiceOutage
+
+URL = "http://login1:8080"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+class Refusals:
+    """Counts what is asked for of a service that answers nothing but one status."""
+
+    def __init__(self, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.status: int | None = None
+        self.asked: list[str] = []
+        answer = service.answer
+
+        def refuse(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+            if self.status is None:
+                return answer(method, path, body)
+            self.asked.append(path[-1])
+            return self.status, {"detail": "down for a moment"}
+
+        monkeypatch.setattr(service, "answer", refuse)
+
+    def have_met_all_loops(self) -> bool:
+        return all(self.asked.count(one) >= 3 for one in ("leases", "heartbeats", "outcome"))
+
+
+@pytest.mark.slow
+def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_three_loops(
+    service: FakeService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals = Refusals(service, monkeypatch)
+    # Short pauses: all three loops shall meet the outage, leases although an outcome waits.
+    monkeypatch.setattr("workers.worker.lease_requests._CATCH_UP_WITHIN_S", 0.05)
+    for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"workers.service.http.{limit}", 0.05)
+    service.add_trial(1, make_request(1))
+
+    def run(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+        refusals.status = 503
+        return DONE
+
+    def watch() -> bool:
+        if refusals.have_met_all_loops():
+            refusals.status = None
+        return "works again after" in caplog.text
+
+    work(service, tmp_path, FakeLauncher(placed=run, sizes=(2,)), until=watch, options=SHARED)
+    assert set(posted(service)) == {1}
+    start, end = warnings(caplog)
+    assert (
+        f"the service at {service.url} answered 503: down for a moment; outcomes are kept" in start
+    )
+    assert re.match(
+        rf"the service at {re.escape(service.url)} works again after \d+\.\d s \(failed attempts",
+        end,
+    )
+
+
+def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
+    service: FakeService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = service.answer
+    broken: list[str] = []
+
+    def break_down(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        if path[-1] in ("leases", "heartbeats") and broken.count(path[-1]) < 3:
+            broken.append(path[-1])
+            return 500, {"detail": f"a bug ({len(broken) % 2})"}
+        return answer(method, path, body)
+
+    service.add_trial(1, make_request(2))
+    monkeypatch.setattr(service, "answer", break_down)
+
+    def are_back() -> bool:
+        return caplog.text.count("works again after") == 2
+
+    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
+    work(service, tmp_path, launcher, until=are_back)
+    for what in ("leasing trials", "the heartbeat"):
+        assert sum(f"{what} works again" in line for line in warnings(caplog)) == 1
+    assert len(broken) == 6
+    assert len(warnings(caplog)) <= 6, "two reasons and one end each"
+
+
+def test_a_service_that_is_away_at_the_start_is_two_lines(
+    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.away = True
+
+    def watch() -> bool:
+        if "answered 503" in caplog.text:
+            service.away = False
+        return bool(service.heartbeats)
+
+    work(service, tmp_path, completed_when(lambda: True), until=watch)
+    assert len(warnings(caplog)) == 2
+
+
+def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
+    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TokenRefusedError):
+        work(service, tmp_path, completed_when(lambda: True), until=lambda: False, token="wrong")
+    assert warnings(caplog) == []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def outage(clock: Clock) -> ServiceOutage:
+    return ServiceOutage(URL, clock=clock)
+
+
+def test_a_token_that_is_refused_during_an_outage_is_a_line_of_its_own(
+    caplog: pytest.LogCaptureFixture, outage: ServiceOutage
+) -> None:
+    outage.worked("workers")
+    for why in ("it is disconnected", "the connection is refused"):
+        outage.failed("leases", ServiceUnreachableError(why))
+    for _ in range(3):
+        outage.failed("heartbeats", TokenRefusedError("the token is refused"))
+    first, second = warnings(caplog)
+    assert first.startswith("it is disconnected; ")
+    assert second.startswith("the token is refused; outcomes are kept until ")
+
+
+def test_what_still_fails_beside_what_works_is_one_outage(
+    caplog: pytest.LogCaptureFixture, outage: ServiceOutage, clock: Clock
+) -> None:
+    for _ in range(100):
+        outage.failed("leases", ServiceUnreachableError("too many requests"))
+        clock.now += 5
+        outage.worked("heartbeats")
+    assert len(warnings(caplog)) == 1
+    outage.worked("leases")
+    assert warnings(caplog)[1:] == [
+        f"the service at {URL} works again after 500.0 s (failed attempts: 100)"
+    ]
+
+
+def test_an_outage_lasted_until_the_first_answer_after_it(
+    caplog: pytest.LogCaptureFixture, outage: ServiceOutage, clock: Clock
+) -> None:
+    outage.failed("leases", ServiceUnreachableError("away"))
+    clock.now = 2.0
+    outage.worked("heartbeats")
+    assert len(warnings(caplog)) == 1, "the lease that was asked for has no answer yet"
+    clock.now = SETTLED_AFTER_S
+    outage.worked("heartbeats")
+    assert warnings(caplog)[1:] == [
+        f"the service at {URL} works again after 2.0 s (failed attempts: 1)"
+    ]

@@ -1,0 +1,174 @@
+"""A sample of the numeric tests under each instruction set that the processor offers.
+
+oneDNN and torch choose their kernels by the instruction set, and each adds up in its own order. The
+summary at the end of `make test-slow` lists what ran. Instruction sets for integers alone (VNNI)
+are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import INSTRUCTION_SET
+
+pytestmark = pytest.mark.ranks
+
+AVX512_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionSet:
+    onednn: str
+    """The most that oneDNN may use, as ONEDNN_MAX_CPU_ISA."""
+    aten: str
+    """What torch's own kernels use, as ATEN_CPU_CAPABILITY."""
+    flags: frozenset[str]
+    """What /proc/cpuinfo says of a processor that has it."""
+
+
+INSTRUCTION_SETS = [
+    InstructionSet(onednn="SSE41", aten="default", flags=frozenset({"sse4_1"})),
+    InstructionSet(onednn="AVX2", aten="avx2", flags=frozenset({"avx2", "fma"})),
+    InstructionSet(
+        onednn="AVX2_VNNI_2", aten="avx2", flags=frozenset({"avx_ne_convert", "avx_vnni_int8"})
+    ),
+    InstructionSet(onednn="AVX512_CORE", aten="avx512", flags=AVX512_FLAGS),
+    InstructionSet(onednn="AVX512_CORE_BF16", aten="avx512", flags=AVX512_FLAGS | {"avx512_bf16"}),
+    InstructionSet(onednn="AVX512_CORE_FP16", aten="avx512", flags=AVX512_FLAGS | {"avx512_fp16"}),
+    InstructionSet(
+        onednn="AVX512_CORE_AMX", aten="avx512", flags=AVX512_FLAGS | {"amx_tile", "amx_bf16"}
+    ),
+    InstructionSet(
+        onednn="AVX512_CORE_AMX_FP16", aten="avx512", flags=AVX512_FLAGS | {"amx_tile", "amx_fp16"}
+    ),
+]
+
+FILES = [
+    f"tests/workers/trainer/{name}.py"
+    for name in ("model/test_attention", "test_parity", "parallel/test_loss_scaling")
+]
+CHOSEN = "not slow and not nightly and not gpu"
+PARTS = [
+    "definition",
+    "recomputed_has",
+    "(scale_is_divided_out and clipped)",
+    "(ten_adamw and tp2-pp1-dp1)",
+    "(ten_sgd and tp1-pp2-dp1)",
+    "(fp16_follows and not tp and not pp and not dp)",
+    "(bf16_follows and not tp and not pp and not dp)",
+    "(selective_recomputation_is_bitwise and bf16)",
+]
+SAMPLE = " or ".join(PARTS)
+
+
+def processor_flags() -> set[str]:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)$", path.read_text(), re.M) if path.is_file() else None
+    return set(found[1].split()) if found else set()
+
+
+def run_sample(files: list[str], *options: str, **environment: str) -> str:
+    """Runs the sample in a process of its own, and returns pytest's last line."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options),
+            *("-m", CHOSEN, "-k", SAMPLE, *files),
+        ],
+        env={**own, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.onednn)
+def test_the_numbers_are_right_under_every_instruction_set(
+    instructions: InstructionSet, record_property: Callable[[str, object], None]
+) -> None:
+    name = f"{instructions.onednn} (torch's own kernels: {instructions.aten})"
+    missing = sorted(instructions.flags - processor_flags())
+    if missing:
+        record_property(
+            INSTRUCTION_SET, f"{name}: not run, the processor lacks {', '.join(missing)}"
+        )
+        pytest.skip(f"the processor lacks {', '.join(missing)}")
+    record_property(INSTRUCTION_SET, f"{name}: failed")
+    environment = {
+        "ONEDNN_MAX_CPU_ISA": instructions.onednn,
+        "ATEN_CPU_CAPABILITY": instructions.aten,
+    }
+    told = run_sample(FILES, **environment)
+    record_property(INSTRUCTION_SET, f"{name}: {told}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_numbers_are_right_with_the_other_library_s_products(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """fp32 products by MKL where the default is oneDNN, as on AMD's processors, or the reverse."""
+    name = "fp32 products by the other library"
+    record_property(INSTRUCTION_SET, f"{name}: failed")
+    told = run_sample(FILES, "-p", "tests.workers.trainer.other_library")
+    record_property(INSTRUCTION_SET, f"{name}: {told}")
+
+
+@pytest.mark.slow
+def test_every_part_of_the_sample_selects_tests() -> None:
+    """Else a renamed test would leave the sample unseen."""
+    program = (
+        "import json, sys, pytest\n"
+        "parts, arguments = map(json.loads, sys.argv[1:])\n"
+        "ends = {part: pytest.main([*arguments, '-k', part]) for part in parts}\n"
+        "print(json.dumps(ends))"
+    )
+    parts = [*PARTS, "no_test_has_this_name"]
+    arguments = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", CHOSEN, *FILES]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    told = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(parts), json.dumps(arguments)],
+        env=own,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    ends = json.loads(told.splitlines()[-1])
+    assert ends.pop("no_test_has_this_name") == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert ends == dict.fromkeys(PARTS, pytest.ExitCode.OK)
+
+
+@pytest.mark.skipif(
+    "sse4_1" not in processor_flags(),
+    reason="the processor lacks sse4_1: it has no x86 instruction set to be limited to",
+)
+def test_a_limited_instruction_set_is_really_another_one() -> None:
+    """Else the tests above would run the same kernels again and again."""
+    program = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    told = subprocess.run(
+        [sys.executable, "-c", program + "; torch.ops.mkldnn._linear_pointwise("
+         "torch.ones(2, 2), torch.ones(2, 2), None, 'none', [], '')"],
+        env={
+            **os.environ,
+            "ATEN_CPU_CAPABILITY": "default",
+            "ONEDNN_MAX_CPU_ISA": "SSE41",
+            "ONEDNN_VERBOSE": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    assert told.splitlines()[0] in {"DEFAULT", "NO AVX"}, told
+    assert "isa:Intel SSE4.1" in told

@@ -1,0 +1,1 @@
+"""Importance of the knobs of a campaign, and steps around its winner."""

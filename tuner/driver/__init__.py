@@ -1,0 +1,1 @@
+"""The driver process: asks strategies for layouts and tells them the outcomes."""

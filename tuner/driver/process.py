@@ -1,0 +1,193 @@
+"""The driver process: it stands by until it holds the driver lease, and drives until a signal.
+
+Of all drivers on a database, the one that holds the lease is active. The others stand by, and one
+of them takes over when the lease runs out.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
+from results_db.database.data_dir import DataDir
+from results_db.database.outage_log import LoopOutage, once_it_answers
+from results_db.database.stderr_log import log_to_stderr
+from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
+from results_db.store import Store
+from tuner.driver.campaign_opening import BackgroundOpening
+from tuner.driver.driver import Driver
+
+LOOK_INTERVAL_S: Final = 0.1
+STANDBY_INTERVAL_S: Final = 0.5
+RENEWAL_INTERVAL_S: Final = 1.0
+STUCK_AFTER_S: Final = 900.0
+"""A round that takes longer is taken to hang: the lease is no longer renewed."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+_log: Final = logging.getLogger("tuner.driver.process")
+
+
+def drive(data_dir: Path | None, database: str | None = None) -> None:
+    """Drives the campaigns of a database until SIGTERM or SIGINT, while no other driver does.
+
+    Args:
+        data_dir: the folder of a SQLite database; None: the default folder.
+        database: URL of a PostgreSQL to use instead.
+
+    Raises:
+        results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote it.
+    """
+    data = DataDir.default() if data_dir is None else DataDir(data_dir)
+    log_to_stderr("tuner", "results_db")
+    stop = StopRequest()
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop.note)
+    try:
+        opened = once_it_answers(lambda: Store.open(data, database=database), wait=stop.wait)
+    except DatabaseUnavailableError:
+        if stop.is_requested:
+            return
+        raise
+    with closing(opened) as store:
+        while not stop.is_requested:
+            _drive_once(store, stop)
+    _log.info("stopped by a signal; campaigns go on when a driver is started again")
+
+
+def _drive_once(store: Store, stop: StopRequest) -> None:
+    """Waits for the driver lease, and drives until another driver has taken over."""
+    standby = Standby(store)
+    outage = LoopOutage(_log, "looking for an active driver")
+    while not stop.wait(0):
+        try:
+            lease = standby.take_over()
+        except DatabaseUnavailableError as error:
+            outage.failed("cannot see whether another driver is active", error)
+            lease = None
+        else:
+            outage.worked()
+        if lease is not None:
+            break
+        stop.wait(STANDBY_INTERVAL_S)
+    else:
+        return
+    with HeldLease(store, lease) as held:
+        Driver(store.as_driver(lease.fence), opening=BackgroundOpening()).run(
+            lambda pause_s: stop.wait(pause_s) or not held.is_held()
+        )
+
+
+class StopRequest:
+    """Whether a signal has asked the process to stop; the current round is finished first.
+
+    It is a plain flag that is polled: a signal handler that sets a `threading.Event` can interrupt
+    the thread that holds the event's lock.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal came."""
+        return self._requested
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self._requested = True
+
+    def wait(self, pause_s: float) -> bool:
+        """Pauses, at most until a signal comes; returns whether one came."""
+        deadline = time.monotonic() + pause_s
+        while not self._requested and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_INTERVAL_S))
+        return self._requested
+
+
+class Standby:
+    """Watches the lease of the active driver."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: DriverLease | None = None
+        self._seen_at = 0.0
+
+    def take_over(self) -> DriverLease | None:
+        """Takes the lease if no driver is active; returns None while one is.
+
+        A driver counts as gone when its lease has run out by the database's clock, or when the
+        lease has not changed for as long by this process's monotonic clock: the other clock may
+        have been set back.
+        """
+        lease = self._store.driver_lease()
+        if lease != self._seen:
+            if self._seen is None and not lease.is_free(self._store.now()):
+                _log.info("standing by: the driver %d on %s is active", lease.pid, lease.host)
+            self._seen, self._seen_at = lease, time.monotonic()
+        if lease.is_free(self._store.now()):
+            return self._store.acquire_driver_lease()
+        if time.monotonic() - self._seen_at > DRIVER_LEASE_S:
+            return self._store.acquire_driver_lease(unchanged=lease)
+        return None
+
+
+class HeldLease:
+    """The driver lease while this process holds it; a thread renews it every second."""
+
+    def __init__(self, store: Store, lease: DriverLease) -> None:
+        self._store = store
+        self._fence = lease.fence
+        self._ending = threading.Event()
+        self._is_lost = False
+        self._round_began = time.monotonic()
+        self._thread = threading.Thread(target=self._renew, name="driver-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        _log.info("driver lease %d: this is the active driver", self._fence)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+        if self._is_lost:
+            return
+        try:
+            self._store.release_driver_lease(self._fence)
+        except ResultsDbError as refusal:
+            _log.warning("driver lease %d was not released, and runs out: %s", self._fence, refusal)
+
+    def is_held(self) -> bool:
+        """Whether this driver is still active, as far as it knows; called before each round."""
+        self._round_began = time.monotonic()
+        return not self._is_lost
+
+    def _renew(self) -> None:
+        outage = LoopOutage(_log, f"renewing driver lease {self._fence}")
+        while not self._ending.wait(RENEWAL_INTERVAL_S):
+            if time.monotonic() - self._round_began > STUCK_AFTER_S:
+                _log.error("a round takes more than %.0f s: no longer renewed", STUCK_AFTER_S)
+                self._is_lost = True
+                return
+            try:
+                self._store.renew_driver_lease(self._fence)
+            except DriverLeaseLostError as error:
+                _log.warning("%s", error)
+                self._is_lost = True
+                return
+            except ResultsDbError as error:
+                outage.failed(f"driver lease {self._fence} is not renewed", error)
+            else:
+                outage.worked()

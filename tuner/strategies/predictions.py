@@ -1,0 +1,74 @@
+"""Estimates of all layouts of a problem, corrected by what a search measured."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
+from tuner.calibration.time import TimeCalibration
+from tuner.strategies.base import History
+from tuner.strategies.fitting import FittingBelief
+from tuner.strategies.goals import Goals
+from tuner.strategies.problem import SearchProblem
+from tuner.strategies.residual import knob_coordinates
+from tuner.strategies.step_belief import FactorsPrior, StepBelief, StepModel
+
+_SCALE_LOG_SD: Final = 0.3
+"""Standard deviation of a common factor on the whole step."""
+_HERE: Final = "this campaign"
+
+
+class Predictions:
+    """Predicted step times, peaks and objectives of all layouts, given the history of a search."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        columns = problem.layouts.columns()
+        points = knob_coordinates(columns)
+        terms = time_terms(columns, problem.model, problem.cluster)
+        self._model = StepModel(terms=terms, points=points)
+        self._prior = factors_prior(problem)
+        self.fitting = FittingBelief(problem, columns, points)
+        """Predicts which layouts run, and their peaks."""
+        self.goals = Goals(problem, columns)
+        """Computes the objectives of layouts."""
+
+    def belief(self, history: History) -> StepBelief:
+        """The prediction of step times after the measurements of the history."""
+        rows = np.array([row for row, _ in history.successes()], dtype=np.int64)
+        log_s = [self.goals.log_step_s(row, history.observations[row]) for row in rows.tolist()]
+        return StepBelief(self._model, self._prior, rows, np.array(log_s))
+
+
+def factors_prior(problem: SearchProblem) -> FactorsPrior:
+    """The prior of the step time's factors, calibrated on measurements from elsewhere."""
+    calibration = TimeCalibration.fit(problem.knowledge.samples)
+    if not len(calibration.evidence):
+        deviations = [factor.log_sd for factor in FACTOR_PRIORS.values()]
+        variances = np.square([*deviations, _SCALE_LOG_SD])
+        return FactorsPrior(mean=np.zeros(len(variances)), covariance=np.diag(variances))
+    mean, covariance = calibration.deviations(
+        problem.model,
+        problem.cluster,
+        num_devices=problem.layouts.layout(0).num_devices,
+        software=problem.software,
+        campaign=_HERE,
+    )
+    return FactorsPrior(mean=mean, covariance=covariance)
+
+
+def order_by_estimate(problem: SearchProblem) -> NDArray[np.int64]:
+    """Positions of the layouts, best first, by the estimates before the search's first probe.
+
+    The order is by expected objective times the probability of fitting into memory. Equal layouts
+    stay in the canonical order.
+    """
+    predictions = Predictions(problem)
+    nothing = History(problem.layouts)
+    rows = np.arange(len(problem.layouts))
+    fitting = predictions.fitting.judge(nothing, rows)
+    log_s = predictions.belief(nothing).physical_mean(rows)
+    values = predictions.goals.values(rows, log_s, fitting.peak_mean_bytes)[:, 0]
+    return np.argsort(-(values + np.log(fitting.probability)), kind="stable")

@@ -1,0 +1,1 @@
+"""Measures a machine's constants for the estimates."""

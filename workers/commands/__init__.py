@@ -1,0 +1,1 @@
+"""The commands of the workers, with their shared options and input."""

@@ -1,0 +1,151 @@
+"""Input and errors of commands: files that users describe, clusters, token files, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import quote
+
+import click
+
+from search_spaces.connection.service_address import ServicePlace, locate_service
+from search_spaces.connection.token_file import token_in
+from search_spaces.documents.reading import why_unreadable
+from search_spaces.errors import (
+    SearchSpaceError,
+    ServiceNotFoundError,
+    TokenFileUnusableError,
+)
+from search_spaces.spec.presets.clusters import is_cluster_preset, unknown_cluster
+from workers.errors import WorkerError
+
+if TYPE_CHECKING:
+    from workers.service.http import ServiceHttp
+
+_REFUSED: Final = 2
+
+
+def described(name: str) -> Any:
+    """A preset's name as it is, or the document of the JSON or YAML file of that name."""
+    path = Path(name)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return name
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        refuse(f"{path} is not a readable JSON or YAML file: {where}{error.problem}")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        refuse(f"{path} is not a readable JSON or YAML file: {why_unreadable(error)}")
+    if document is None:
+        refuse(f"{path} is empty")
+    return document
+
+
+def read_token(path: Path) -> str:
+    """The service's token in a file; ends the command where there is none."""
+    try:
+        return token_in(path)
+    except TokenFileUnusableError as error:
+        fail(f"{error}: name another with --token-file")
+
+
+def refuse(*sentences: str) -> NoReturn:
+    """Ends the command with these sentences and exit code 2."""
+    for sentence in sentences:
+        click.echo(f"error: {sentence}", err=True)
+    sys.exit(_REFUSED)
+
+
+def fail(sentence: str) -> NoReturn:
+    """Ends the command with one sentence and exit code 1."""
+    click.echo(f"error: {sentence}", err=True)
+    sys.exit(1)
+
+
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Ends the command with exit code 2 for invalid input, and with 1 for other errors."""
+    try:
+        yield
+    except ServiceNotFoundError as error:
+        fail(str(error))
+    except SearchSpaceError as error:
+        refuse(str(error))
+    except WorkerError as error:
+        fail(str(error))
+
+
+def described_cluster(
+    name: str, *, place: ServicePlace | None = None, data_dir: Path | None = None
+) -> Any:
+    """The description of the cluster that `--cluster` names.
+
+    A name, or a file's `preset`, that is no preset is looked up at the service and replaced by its
+    description.
+
+    Args:
+        name: a preset's name, the name of a cluster of the service, or a JSON or YAML file.
+        place: the service, where the command has one; None: that of the environment or of the data
+            directory.
+        data_dir: the data directory of that service; None: the environment's.
+
+    Raises:
+        ClusterInvalidError: the name is unknown; the message names the places that were searched.
+    """
+    document = described(name)
+    is_mapping = isinstance(document, Mapping)
+    named = document.get("preset") if is_mapping else document
+    if not isinstance(named, str) or is_cluster_preset(named):
+        return document
+    own = _of_service(named, place, data_dir)
+    if not is_mapping:
+        return own
+    changes = {field: value for field, value in document.items() if field != "preset"}
+    if "device_memory_gb" in changes:
+        own.pop("device_memory_bytes", None)
+    return {**own, **changes}
+
+
+def _of_service(name: str, place: ServicePlace | None, data_dir: Path | None) -> dict[str, Any]:
+    from workers.service.http import NotFoundError, ServiceHttp
+
+    try:
+        place = place or locate_service(data_dir=data_dir)
+        http = ServiceHttp(place.url, token_in(place.token_file), certificate=place.certificate)
+    except (SearchSpaceError, WorkerError, OSError) as error:
+        raise unknown_cluster(name, searched=f"; no service was asked ({error})") from error
+    with http:
+        try:
+            found = http.request("GET", f"/v1/clusters/{quote(name, safe='')}", None)
+            own = http.read(found, lambda: dict(found["description"]))
+        except NotFoundError as error:
+            searched = f"; the service at {place.url} has no cluster of that name either"
+            raise unknown_cluster(name, own=_names_of(http), searched=searched) from error
+        except WorkerError as error:
+            searched = f"; the service could not be asked ({error})"
+            raise unknown_cluster(name, searched=searched) from error
+    # A site has lines of shell that run on nodes: they come only from the user's own file.
+    own.pop("site", None)
+    return own
+
+
+def _names_of(http: ServiceHttp) -> list[str]:
+    """The names of the service's own clusters, as a hint; none where it does not list them."""
+    try:
+        listed = http.request("GET", "/v1/clusters", None)
+        return http.read(
+            listed,
+            lambda: [str(each["name"]) for each in listed["clusters"] if not each["preset"]],
+        )
+    except WorkerError:
+        return []

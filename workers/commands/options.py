@@ -1,0 +1,204 @@
+"""Options that several commands share: those of layouts, allocations and the service."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
+from search_spaces.documents.reading import whole_number_problem
+from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
+from search_spaces.spec.default_precision import default_precision
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import KNOBS, Layout
+from workers.commands.command_input import fail
+
+if TYPE_CHECKING:
+    from search_spaces.spec.cluster import Cluster
+
+_Command = Callable[..., Any]
+
+_ALLOCATION_OPTIONS = (
+    click.option(
+        "--launcher",
+        type=click.Choice(["local", "ray", "srun"]),
+        default="ray",
+        show_default=True,
+        help="How ranks are started: by this machine's zygote, by agents in Ray, or by Slurm steps.",
+    ),
+    click.option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Ray cluster to join, with its token in RAY_AUTH_TOKEN; by default one is started here.",
+    ),
+    click.option(
+        "--nodes",
+        "num_nodes",
+        type=click.IntRange(min=1),
+        help="Nodes of that cluster; by default those of the Slurm job, or one.",
+    ),
+    click.option(
+        "--time-left",
+        "time_left_s",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Time until the allocation ends; by default Slurm is asked, inside of a job.",
+    ),
+    click.option(
+        "--end-when-idle",
+        "end_when_idle_s",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="End after this time without a trial; by default never.",
+    ),
+    click.option(
+        "--share-nodes/--no-share-nodes",
+        default=None,
+        help="Whether probes smaller than a node run side by side on one; by default unless its "
+        "devices are CPU cores, or as the site says.",
+    ),
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+cluster_option: Final = click.option(
+    "--cluster",
+    default="local-cpu",
+    show_default=True,
+    help="Cluster that this machine is part of.",
+)
+
+_WITHOUT_DEFAULT: Final = ("num_microbatches", "precision")
+"""Knobs whose value follows from other options where it is not given."""
+
+_GLOBAL_BATCH_SIZE: Final = click.option(
+    "--global-batch-size",
+    type=int,
+    help="Sequences a step: dp * micro_batch_size * num_microbatches. Give this or "
+    "--num-microbatches.",
+)
+
+
+def allocation_options(command: _Command) -> _Command:
+    """Adds the options, as arguments of `workers.worker.assembly.work`."""
+    for option in reversed(_ALLOCATION_OPTIONS):
+        command = option(command)
+    return command
+
+
+def service_options(
+    *, is_worker: bool, is_optional: bool = False
+) -> Callable[[Function], Function]:
+    """Adds --url, --token-file, --certificate and --data-dir; passes on a `ServicePlace`.
+
+    Args:
+        is_worker: whether the default is the data directory's token for workers, not its admin's.
+        is_optional: whether the command runs without a service, with None in its place.
+    """
+
+    def with_options(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(
+            *arguments: Any,
+            url: str | None,
+            token_file: Path | None,
+            certificate: Path | None,
+            data_dir: Path | None,
+            **options: Any,
+        ) -> Any:
+            try:
+                place = locate_service(
+                    url=url,
+                    # The worker's own token takes precedence over the submitter's.
+                    token_file=options.get("worker_token_file") or token_file,
+                    certificate=certificate,
+                    data_dir=data_dir,
+                    is_worker=is_worker,
+                )
+            except ServiceNotFoundError as error:
+                if not is_optional:
+                    fail(str(error))
+                place = None
+            return function(*arguments, place=place, **options)
+
+        for option, text in reversed(list(SERVICE_OPTIONS.items())):
+            kind = None if option == "--url" else click.Path(path_type=Path)
+            command = click.option(option, type=kind, help=text)(command)
+        return command  # type: ignore[return-value]
+
+    return with_options
+
+
+def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command an option for each knob except the number of nodes."""
+    for knob in reversed(tuple(KNOBS.values())):
+        if knob.name == "num_microbatches":
+            command = _GLOBAL_BATCH_SIZE(command)
+        if knob.name != "num_nodes":
+            command = _option(knob)(command)
+    return command
+
+
+def _option(knob: Knob) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    kind = int if knob.is_number else click.Choice(knob.choices)
+    if knob.name in _WITHOUT_DEFAULT:
+        return click.option(knob.option, type=kind, help=knob.help)
+    words = knob.help or None
+    if knob.is_switch:
+        both = f"{knob.option}/{knob.option.replace('--', '--no-')}"
+        return click.option(both, default=knob.default, show_default=True, help=words)
+    return click.option(knob.option, type=kind, default=knob.default, show_default=True, help=words)
+
+
+def layout_of(given: Mapping[str, Any], cluster: Cluster, *, num_nodes: int = 1) -> Layout:
+    """The layout that the options describe.
+
+    Args:
+        given: what `layout_options` passed to the command.
+        cluster: decides the precision where none is given.
+        num_nodes: nodes of the job, for which there is no option.
+
+    Raises:
+        LayoutInvalidError: a value is out of range, or the batch is missing or contradicts itself.
+    """
+    knobs = dict(given)
+    knobs["num_microbatches"] = _num_microbatches(knobs, knobs.pop("global_batch_size"))
+    knobs["precision"] = knobs["precision"] or default_precision(cluster)
+    return Layout(num_nodes=num_nodes, **knobs)
+
+
+def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
+    """Micro-batches a step, as given or as they follow from the global batch."""
+    given: int | None = knobs["num_microbatches"]
+    if batch is None:
+        if given is None:
+            raise LayoutInvalidError(
+                "the batch is missing: give --num-microbatches or --global-batch-size (the step time "
+                "and the pipeline's bubble depend on it)"
+            )
+        return given
+    for name, value in (
+        ("--global-batch-size", batch),
+        ("dp", knobs["dp"]),
+        ("micro_batch_size", knobs["micro_batch_size"]),
+    ):
+        if problem := whole_number_problem(value):
+            raise LayoutInvalidError(f"{name}={problem}")
+    at_once: int = knobs["dp"] * knobs["micro_batch_size"]
+    product = f"dp*micro_batch_size={knobs['dp']}*{knobs['micro_batch_size']}={at_once}"
+    if batch % at_once:
+        below = batch // at_once * at_once
+        nearest = f"{below} or {below + at_once}" if below else str(at_once)
+        raise LayoutInvalidError(
+            f"--global-batch-size={batch} is not divisible by {product}; the nearest that is: {nearest}"
+        )
+    if given is not None and given != batch // at_once:
+        raise LayoutInvalidError(
+            f"--num-microbatches={given} makes a global batch of {given * at_once} ({product} times "
+            f"{given}), not of --global-batch-size={batch}; leave one of the two out"
+        )
+    return batch // at_once

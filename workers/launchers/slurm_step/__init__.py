@@ -1,0 +1,1 @@
+"""The srun launcher: one Slurm step for each group of ranks."""

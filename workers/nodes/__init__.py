@@ -1,0 +1,1 @@
+"""The nodes of an allocation: health, quarantine, roster."""

@@ -1,0 +1,1 @@
+"""The processes on a node: warden, zygote, keeper and ranks, and the memory that they use."""

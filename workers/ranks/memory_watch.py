@@ -1,0 +1,335 @@
+"""Waits until the memory that a group of ranks used on a node is free again.
+
+The memory in use on a device is read without a context on any device:
+
+AMD: the driver writes it to /sys/class/drm, and its KFD lists the devices in the order of ROCm
+(Linux, Documentation/gpu/amdgpu/driver-misc.rst, and drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+NVIDIA: the management library, through the bindings of nvidia-ml-py
+(https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from search_spaces.machine import ROOT
+from workers.backoff import Backoff
+from workers.errors import DeviceHiddenError, MemoryNotBackError
+from workers.ranks.rank_task import RankTask
+from workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables
+
+_KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
+
+NVIDIA_SMI: Final = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,memory.used",
+    "--format=csv,noheader,nounits",
+)
+
+_DRIVER_ANSWERS_WITHIN_S: Final = 10.0
+_MIB: Final = 1 << 20
+
+WAIT_S: Final = 10.0
+"""Drivers free the memory of an ended process within about a second."""
+
+DEVICE_SLACK_BYTES: Final = 512 << 20
+"""Memory that a driver keeps for itself after the first use of a device."""
+
+HOST_SLACK_BYTES: Final = 2 << 30
+"""Memory that other processes may put into shared memory while a group runs."""
+
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """How much of one device's memory is in use, by any process."""
+
+    names: tuple[str, str]
+    """The device in lists of visible devices: its number and its UUID."""
+    used_bytes: int | None
+    """None: the driver does not report it."""
+
+
+def host_bytes_in_use(root: Path = ROOT) -> int:
+    """Memory of the host that is neither available nor private to a living process.
+
+    A group can leave such memory behind when all its processes have been reaped: shared memory,
+    files in memory, huge pages, and memory that a driver pinned. Private memory belongs to
+    processes that still run.
+    """
+    sizes = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        sizes[name] = int(value.split()[0]) * 1024
+    total, available, private = (
+        sizes.get(name, 0) for name in ("MemTotal", "MemAvailable", "AnonPages")
+    )
+    return total - available - private
+
+
+def device_name(task: RankTask, environment: Mapping[str, str], *, amd: bool) -> str:
+    """The node's name for the device of a rank: a number or a UUID; empty: it is hidden."""
+    try:
+        seen = rank_variables(task.device_index, environment)
+    except DeviceHiddenError:  # the rank itself fails with this reason
+        return ""
+    if not amd:
+        return seen[CUDA] or ""
+    below, entry = seen[ROCR], seen[HIP] or ""
+    return below.split(",")[int(entry)] if below and entry.isdecimal() else entry
+
+
+def amd_devices(root: Path = ROOT) -> tuple[DeviceUse, ...]:
+    """AMD's devices that this process may use, in ROCm's order; none where there are none.
+
+    Args:
+        root: where the kernel's files are.
+    """
+    nodes = [path for path in (root / _KFD_NODES).glob("*") if path.name.isdecimal()]
+    found: list[DeviceUse] = []
+    for node in sorted(nodes, key=lambda path: int(path.name)):
+        properties = _properties(node / "properties")
+        if not properties.get("simd_count"):  # a processor
+            continue
+        device = root / f"sys/class/drm/renderD{properties.get('drm_render_minor')}/device"
+        uuid = f"GPU-{properties.get('unique_id', 0):016x}"
+        used_bytes = _number(device / "mem_info_vram_used")
+        found.append(DeviceUse(names=(str(len(found)), uuid), used_bytes=used_bytes))
+    return tuple(found)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except OSError:  # missing, or not readable for this user
+        return None
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """The properties of a node of the KFD; none where this process may not read them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value in (line.split() for line in lines)}
+
+
+class NvidiaDevices:
+    """Lists NVIDIA's devices. Any thread may call it.
+
+    The management library answers within microseconds. Where it can't be loaded, `nvidia-smi` is
+    called, which takes a second on a node of eight devices. Either may hang with the driver: the
+    library is called in a thread, which is then left behind, and nvidia-smi is killed.
+
+    Args:
+        nvml: the functions of the management library; None: those of pynvml.
+        nvidia_smi: the command that lists number, UUID and MiB in use.
+        within_s: how long the driver may take to answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        nvml: Any = None,
+        nvidia_smi: Sequence[str] = NVIDIA_SMI,
+        within_s: float = _DRIVER_ANSWERS_WITHIN_S,
+    ) -> None:
+        self._nvml = nvml
+        self._nvidia_smi = nvidia_smi
+        self._within_s = within_s
+        self._hangs = False
+
+    def __call__(self) -> tuple[DeviceUse, ...]:
+        """The devices that this process may use; none where neither library nor command answers."""
+        if self._hangs:
+            return ()
+        answers: list[tuple[DeviceUse, ...]] = []
+        thread = threading.Thread(target=lambda: answers.append(self._list()), daemon=True)
+        thread.start()
+        thread.join(self._within_s)
+        self._hangs = thread.is_alive()  # no second thread waits for the same driver
+        return answers[0] if answers else ()
+
+    def _list(self) -> tuple[DeviceUse, ...]:
+        nvml = self._nvml or _pynvml()
+        if nvml is None:
+            return _devices_by_command(self._nvidia_smi, self._within_s)
+        try:
+            nvml.nvmlInit()  # a second call only counts
+            return tuple(_nvml_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        except nvml.NVMLError:
+            return _devices_by_command(self._nvidia_smi, self._within_s)
+
+
+def _pynvml() -> Any:
+    """The bindings of the management library; None: they are not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def _nvml_device(nvml: Any, index: int) -> DeviceUse:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    names = (str(index), nvml.nvmlDeviceGetUUID(handle))
+    try:
+        return DeviceUse(names=names, used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except nvml.NVMLError:  # not supported, where the device shares the host's memory
+        return DeviceUse(names=names, used_bytes=None)
+
+
+def _devices_by_command(command: Sequence[str], within_s: float) -> tuple[DeviceUse, ...]:
+    try:
+        listed = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):  # not installed, or it failed
+        return ()
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.stdout.splitlines()]
+    return tuple(
+        # "[N/A]" where the device shares the host's memory.
+        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB if mib.isdecimal() else None)
+        for index, uuid, mib in rows
+    )
+
+
+class MemoryWatch:
+    """Notes the memory in use before each group of a node, and waits until it is free again.
+
+    A device is compared with its minimum while no rank ran on it, so that small losses add up and
+    are noticed. The host is compared with the moment before the first of the groups that run side
+    by side, after the last of them has ended: before that, memory that one group left can't be
+    distinguished from memory that the others use. Any thread may call it.
+
+    Args:
+        environment: of the zygote; it decides which devices the ranks see.
+        root: where the kernel's files are.
+        nvidia_devices: lists NVIDIA's devices; None: those of this machine.
+        wait_s: how long freeing memory may take.
+        device_slack_bytes: how much more a device may use than before.
+        host_slack_bytes: how much more the host may use than before.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        root: Path = ROOT,
+        nvidia_devices: Callable[[], Sequence[DeviceUse]] | None = None,
+        wait_s: float = WAIT_S,
+        device_slack_bytes: int = DEVICE_SLACK_BYTES,
+        host_slack_bytes: int = HOST_SLACK_BYTES,
+    ) -> None:
+        self._environment = environment
+        self._root = root
+        self._nvidia_devices = nvidia_devices or NvidiaDevices()
+        self._wait_s = wait_s
+        self._device_slack_bytes = device_slack_bytes
+        self._host_slack_bytes = host_slack_bytes
+        self._lock = threading.Lock()
+        self._names_by_group: dict[str, frozenset[str]] = {}
+        self._idle_bytes: dict[str, int] = {}
+        self._host_bytes = 0
+
+    def group_starts(self, tasks: Sequence[RankTask]) -> None:
+        """Notes the memory in use; to be called before the ranks of a group are forked."""
+        names = self._device_names(tasks)
+        with self._lock:
+            if not self._names_by_group:
+                self._host_bytes = host_bytes_in_use(self._root)
+            self._names_by_group[tasks[0].group] = names
+            unknown = names - self._idle_bytes.keys()
+        if unknown:
+            self._take(self._in_use(unknown))
+
+    def forget(self, group: str) -> None:
+        """Removes a group without waiting for its memory."""
+        with self._lock:
+            self._names_by_group.pop(group, None)
+
+    def wait_until_back(self, group: str) -> None:
+        """Waits until the memory of a group is free again; to be called when its processes ended.
+
+        Raises:
+            MemoryNotBackError: it is not, after `wait_s`.
+        """
+        with self._lock:
+            names = self._names_by_group.pop(group, None)
+        if names is None:
+            return  # it was started by an earlier zygote, or not at all
+        started = time.monotonic()
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while missing := [*self._missing_on_devices(names), *self._missing_on_host()]:
+            waited_s = time.monotonic() - started
+            if waited_s > self._wait_s:
+                raise MemoryNotBackError(
+                    f"{waited_s:.1f} s after a group ended {' and '.join(missing)}; look for what "
+                    "holds the memory (a process of another user, files in /dev/shm, the driver)"
+                )
+            time.sleep(backoff.take())
+
+    def _missing_on_devices(self, names: Iterable[str]) -> list[str]:
+        wanted = [name for name in names if name in self._idle_bytes]
+        if not wanted:
+            return []
+        now = self._in_use(wanted)
+        missing = []
+        for name in sorted(wanted):
+            if name not in now:
+                missing.append(f"device {name} no longer reports its memory in use")
+            elif (held := now[name] - self._idle_bytes[name]) > self._device_slack_bytes:
+                missing.append(f"device {name} has {held} bytes more in use than before it")
+        if not missing:
+            self._take(now)
+        return missing
+
+    def _missing_on_host(self) -> list[str]:
+        with self._lock:
+            if self._names_by_group:  # the other groups use memory of the host too
+                return []
+            held = host_bytes_in_use(self._root) - self._host_bytes
+        if held <= self._host_slack_bytes:
+            return []
+        return [f"the host has {held} bytes more in use, by no living process, than before it"]
+
+    def _take(self, in_use: Mapping[str, int]) -> None:
+        with self._lock:
+            for name, used_bytes in in_use.items():
+                self._idle_bytes[name] = min(used_bytes, self._idle_bytes.get(name, used_bytes))
+
+    def _device_names(self, tasks: Sequence[RankTask]) -> frozenset[str]:
+        if tasks[0].device == "cpu":
+            return frozenset()
+        amd = bool(amd_devices(self._root))
+        names = {device_name(task, self._environment, amd=amd) for task in tasks}
+        return frozenset(names - {""})
+
+    def _in_use(self, names: Iterable[str]) -> dict[str, int]:
+        devices = amd_devices(self._root) or self._nvidia_devices()
+        return {
+            name: device.used_bytes
+            for name in names
+            for device in devices
+            if device.used_bytes is not None and _is(device, name)
+        }
+
+
+def _is(device: DeviceUse, name: str) -> bool:
+    """Whether a name in a list of visible devices is that of a device; UUIDs may be shortened."""
+    number, uuid = device.names
+    return number == name if name.isdecimal() else uuid.startswith(name)

@@ -1,0 +1,252 @@
+"""The worker's client of the worker protocol, and the log of the service's outages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+from search_spaces.connection.outage_log import OutageLog
+from search_spaces.protocol.worker_messages import (
+    HeartbeatBody,
+    HeartbeatReply,
+    LeaseRead,
+    LeaseRequest,
+    OutcomeReport,
+    SetAside,
+    WorkerCreate,
+    WorkerCreated,
+)
+from workers.errors import (
+    AnswerUnreadableError,
+    ServiceUnreachableError,
+    TokenRefusedError,
+    WorkerError,
+    WorkerReplacedError,
+    WorkerUnknownError,
+)
+from workers.service.http import (
+    ANSWER_WITHIN_S,
+    OUTAGE_ERRORS,
+    ConflictError,
+    NotFoundError,
+    ServiceHttp,
+)
+
+SETTLED_AFTER_S: Final = 6.0
+"""Seconds without a failure after which an outage is over; longer than the pause between two
+tries."""
+
+_log: Final = logging.getLogger(__name__)
+
+_REGISTERED_WITHIN_S: Final = 60.0
+"""Long, since the service may still act on a registration that timed out, and so end the session of
+the next one."""
+
+
+class ServiceOutage:
+    """The log of outages, for all requests of a worker. Threads share it."""
+
+    def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = OutageLog(
+            _log, f"the service at {url}", most_reasons=len(OUTAGE_ERRORS), clock=clock
+        )
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._has_worked = False
+        self._failing: set[str] = set()
+        """Requests that have failed and have not worked since."""
+        self._failed_at = 0.0
+        self._worked_at: float | None = None
+        """When a request first worked since the last failure."""
+
+    def failed(self, request: str, error: ServiceUnreachableError | TokenRefusedError) -> None:
+        """Notes a failed request.
+
+        Args:
+            request: which of the worker's requests it was.
+            error: why it failed.
+        """
+        with self._lock:
+            if isinstance(error, TokenRefusedError) and not self._has_worked:
+                return  # the worker ends at once with this error
+            self._failing.add(request)
+            self._failed_at, self._worked_at = self._clock(), None
+            self._lines.failed(
+                f"{error}; outcomes are kept until they can be posted",
+                cause=type(error).__name__,
+            )
+
+    def worked(self, request: str) -> None:
+        """Notes a request that was answered, with any answer."""
+        with self._lock:
+            self._has_worked = True
+            if not self._failing:
+                return
+            now = self._clock()
+            self._failing.discard(request)
+            if self._worked_at is None:
+                self._worked_at = now
+            if not self._failing or now - self._failed_at >= SETTLED_AFTER_S:
+                self._failing.clear()
+                self._lines.worked(at=self._worked_at)
+
+
+class LeaseClient:
+    """A client of the worker protocol. Threads may share it.
+
+    It logs the start and the end of each outage of the service once, for all threads.
+
+    Every method raises the errors of `ServiceHttp.request`.
+
+    Raises:
+        UrlInvalidError: at construction.
+    """
+
+    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
+        self._http = ServiceHttp(url, token, certificate=certificate)
+        self.url = self._http.url
+        """The address of the service."""
+        self._outage = ServiceOutage(self.url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def register(self, worker: WorkerCreate) -> WorkerCreated:
+        """Begins a session; an earlier one of the same name ends."""
+        body = _without_empty_fields(asdict(worker))
+        answer = self._request("POST", "/v1/workers", body, within_s=_REGISTERED_WITHIN_S)
+        return self._http.read(
+            answer,
+            lambda: WorkerCreated(
+                worker_id=answer["worker_id"],
+                heartbeat_interval_s=float(answer["heartbeat_interval_s"]),
+                lease_s=float(answer["lease_s"]),
+                quarantined=_set_aside(answer.get("quarantined")),
+            ),
+        )
+
+    def role(self) -> str:
+        """The role of the token.
+
+        A refusal is not logged as an outage: services of older versions answer this only to admins.
+        """
+        return self._http.role()
+
+    def lease(self, worker_id: str, request: LeaseRequest) -> LeaseRead | None:
+        """Leases a trial; None where there was none in time.
+
+        Raises:
+            WorkerUnknownError: the session has ended.
+            WorkerReplacedError: another worker has taken the name over.
+        """
+        within_s = ANSWER_WITHIN_S + request.wait_s
+        answer = self._request_of_worker(
+            worker_id, "POST", "/leases", _without_empty_fields(asdict(request)), within_s=within_s
+        )
+        leases = self._http.read(answer, lambda: [_lease(lease) for lease in answer["leases"]])
+        return leases[0] if leases else None
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        heartbeat: HeartbeatBody,
+        *,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> HeartbeatReply:
+        """Extends the leases of the trials.
+
+        Raises:
+            WorkerUnknownError: the session has ended.
+            WorkerReplacedError: another worker has taken the name over.
+        """
+        body: dict[str, Any] = {
+            "trials": [_without_empty_fields(asdict(beat)) for beat in heartbeat.trials]
+        }
+        if heartbeat.status is not None:
+            body["status"] = asdict(heartbeat.status)
+        answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body, within_s=within_s)
+        return self._http.read(
+            answer,
+            lambda: HeartbeatReply(
+                stop=tuple(int(trial_id) for trial_id in answer["stop"]),
+                release=tuple(str(name) for name in answer.get("release") or ()),
+                quarantine=_set_aside(answer.get("quarantine")),
+            ),
+        )
+
+    def post_outcome(self, report: OutcomeReport) -> bool:
+        """Posts an outcome, which may be repeated; returns whether the service used it."""
+        body = _without_empty_fields(asdict(report))
+        answer = self._request("POST", f"/v1/trials/{body.pop('trial_id')}/outcome", body)
+        return self._http.read(answer, lambda: bool(answer["accepted"]))
+
+    def unregister(self, worker_id: str) -> None:
+        """Ends the session; its leases return at once.
+
+        Raises:
+            WorkerUnknownError: it has ended already.
+        """
+        self._request_of_worker(worker_id, "DELETE", "", None)
+
+    def _request_of_worker(
+        self,
+        worker_id: str,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> Any:
+        try:
+            return self._request(method, f"/v1/workers/{worker_id}{path}", body, within_s=within_s)
+        except NotFoundError as error:
+            raise WorkerUnknownError(str(error)) from error
+        except ConflictError as error:
+            raise WorkerReplacedError(f"{error}; give this one a name with --name") from error
+
+    def _request(
+        self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
+    ) -> Any:
+        """Sends a request; notes for the log of outages whether it was answered."""
+        request = path.rpartition("/")[2]
+        try:
+            answer = self._http.request(method, path, body, within_s=within_s)
+        except OUTAGE_ERRORS as error:
+            self._outage.failed(request, error)
+            raise
+        except AnswerUnreadableError:  # the answer may be that of a proxy, so it does not count
+            raise
+        except WorkerError:
+            self._outage.worked(request)
+            raise
+        self._outage.worked(request)
+        return answer
+
+
+def _without_empty_fields(document: dict[str, Any]) -> dict[str, Any]:
+    """A document without its empty fields, which a service of an older version may not know."""
+    return {name: value for name, value in document.items() if value not in (None, "", [])}
+
+
+def _lease(document: Mapping[str, Any]) -> LeaseRead:
+    """A lease; fields of a newer service are ignored."""
+    known = {each.name: document[each.name] for each in fields(LeaseRead)}
+    return LeaseRead(
+        **{**known, "lease_expires_at": datetime.fromisoformat(known["lease_expires_at"])}
+    )
+
+
+def _set_aside(documents: Any) -> tuple[SetAside, ...]:
+    return tuple(
+        SetAside(node=str(document["node"]), reason=str(document["reason"]))
+        for document in documents or ()
+    )

@@ -1,0 +1,1 @@
+"""The training job: its file, data, checkpoints and log."""

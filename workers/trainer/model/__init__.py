@@ -1,0 +1,1 @@
+"""The model: layers of a GPT or Llama, cut for one rank."""

@@ -1,0 +1,271 @@
+"""The pointwise kernels of a Llama block: eager, and compiled by torch.compile as an option.
+
+Only the arithmetic between the matrix products is compiled: eager operators read and write memory
+once for each operator. Matrix products, attention and communication are library calls in both
+cases, and weight gradients are added to the flat buffer, which a compiler of whole blocks would
+not see. Rotary positions stay eager: compiled, they take up to twice as long on a CPU (decision
+17).
+
+The eager kernels work in place where they can. Nothing here communicates.
+
+Shapes: T tokens of a micro-batch, H hidden, F local feed-forward width.
+"""
+
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from workers.trainer.errors import CompilerMissingError
+from workers.trainer.model.parameters import ModelParameter
+
+EPSILON: Final = 1e-5
+"""Added to the mean square (RMSNorm) or the variance (LayerNorm)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """The pointwise functions that layers call: the eager set, or the compiled set."""
+
+    swiglu: Callable[[Tensor], Tensor]
+    """(gate_up_T2F) -> y_TF"""
+    swiglu_backward: Callable[[Tensor, Tensor], Tensor]
+    """(gate_up_T2F, grad_TF) -> grad_T2F"""
+    rms_norm: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(x_TH, weight_H) -> y_TH, rstd_T1; rstd is the inverse root mean square, in fp32."""
+    rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(grad_TH, x_TH, rstd_T1, weight_H) -> grad_x_TH, grad_weight_H; the latter in fp32."""
+
+
+def _swiglu(gate_up_T2F: Tensor) -> Tensor:
+    gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
+    return torch.ops.aten.silu(gate_TF).mul_(up_TF)  # type: ignore[no-any-return]
+
+
+def _swiglu_backward(gate_up_T2F: Tensor, grad_TF: Tensor) -> Tensor:
+    gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
+    grad_T2F = torch.empty_like(gate_up_T2F)
+    grad_gate_TF, grad_up_TF = grad_T2F.chunk(2, dim=-1)
+    torch.mul(torch.ops.aten.silu(gate_TF), grad_TF, out=grad_up_TF)
+    torch.ops.aten.silu_backward.grad_input(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
+    return grad_T2F
+
+
+def _rms_norm(x_TH: Tensor, weight_H: Tensor) -> tuple[Tensor, Tensor]:
+    norm_T1 = torch.linalg.vector_norm(x_TH, dim=-1, keepdim=True, dtype=torch.float32)
+    rstd_T1 = norm_T1.square_().div_(x_TH.shape[-1]).add_(EPSILON).rsqrt_()
+    y_TH: Tensor = (x_TH * rstd_T1).mul_(weight_H)
+    return y_TH.to(x_TH.dtype), rstd_T1
+
+
+def _rms_norm_backward(
+    grad_TH: Tensor, x_TH: Tensor, rstd_T1: Tensor, weight_H: Tensor
+) -> tuple[Tensor, Tensor]:
+    normal_TH = x_TH * rstd_T1
+    product_TH = normal_TH * grad_TH
+    grad_weight_H = product_TH.sum(0)
+    weight_H = weight_H.float()
+    mean_T = (product_TH @ weight_H).div_(x_TH.shape[-1])
+    grad_x_TH = torch.mul(grad_TH, weight_H, out=product_TH)
+    grad_x_TH.addcmul_(normal_TH, mean_T[:, None], value=-1.0).mul_(rstd_T1)
+    return grad_x_TH.to(x_TH.dtype), grad_weight_H
+
+
+EAGER: Final = Kernels(
+    swiglu=_swiglu,
+    swiglu_backward=_swiglu_backward,
+    rms_norm=_rms_norm,
+    rms_norm_backward=_rms_norm_backward,
+)
+"""Kernels of plain torch operators."""
+
+
+def use_kernels(model: nn.Module, kernels: Kernels) -> None:
+    """Sets the kernels of every layer of the model that uses kernels."""
+    for module in model.modules():
+        if isinstance(getattr(module, "kernels", None), Kernels):
+            module.kernels = kernels  # type: ignore[assignment]
+
+
+@functools.cache
+def compiled_kernels(device_type: str) -> Kernels:
+    """The kernels, each compiled at its first call; torch caches the code on disk for other ranks.
+
+    While live tensors are counted (`probe.memory.LogicalPeak`) the eager kernels run instead. The
+    count would miss what compiled code allocates, which is never more than the eager kernels do.
+
+    Raises:
+        CompilerMissingError: there is no C++ compiler (CPU), or no Triton (GPU).
+    """
+    _refuse_without_compiler(device_type)
+    from torch._inductor import config
+
+    config.compile_threads = 1  # a rank must not fork
+    return Kernels(
+        swiglu=_compiled(_fused_swiglu, _swiglu),
+        swiglu_backward=_compiled(_fused_swiglu_backward, _swiglu_backward),
+        rms_norm=_compiled(_fused_rms_norm, _rms_norm),
+        rms_norm_backward=_compiled(_fused_rms_norm_backward, _rms_norm_backward),
+    )
+
+
+def _compiled(function: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+    fused = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def call(*arguments: Any) -> Any:
+        if _get_current_dispatch_mode() is not None:
+            return eager(*arguments)
+        with torch.no_grad():
+            return fused(*(a.detach() if isinstance(a, Tensor) else a for a in arguments))
+
+    return call
+
+
+def _refuse_without_compiler(device_type: str) -> None:
+    if device_type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise CompilerMissingError(
+                "compile=true needs Triton for this GPU and it cannot be imported; "
+                "install the triton that belongs to this torch, or leave compile out"
+            )
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise CompilerMissingError(
+            "compile=true needs a C++ compiler on this machine and none was found; "
+            "install g++ or clang++, name one in CXX, or leave compile out"
+        ) from error
+
+
+def _fused_swiglu(gate_up_T2F: Tensor) -> Tensor:
+    gate_TF, up_TF = gate_up_T2F.float().chunk(2, dim=-1)
+    return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_T2F.dtype)
+
+
+def _fused_swiglu_backward(gate_up_T2F: Tensor, grad_TF: Tensor) -> Tensor:
+    gate_TF, up_TF = gate_up_T2F.float().chunk(2, dim=-1)
+    sigmoid_TF, grad_TF = torch.sigmoid(gate_TF), grad_TF.float()
+    slope_TF = sigmoid_TF * (1.0 + gate_TF * (1.0 - sigmoid_TF))
+    grad_T2F = torch.cat((grad_TF * up_TF * slope_TF, grad_TF * gate_TF * sigmoid_TF), dim=-1)
+    return grad_T2F.to(gate_up_T2F.dtype)
+
+
+def _fused_rms_norm(x_TH: Tensor, weight_H: Tensor) -> tuple[Tensor, Tensor]:
+    x32_TH = x_TH.float()
+    rstd_T1 = torch.rsqrt(x32_TH.square().mean(-1, keepdim=True) + EPSILON)
+    return (x32_TH * rstd_T1 * weight_H).to(x_TH.dtype), rstd_T1
+
+
+def _fused_rms_norm_backward(
+    grad_TH: Tensor, x_TH: Tensor, rstd_T1: Tensor, weight_H: Tensor
+) -> tuple[Tensor, Tensor]:
+    normal_TH, grad32_TH = x_TH.float() * rstd_T1, grad_TH.float()
+    product_TH = normal_TH * grad32_TH
+    mean_T1 = (product_TH * weight_H).mean(-1, keepdim=True)
+    grad_x_TH = (grad32_TH * weight_H - normal_TH * mean_T1) * rstd_T1
+    return grad_x_TH.to(x_TH.dtype), product_TH.sum(0)
+
+
+class LayerNormFunction(Function):
+    """torch's fused LayerNorm; its weight gradients are added to the flat buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, weight_H: ModelParameter, bias_H: ModelParameter) -> Tensor:
+        y_TH, mean_T1, rstd_T1 = torch.native_layer_norm(
+            x_TH, weight_H.shape, weight_H, bias_H, EPSILON
+        )
+        ctx.save_for_backward(x_TH, mean_T1, rstd_T1)
+        ctx.weight_H, ctx.bias_H = weight_H, bias_H
+        return y_TH
+
+    @staticmethod
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None, None]:
+        x_TH, mean_T1, rstd_T1 = ctx.saved_tensors
+        weight_H, bias_H = ctx.weight_H, ctx.bias_H
+        grad_x_TH, grad_weight_H, grad_bias_H = torch.ops.aten.native_layer_norm_backward(
+            grad_TH, x_TH, weight_H.shape, mean_T1, rstd_T1, weight_H, bias_H, [True, True, True]
+        )
+        weight_H.add_gradient(grad_weight_H)
+        bias_H.add_gradient(grad_bias_H)
+        return grad_x_TH, None, None
+
+
+class RMSNormFunction(Function):
+    """y = x / rms(x) * weight (arXiv:1910.07467), computed in fp32.
+
+    torch's own RMSNorm is five times slower.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, weight_H: ModelParameter, kernels: Kernels) -> Tensor:
+        y_TH, rstd_T1 = kernels.rms_norm(x_TH, weight_H)
+        ctx.save_for_backward(x_TH, rstd_T1)
+        ctx.weight_H, ctx.kernels = weight_H, kernels
+        return y_TH
+
+    @staticmethod
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None, None]:
+        x_TH, rstd_T1 = ctx.saved_tensors
+        grad_x_TH, grad_weight_H = ctx.kernels.rms_norm_backward(
+            grad_TH, x_TH, rstd_T1, ctx.weight_H
+        )
+        ctx.weight_H.add_gradient(grad_weight_H)
+        return grad_x_TH, None, None
+
+
+class SwiGLU(Function):
+    """silu(gate) * up of a fused projection (arXiv:2002.05202). Only the input is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up_T2F: Tensor, kernels: Kernels) -> Tensor:
+        ctx.save_for_backward(gate_up_T2F)
+        ctx.kernels = kernels
+        return kernels.swiglu(gate_up_T2F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, None]:
+        (gate_up_T2F,) = ctx.saved_tensors
+        return ctx.kernels.swiglu_backward(gate_up_T2F, grad_TF), None
+
+
+_apply_layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
+_apply_rms_norm: Callable[..., Tensor] = RMSNormFunction.apply
+_apply_swiglu: Callable[..., Tensor] = SwiGLU.apply
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, weight: ModelParameter, bias: ModelParameter) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return _apply_layer_norm(x_TH, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, weight: ModelParameter) -> None:
+        super().__init__()
+        self.weight, self.kernels = weight, EAGER
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return _apply_rms_norm(x_TH, self.weight, self.kernels)
+
+
+def swiglu(gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:
+    """The activation from a fused projection: gate in the first F columns, up in the others."""
+    return _apply_swiglu(gate_up_T2F, kernels)

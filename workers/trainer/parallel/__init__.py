@@ -1,0 +1,1 @@
+"""Parallelism: mesh, tensor, sequence and pipeline parallelism, gradient reduction, ZeRO."""

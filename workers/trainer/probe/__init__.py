@@ -1,0 +1,1 @@
+"""The probe: a short training run that is measured."""

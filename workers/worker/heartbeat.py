@@ -1,0 +1,212 @@
+"""Heartbeats: every few seconds the worker reports its trials and nodes to the service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from search_spaces.connection.outage_log import OutageLog
+from search_spaces.documents.limits import acceptable_text
+from search_spaces.protocol.worker_messages import (
+    MAX_WORDS,
+    AllocationState,
+    HeartbeatBody,
+    HeartbeatReply,
+    NodeStatusBody,
+    StatusBody,
+)
+from workers.errors import (
+    AnswerUnreadableError,
+    RequestRefusedError,
+    WorkerError,
+    WorkerReplacedError,
+    WorkerUnknownError,
+)
+from workers.nodes.health import HealthReport
+from workers.nodes.roster import RosterNode
+from workers.service.http import MOST_REASONS, OUTAGE_ERRORS
+from workers.service.lease_client import LeaseClient
+from workers.worker.events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
+from workers.worker.held_trial import HeldTrial
+
+_LOG = logging.getLogger(__name__)
+
+_NOT_FINITE: Final = re.compile("NaN|Infinity")
+
+_MOST_OF_HEALTH: Final = 500
+
+_SHORTEST_BEAT_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdleTime:
+    """Node-seconds without a probe, up to a moment and from there on."""
+
+    node_s: float = 0.0
+    at: float = 0.0
+    nodes: float = 0.0
+    """Nodes without a probe since then, which may be a fraction."""
+
+    def until(self, now: float) -> float:
+        """Node-seconds up to now."""
+        return self.node_s + self.nodes * max(0.0, now - self.at)
+
+    def then(self, now: float, nodes: float) -> IdleTime:
+        """The idle time, with another number of idle nodes from now on."""
+        return IdleTime(node_s=self.until(now), at=now, nodes=nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """The content of a heartbeat; the thread that owns the worker's state replaces it."""
+
+    worker_id: str | None
+    """The session; None: there is none at the moment."""
+    state: AllocationState = "starting"
+    trials: Sequence[HeldTrial] = ()
+    """The trials whose leases are extended."""
+    nodes: Sequence[RosterNode] = ()
+    idle: IdleTime = IdleTime()
+    ends_at: float | None = None
+    """When the allocation ends, on the monotonic clock."""
+
+    def status(self, known: Mapping[str, HealthReport] | None = None) -> StatusBody:
+        """The status of the allocation at this moment.
+
+        Args:
+            known: reports by node that the service has already; they are not sent again.
+        """
+        now = time.monotonic()
+        return StatusBody(
+            state=self.state,
+            ends_in_s=None if self.ends_at is None else max(0.0, self.ends_at - now),
+            idle_node_s=self.idle.until(now),
+            nodes=_statuses(self.nodes, self.trials, known or {}),
+        )
+
+
+def _statuses(
+    nodes: Sequence[RosterNode], trials: Sequence[HeldTrial], known: Mapping[str, HealthReport]
+) -> list[NodeStatusBody]:
+    doing: dict[int, list[str]] = {}
+    free = [node.num_devices for node in nodes]
+    for trial in trials:
+        for share in trial.placement:
+            if share.node >= len(nodes):
+                continue  # it joined after this was made, and the trial has started there
+            doing.setdefault(share.node, []).append(trial.title)
+            size = nodes[share.node].num_devices
+            free[share.node] -= size if trial.holds_whole_nodes else len(share.devices)
+    return [
+        NodeStatusBody(
+            name=node.name,
+            state="busy" if index in doing and node.state == "idle" else node.state,
+            doing=acceptable_text(", ".join(doing.get(index, ())), MAX_WORDS),
+            reason=acceptable_text(node.reason, MAX_WORDS),
+            free_devices=max(0, free[index]),
+            health=_health(node, known),
+        )
+        for index, node in enumerate(nodes)
+    ]
+
+
+def _health(node: RosterNode, known: Mapping[str, HealthReport]) -> dict[str, Any] | None:
+    """The report of a node without values that JSON can't hold, and with its texts cut."""
+    if node.report is None or node.report is known.get(node.name):
+        return None
+    short = {
+        name: acceptable_text(value, _MOST_OF_HEALTH) if isinstance(value, str) else value
+        for name, value in asdict(node.report).items()
+    }
+    return {n: v for n, v in short.items() if not _NOT_FINITE.search(json.dumps(v))}
+
+
+class Heartbeat:
+    """Sends the newest `news` every few seconds, from a thread of its own.
+
+    Args:
+        client: the service.
+        interval_s: seconds between heartbeats.
+        news: the first content.
+        events: where the answers are put.
+    """
+
+    def __init__(
+        self, client: LeaseClient, *, interval_s: float, news: News, events: Events
+    ) -> None:
+        self._client = client
+        self._interval_s = interval_s
+        # The next heartbeat must be sent before the leases expire, even if this connection hangs.
+        self._within_s = max(2 * interval_s, _SHORTEST_BEAT_S)
+        self._events = events
+        self._ended = threading.Event()
+        self._failures = OutageLog(_LOG, "the heartbeat", most_reasons=MOST_REASONS)
+        self._is_refused = False
+        self._session = ""
+        self._known: dict[str, HealthReport] = {}
+        """Reports by node that were sent in this session; they are long, so they are sent once."""
+        self.news = news
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the heartbeats; returns when the thread has ended."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            news = self.news
+            try:
+                if news.worker_id is not None and not self._beat(news.worker_id, news):
+                    return
+            except Exception as error:
+                # Without heartbeats all leases expire, so the worker must end.
+                self._events.put(WorkerBroken(error=error))
+                return
+
+    def _beat(self, worker_id: str, news: News) -> bool:
+        """Sends one heartbeat; returns whether to go on."""
+        if worker_id != self._session:
+            self._session, self._known = worker_id, {}
+        try:
+            body = HeartbeatBody(
+                trials=[trial.beat() for trial in news.trials], status=news.status(self._known)
+            )
+            answer = self._send(worker_id, body)
+        except OUTAGE_ERRORS:
+            return True
+        except WorkerUnknownError:
+            self._events.put(SessionLost(worker_id=worker_id))
+        except WorkerReplacedError as error:
+            self._events.put(WorkerBroken(error=error))
+            return False
+        except WorkerError as error:
+            self._failures.failed(f"the heartbeat was refused: {error}; the probes go on")
+        else:
+            self._events.put(
+                HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
+            )
+            self._failures.worked()
+            reports = ((node.name, node.report) for node in news.nodes)
+            self._known = {name: report for name, report in reports if report is not None}
+        return True
+
+    def _send(self, worker_id: str, body: HeartbeatBody) -> HeartbeatReply:
+        """Sends a heartbeat; without the status where the service refuses that."""
+        try:
+            return self._client.heartbeat(worker_id, body, within_s=self._within_s)
+        except (WorkerUnknownError, WorkerReplacedError, AnswerUnreadableError):
+            raise
+        except RequestRefusedError as error:
+            if not self._is_refused:
+                _LOG.error("the service refuses the status of the nodes: %s", error)
+            self._is_refused = True
+            without_status = replace(body, status=None)
+            return self._client.heartbeat(worker_id, without_status, within_s=self._within_s)
