@@ -34,7 +34,7 @@ UNIQUE_CLASSES: Final = (*PRODUCT, "benchmarks")
 MIGRATIONS: Final = "results_db/migrations/versions"
 MODULE_LINES: Final = 600
 SUBJECT_LENGTH: Final = 72
-FIRST_CHECKED_COMMIT: Final = "d55a9ba"
+FIRST_CHECKED_COMMIT: Final = "07d6ce8"
 """Commits after this one have their subjects checked."""
 
 
