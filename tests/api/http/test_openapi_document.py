@@ -49,3 +49,7 @@ def test_every_route_is_described_and_has_a_rule_of_access() -> None:
         assert operation["description"], f"{operation['operationId']} has no docstring"
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids))
+
+
+def test_no_description_speaks_of_exceptions_of_python() -> None:
+    assert "Raises:" not in openapi_text()
