@@ -15,6 +15,7 @@ import pytest
 
 from tests.postgres import (
     database_url,
+    empty_databases,
     empty_postgres_url,
     postgres_server,
     postgres_url,
@@ -25,6 +26,7 @@ from workers.launchers.ray.cluster import prepare_environment
 __all__ = [
     "INSTRUCTION_SET",
     "database_url",
+    "empty_databases",
     "empty_postgres_url",
     "postgres_server",
     "postgres_url",

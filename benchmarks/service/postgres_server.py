@@ -128,7 +128,7 @@ class PostgresServer:
     def database(self, *, template: str = "template1") -> Iterator[str]:
         """A new database, a copy of another; yields its URL."""
         name = f"test_{uuid.uuid4().hex}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         try:
             yield self.url(name)
         finally:

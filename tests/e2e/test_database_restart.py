@@ -81,6 +81,7 @@ def stopped_server(server: PostgresServer) -> Iterator[PostgresServer]:
         server.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "commands",
     [("serve", "driver", "db upgrade"), pytest.param(("up",), marks=pytest.mark.slow)],

@@ -135,6 +135,7 @@ IDENTIFYING = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [80, 120, 240])
 @pytest.mark.parametrize("table", TABLES)
 def test_at_a_terminal_every_row_has_its_identifying_values_whole(

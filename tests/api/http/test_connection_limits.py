@@ -158,6 +158,7 @@ def is_well(live: Live) -> bool:
         return client.get(f"{live.url}/v1/health").status_code == 200
 
 
+@pytest.mark.sampled(2)
 def test_a_header_of_100_mib_is_refused_and_others_are_answered_meanwhile(live: Live) -> None:
     stop = threading.Event()
     answers: list[int] = []
@@ -252,6 +253,7 @@ def test_a_trailer_is_no_header(live: Live) -> None:
         assert status_of(read_answer(connection)) == 401
 
 
+@pytest.mark.sampled(2)
 def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) -> None:
     parts = [b"", b"G", b"GET /v1/health", HEALTH + b"X: ", b"\r\n"]
     with contextlib.ExitStack() as opened:
@@ -262,6 +264,7 @@ def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) 
     assert ends == [0, 408, 408, 408, 0]  # an empty line is no request (RFC 9112, section 2.2)
 
 
+@pytest.mark.sampled(2)
 def test_the_second_header_of_a_connection_has_no_longer_time(hasty_headers: Live) -> None:
     with contextlib.ExitStack() as opened:
         connections = []
@@ -312,6 +315,7 @@ def test_a_body_that_stops_coming_is_answered_408(hasty: Live) -> None:
     wait_until("no connection is left", lambda: len(hasty.server.connections) == 0)
 
 
+@pytest.mark.sampled(2)
 def test_a_refused_request_whose_body_never_ends_is_not_read_for_ever(
     hasty_headers: Live,
 ) -> None:
@@ -455,6 +459,7 @@ def test_more_connections_than_files_may_be_open_are_one_clear_error(tmp_path: P
     assert "--max-connections 744" in line
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("address", [b"x:1", b"http://[", b"http://a:99999999/"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_address_that_is_none_is_answered_400(

@@ -53,6 +53,7 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return {**CAMPAIGN, field: {**CAMPAIGN.get(field, {}), name: value}}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", [HALF_A_PAIR, "a\x00b", "a\x1b[2Jb", "a\u202eb"])
 @pytest.mark.parametrize(
     "path",

@@ -137,6 +137,7 @@ CHANGES: dict[str, tuple[list[tuple[str, str, Any]], set[int]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", CHANGES)
 def test_changes_by_one_name_at_once_are_done_or_refused_for_a_reason(
     clients: list[TestClient], what: str

@@ -12,6 +12,7 @@ from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 SPACE = CAMPAIGN["space"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

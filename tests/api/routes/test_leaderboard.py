@@ -80,6 +80,7 @@ def expected_page(
     ).model_dump(mode="json")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "query",
     [

@@ -104,6 +104,7 @@ def cursor_of(*parts: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "cursor",
     [

@@ -102,6 +102,7 @@ def test_a_worker_leases_what_its_room_and_its_time_allow_the_oldest_first(
     assert [lease["number"] for lease in leases] == numbers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "body",
     [

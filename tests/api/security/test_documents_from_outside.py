@@ -471,6 +471,7 @@ def test_an_allocation_that_ran_trials_is_removed_but_for_its_name(api: Api) -> 
         assert session.scalar(sql("SELECT versions FROM workers")) in ("{}", {})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["nested", "surrogate"])
 @pytest.mark.parametrize(
     "statement",

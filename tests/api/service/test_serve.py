@@ -85,6 +85,7 @@ def test_the_service_listens_on_loopback_alone(service: ServeProcess) -> None:
         assert other.connect_ex(("127.0.0.2", port)) != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
     tmp_path: Path, number: int
@@ -105,6 +106,7 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
     assert not (tmp_path / "service.json").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
     worker = service.post("/workers", WORKER)["worker_id"]

@@ -76,6 +76,7 @@ def add_trials(store: Store, campaign_id: int, number: int) -> None:
         store.add_trial(campaign_id, Layout(micro_batch_size=size))
 
 
+@pytest.mark.slow
 def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
     service: ServeProcess, store: Store
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
     assert allocation["cost"]["idle"] == 10.0, "what was told before the service died counts once"
 
 
+@pytest.mark.slow
 def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
     service: ServeProcess, store: Store
 ) -> None:
@@ -158,6 +160,7 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
     assert read["node_seconds"] == pytest.approx(24 * 4.0)
 
 
+@pytest.mark.slow
 def test_a_heartbeat_with_a_thousand_trials_is_taken(service: ServeProcess, store: Store) -> None:
     campaign = service.post("/campaigns", CAMPAIGN)
     add_trials(store, campaign["id"], 20)

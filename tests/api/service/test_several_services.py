@@ -74,6 +74,7 @@ def services(postgres_url: str, tmp_path: Path) -> Iterator[list[Serve]]:
         yield started
 
 
+@pytest.mark.slow
 def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_path: Path) -> None:
     first, second = services
     created = first.request("POST", "/campaigns", CAMPAIGN)
@@ -96,6 +97,7 @@ def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_pa
     assert find_service(data.path) is None
 
 
+@pytest.mark.slow
 def test_a_data_directory_s_own_database_is_not_shared(
     services: list[Serve], tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def damage(server: PostgresServer, database: str, relation: str) -> None:
     server.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iterations", "alembic_version"])
 def test_a_damaged_table_of_a_postgresql_is_named_with_its_block(
     server: PostgresServer, name: str

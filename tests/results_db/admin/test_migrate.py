@@ -286,6 +286,7 @@ def become_unsupported(url: str, revision: str) -> None:
     run(url, f"UPDATE alembic_version SET version_num = '{revision}'")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, 8)])
 def test_a_schema_from_before_the_first_migration_is_refused_with_the_way_out(
     database_url: str, revision: str

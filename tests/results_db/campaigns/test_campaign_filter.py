@@ -27,6 +27,7 @@ def names(store: Store, clock: TurnableClock) -> Store:
     return store
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("asked", "found"),
     [

@@ -85,6 +85,7 @@ WRITES: Final[dict[str, Callable[[Store, int, int], Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_driver_that_lost_its_lease_writes_nothing(
     store: Store, clock: TurnableClock, write: str

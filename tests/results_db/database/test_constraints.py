@@ -14,7 +14,7 @@ from results_db.models.base import Base
 from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.postgres import TEMPLATE, upgraded
+from tests.postgres import upgraded
 from tests.results_db.factories import (
     TurnableClock,
     completed,
@@ -52,8 +52,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if request.param == "sqlite":
             url = upgraded(tmp_path_factory.mktemp("constraints")).database_url
         else:
-            server = request.getfixturevalue("postgres_server")
-            url = stack.enter_context(server.database(template=TEMPLATE))
+            url = stack.enter_context(request.getfixturevalue("empty_databases").lend())
         fill(url)
         yield stack.enter_context(closing(Database(url)))
 

@@ -62,6 +62,7 @@ def as_document(standing: RankedLayout) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("objective", "listing", "offset"),
     [
@@ -99,6 +100,7 @@ def test_who_knows_the_mark_ends_the_reading(measured: Store) -> None:
         measured.page_of_layouts("first", check_version=know, limit=2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("nothing", ["second", 2, 2**31 - 1, "x" * 300])
 def test_a_campaign_that_is_not_there_has_no_page(measured: Store, nothing: int | str) -> None:
     with pytest.raises(CampaignNotFoundError, match=str(nothing)):

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from results_db.database.store_base import Clock
 from results_db.store import Store
-from tests.postgres import TEMPLATE, upgraded
+from tests.postgres import upgraded
 from tests.results_db.history_machine import HistoryMachine
 
 ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -35,8 +35,8 @@ NewDatabase = Callable[[], AbstractContextManager[str]]
 @pytest.fixture(params=["sqlite", "postgresql"])
 def new_database(request: pytest.FixtureRequest) -> NewDatabase:
     if request.param == "postgresql":
-        server = request.getfixturevalue("postgres_server")
-        return lambda: server.database(template=TEMPLATE)
+        lend: NewDatabase = request.getfixturevalue("empty_databases").lend
+        return lend
     return _new_sqlite
 
 

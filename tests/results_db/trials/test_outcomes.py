@@ -47,6 +47,7 @@ def lose_lease(store: Store, clock: TurnableClock) -> None:
     assert store.expire_leases()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("reason", "state"),
     [
@@ -218,6 +219,7 @@ def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) 
     return Iteration(index=index, kind=kind, step_time_s=1.0, loss=loss, grad_norm=1.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -63,6 +63,7 @@ def test_every_knob_of_a_layout_can_be_filtered_by() -> None:
     assert set(LAYOUT_FIELDS) < set(KNOB_FIELDS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("knob", KNOB_FIELDS)
 def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
     plain, odd = getattr(Layout(), knob), getattr(ODD_ONE, knob)
@@ -71,6 +72,7 @@ def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
     assert found(two, **{knob: (plain, odd)}) == [1, 2]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("metric", METRICS)
 def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
     two: Store, metric: str

@@ -101,6 +101,7 @@ def in_order(trials: list[TrialRecord], order: TrialOrder) -> list[int]:
     return [trial.number for trial in [*valued, *sorted(rest, key=lambda trial: trial.id)]]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", SORT_KEYS)
 def test_every_key_sorts_both_ways_with_ties_by_age_and_the_valueless_last(
     store: Store, campaign: int, key: SortKey

@@ -222,6 +222,7 @@ def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: S
     assert len(store.ranked_values(campaign)) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
@@ -244,6 +245,7 @@ def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
         ranked_trials(store, make_campaign(store), "speed")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "impossible",
     [

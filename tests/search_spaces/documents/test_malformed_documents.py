@@ -168,6 +168,7 @@ def test_a_campaign_with_one_field_changed_is_judged_or_refused(
     is_read_or_refused(judge, campaign_with(path, value))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_values_of_bad_faith_are_judged_or_refused_in_every_field(path: tuple[str, ...]) -> None:
     for value in BAD_FAITH:

@@ -100,6 +100,7 @@ def test_repeats_stop_where_the_budget_of_trials_does(store: Store) -> None:
     assert store.campaign(campaign.id).message.startswith("2 of 2 trials done")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["random", "deephyper"])
 @pytest.mark.parametrize("dice_seed", [1, 2, 3])
 def test_a_driver_that_dies_at_any_turn_repeats_each_of_the_doubtful_once(

@@ -144,6 +144,7 @@ def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
     assert store.count_trials(campaign.id) == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["random", "deephyper", "guided"])
 @pytest.mark.parametrize("dice_seed", [1, 2])
 def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(

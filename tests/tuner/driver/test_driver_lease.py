@@ -144,6 +144,7 @@ def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
     assert len(set(layouts_of(trials))) == 18
 
 
+@pytest.mark.sampled(2)
 def test_one_that_is_told_to_end_is_succeeded_at_once(
     database_url: str, store: Store, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def line_of(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the driver ended without saying {words!r}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", pytest.param("deephyper", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
     data_dir: DataDir, store: Store, strategy: str
@@ -85,6 +86,7 @@ def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
     assert len(set(layouts_of(trials))) == 18
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(data_dir: DataDir, number: signal.Signals) -> None:
     with running_driver(data_dir) as process:

@@ -76,6 +76,7 @@ def probes_to(search: LayoutSearch, target: float) -> int:
     return NEVER
 
 
+@pytest.mark.slow
 def test_it_needs_far_fewer_probes_than_random_search() -> None:
     legal = make_legal_set()
     values = [measure(legal.layout(i)).objective for i in range(len(legal))]

@@ -29,6 +29,7 @@ from workers.nodes.health import HealthReport
 from workers.packing.request import Placement
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_brought_back_while_the_others_work(
     service: FakeService, tmp_path: Path
 ) -> None:

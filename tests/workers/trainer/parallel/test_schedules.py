@@ -144,6 +144,7 @@ def test_ranks_that_block_in_every_transfer_get_through_with_the_published_bubbl
         assert ranks.run() == (num_microbatches * vpp + pp - 1) * both
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("pp", "vpp"), list(itertools.product((2, 4, 8), (2, 4))))
 def test_interleaved_transfers_hide_behind_passes(pp: int, vpp: int) -> None:
     """Those of the fill and the drain alone take time, however many micro-batches there are."""
