@@ -156,6 +156,7 @@ def make_job(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_train_prints_a_line_a_step_and_the_tokens_per_s(tmp_path: Path) -> None:
     ended = run("train", "--config", str(make_job(tmp_path)), "--steps", "3")
     assert ended.returncode == 0, ended.stderr
@@ -178,6 +179,7 @@ def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) ->
     assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
 
 
+@pytest.mark.slow
 def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) -> None:
     config = str(make_job(tmp_path, checkpoint={"directory": "saved", "every": 3}))
     log = tmp_path / "log.jsonl"
@@ -204,6 +206,7 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert "can't be written" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_job_of_few_steps_can_be_had(tmp_path: Path) -> None:
     ended = run("train", "--config", str(make_job(tmp_path)), "--steps=1", "--warmup=0", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -304,6 +307,7 @@ def test_help_imports_neither_torch_nor_ray() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_probe_that_is_interrupted_leaves_no_process(number: signal.Signals) -> None:
     mark = uuid.uuid4().hex

@@ -101,6 +101,7 @@ def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
     )
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize("axes", GRID)
 def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int]) -> None:
@@ -108,6 +109,7 @@ def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int])
     assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", GRID)
 def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, int]) -> None:
     """A gradient of the wrong scale, which AdamW forgives, shows in how far the weights moved."""
@@ -141,6 +143,7 @@ def test_pipeline_and_data_parallel_together_are_bitwise_equal_to_data_parallel(
     assert_bitwise_equal(train(shape, both), train(shape, make_layout(dp=2, zero_stage=zero_stage)))
 
 
+@pytest.mark.sampled(2)
 @FAMILIES
 @pytest.mark.parametrize("axes", [{}, {"tp": 2, "pp": 2}, {"dp": 2, "zero_stage": 1}])
 def test_full_recomputation_is_bitwise_equal_to_none(family: str, axes: dict[str, int]) -> None:
@@ -149,6 +152,7 @@ def test_full_recomputation_is_bitwise_equal_to_none(family: str, axes: dict[str
     assert_bitwise_equal(recomputed, train(shape, make_layout(**axes)))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
     "axes", [{}, {"tp": 2, "pp": 2}, {"dp": 2, "zero_stage": 1}, {"precision": "bf16"}], ids=str
@@ -161,6 +165,7 @@ def test_selective_recomputation_is_bitwise_equal_to_none(
     assert_bitwise_equal(recomputed, train(shape, make_layout(**axes)))
 
 
+@pytest.mark.sampled(4)
 @FAMILIES
 @pytest.mark.parametrize(
     "axes",
@@ -202,6 +207,7 @@ def test_cut_tokens_move_the_weights_as_whole_ones_do(micro_batch_size: int) -> 
         assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputation_of_cut_tokens_is_bitwise_equal_to_none(family: str, recompute: str) -> None:
@@ -222,6 +228,7 @@ def test_cut_tokens_and_a_sharded_optimizer_do_not_disturb_each_other() -> None:
     assert_bitwise_equal(sharded, train(shape, make_layout(**axes)))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
     "axes",
@@ -242,6 +249,7 @@ def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) ->
     assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
     "axes",

@@ -80,6 +80,7 @@ def test_a_worker_runs_trials_and_drains_on_sigterm(service: FakeService, tmp_pa
     assert [outcome["trial_id"] for outcome in service.outcomes] == [1]
 
 
+@pytest.mark.slow
 def test_a_worker_ends_by_itself_in_time_before_its_allocation_does(
     service: FakeService, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_worker_ends_by_itself_in_time_before_its_allocation_does(
     assert "the allocation's time is over" in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_runs_trials_by_this_machines_zygote_alone(
     service: FakeService, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_ranks_meet_although_a_node_calls_in_after_the_first_rank_listens(
     assert end.failure is None, end
 
 
+@pytest.mark.slow
 def test_the_start_of_a_step_is_none_of_its_groups_time(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def in_rank_order(num_ranks: int, size: int, dtype: torch.dtype) -> Tensor:
     return total.to(dtype)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64], ids=str
@@ -305,6 +306,7 @@ def test_a_file_that_is_another_one_is_refused() -> None:
         Region(file.place, 2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "axes",
     [

@@ -127,6 +127,7 @@ def test_json_is_all_of_stdout_and_the_progress_goes_aside(tmp_path: Path) -> No
     assert_progress(done.stderr.splitlines(), make_job(steps=3, warmup=1))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_to_be_compiled_is_not_run_where_it_can_t_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

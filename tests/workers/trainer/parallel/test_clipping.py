@@ -53,6 +53,7 @@ COMBINATIONS = layouts(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @COMBINATIONS
 def test_clipped_gradients_move_the_weights_as_the_references_do(

@@ -54,6 +54,7 @@ def test_interleaving_beside_other_axes_is_bitwise_equal_to_them_alone(
     assert_bitwise_equal(both, train(shape, make_layout(**axes)))
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
     "changes", [{"recompute": "full"}, {"recompute": "selective"}, {"precision": "bf16"}], ids=str

@@ -75,6 +75,7 @@ def test_an_overflow_at_the_smallest_scale_is_a_divergence() -> None:
         scaler.update(math.inf)
 
 
+@pytest.mark.sampled(3)
 @FAMILIES
 @AXES
 def test_fp16_follows_fp32_within_its_precision(family: str, axes: dict[str, Any]) -> None:

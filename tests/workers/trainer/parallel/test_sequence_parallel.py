@@ -162,6 +162,7 @@ def peaks(**changes: Any) -> list[int]:
     return run_ranks(layout.num_devices, work)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_cutting_the_tokens_lowers_the_peak_of_every_rank(pp: int, recompute: str) -> None:

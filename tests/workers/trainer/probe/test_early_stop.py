@@ -37,6 +37,7 @@ def num_timed(results: Sequence[tuple[Any, list[dict[str, Any]]]]) -> int:
     return sum(event["kind"] == "timed" for event in results[0][1])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("axes", [{}, {"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}], ids=str)
 @pytest.mark.parametrize(
     ("best_s", "timed"),

@@ -136,6 +136,7 @@ def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(famil
     assert saving(SDPBackend.MATH) > shape.seq_length / 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shares_memory", [True, False])
 @pytest.mark.parametrize(
     "axes", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"dp": 2, "zero_stage": 1}], ids=str

@@ -41,6 +41,7 @@ from workers.trainer.training import StepStats, Training
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "axes", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 1}, {"tp": 2, "pp": 2}], ids=str
 )
