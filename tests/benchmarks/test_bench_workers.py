@@ -64,6 +64,7 @@ def test_whatever_is_left_misses_what_is_asked() -> None:
     assert not all(f.reached for f in storm_figures(make_storm(memory_gone_bytes=1 << 32)))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_turn_around_is_measured_through_the_whole_product() -> None:
@@ -72,6 +73,7 @@ def test_the_turn_around_is_measured_through_the_whole_product() -> None:
     assert all("s" in figure.measured for figure in figures)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_storm_of_faults_leaves_nothing(tmp_path: Path) -> None:

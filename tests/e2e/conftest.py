@@ -16,10 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.workers.process_checks import command_line, kill, living_children, marked
+from tests.workers.process_checks import MARK, command_line, kill, living_children, marked
 
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
-MARK = "LAYOUT_TUNER_TEST"
 
 CAMPAIGN: dict[str, Any] = {
     "name": "e2e",

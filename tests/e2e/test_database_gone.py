@@ -48,6 +48,7 @@ def storm(
         yield Storm(*services, seed=0, num_campaigns=NUM_CAMPAIGNS)
 
 
+@pytest.mark.nightly
 def test_a_database_that_is_away_is_said_to_be_and_nothing_is_lost(
     storm: Storm, server: PostgresServer
 ) -> None:

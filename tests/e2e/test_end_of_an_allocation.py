@@ -23,6 +23,7 @@ SPACE = {
 TIME_LEFT_S = 90
 
 
+@pytest.mark.nightly
 def test_a_campaign_outlives_its_allocation(tmp_path: Path) -> None:
     with LiveService(tmp_path) as service:
         probe = {"warmup": 2, "iterations": 2, "deadline": "10s"}

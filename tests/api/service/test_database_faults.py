@@ -134,7 +134,7 @@ def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_minute_without_the_database_costs_nothing_but_the_minute(tmp_path: Path) -> None:
     service = ServeProcess(tmp_path)
     try:
