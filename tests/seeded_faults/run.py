@@ -31,7 +31,7 @@ from typing import Any, Final
 from tests.seeded_faults.faults import FAULTS
 from tests.seeded_faults.seeding import ROOT, Change, FaultInapplicableError, changed
 
-MARKERS: Final = "not slow and not gpu and not slurm"
+MARKERS: Final = "not slow and not nightly and not gpu and not slurm"
 # A fault that is applied cannot be applied again: that is what the ignored test would find.
 IGNORED: Final = "--ignore=tests/test_seeded_faults.py"
 PYTEST: Final = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", IGNORED, "-m", MARKERS)
