@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from api.dashboard import pages
 from api.http import docs_page, etags, problems
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import describe_filters, refuse_unknown_query
@@ -94,6 +95,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     problems.install(app)
     etags.install(app)
     docs_page.install(app)
+    app.include_router(pages.router())
     _document_problems(app)
     _guard(app, settings, store)
     return app

@@ -55,6 +55,10 @@ class ExportUnavailableError(ApiError):
     """There is no trial to export, or the named one has not completed."""
 
 
+class AssetNotFoundError(ApiError):
+    """A script or style of the pages is not of this version of the service."""
+
+
 class AnalysisUnavailableError(ApiError):
     """The campaign has no analysis."""
 

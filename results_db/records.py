@@ -96,6 +96,8 @@ EventKind = Literal[
     "campaign.analysed",
 ]
 
+EVENT_KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
+
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 
 ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)

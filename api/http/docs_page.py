@@ -7,7 +7,7 @@ from typing import Final
 
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 ASSETS_PATH: Final = "/docs/assets"
@@ -20,7 +20,7 @@ CONTENT_SECURITY_POLICY: Final = (
 
 
 def install(app: FastAPI) -> None:
-    """Serves the page at /docs, and redirects / to it."""
+    """Serves the page at /docs."""
     # Only the files of Swagger UI are used, not the package's code.
     assets = resources.files("fastapi_swagger") / "resources"
     app.mount(ASSETS_PATH, StaticFiles(directory=str(assets)), name="docs-assets")
@@ -37,7 +37,3 @@ def install(app: FastAPI) -> None:
         )
         page.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
         return page
-
-    @app.get("/", include_in_schema=False)
-    def read_root() -> RedirectResponse:
-        return RedirectResponse("/docs")

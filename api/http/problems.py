@@ -32,6 +32,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
     api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,
+    api_errors.AssetNotFoundError: HTTPStatus.NOT_FOUND,
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,

@@ -62,10 +62,12 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "openapi": OPEN,
         "docs-assets": OPEN,
         "read_docs": OPEN,
-        "read_root": OPEN,
+        "read_asset": OPEN,
         "read_health": OPEN,
         "read_readiness": OPEN,
         "read_metrics": VIEWER,
+        # Pages.
+        "show_campaigns": VIEWER,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "import_campaigns": SUBMITTER,

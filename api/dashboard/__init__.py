@@ -1,0 +1,1 @@
+"""Pages for the browser: rendered on the server from the store, on the same data as the API."""

@@ -1,0 +1,130 @@
+"""Renders pages: templates, their filters, and the headers that every page has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from api.dashboard.assets import assets, maplibre_style_id
+from api.service.formatting import (
+    duration,
+    figure,
+    half_interval,
+    memory,
+    moment,
+    objective_figure,
+    percent,
+    state_words,
+    unit,
+)
+from api.version import version
+from results_db.records import EVENT_KINDS
+from search_spaces.terminal.console import escaped
+
+PAGE_HEADERS: Final[Mapping[str, str]] = {
+    # No inline script and no inline style: names and logs come from outside.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "connect-src 'self'; form-action 'self'; worker-src 'self'; img-src 'self' data: blob:; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    # With no-referrer, a browser would send "Origin: null" with forms.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "private, no-cache",
+    "Vary": "Cookie, Authorization",
+}
+
+_COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def render(
+    request: Request,
+    template: str,
+    /,
+    *,
+    status: HTTPStatus = HTTPStatus.OK,
+    **context: Any,
+) -> HTMLResponse:
+    """A page.
+
+    Args:
+        request: the request that the page answers.
+        template: a file of `api/dashboard/templates`.
+        status: the HTTP status of the response.
+        context: variables of the template. Each template also has `holder` (the name and role of
+            the token; None: not signed in), `path` (of the request, without the URL prefix),
+            `url` and `asset` (functions) and `version`.
+    """
+    prefix = request.scope.get("root_path", "")
+    shared = {
+        "holder": getattr(request.state, "holder", None),
+        "csrf_token": getattr(request.state, "csrf_token", ""),
+        "path": request.url.path.removeprefix(prefix),
+        "query": request.query_params,
+        "version": version(),
+        "event_kinds": " ".join(EVENT_KINDS),
+        "url": lambda path, **query: _url(prefix, path, query),
+        "asset": lambda name: prefix + assets()[name].path,
+        "maplibre_style_id": maplibre_style_id,
+    }
+    html = _environment().get_template(template).render(shared | context)
+    return HTMLResponse(html, status_code=status, headers=dict(PAGE_HEADERS))
+
+
+def visible(value: Any) -> Any:
+    """A text without terminal colours, and with its control characters made visible."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return escaped(_COLOURS_OF_TERMINALS.sub("", value).replace("\r\n", "\n"))
+    return value
+
+
+def _url(prefix: str, path: str, query: Mapping[str, Any]) -> str:
+    """A link to a page of this service; parameters that are None are left out."""
+    asked = {name: value for name, value in query.items() if value is not None}
+    words = f"?{urlencode(asked, doseq=True)}" if asked else ""
+    return prefix + quote(path) + words
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "figure": figure,
+        "half_interval": half_interval,
+        "memory": memory,
+        "moment": moment,
+        "objective_figure": objective_figure,
+        "percent": percent,
+        "state_words": state_words,
+        "unit": unit,
+        "count": lambda number: f"{number:,}",
+        "node_hours": lambda seconds: figure(seconds / 3600),
+        "timestamp": _timestamp,
+    }
+    return environment
+
+
+def _timestamp(at: datetime | None) -> Markup:
+    """A moment as a `time` element: the script shows it in the reader's time zone."""
+    if at is None:
+        return Markup("-")
+    words = Markup('<time datetime="{}">{}</time>')
+    return words.format(at.astimezone(UTC).isoformat(timespec="seconds"), moment(at))
