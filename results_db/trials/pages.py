@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, cast, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
@@ -21,7 +21,7 @@ from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.trials.filter import TrialFilter
-from results_db.trials.filter_sql import conditions, metric_column
+from results_db.trials.filter_sql import conditions, knob_number, metric_column
 from results_db.trials.sort_order import (
     BY_NUMBER,
     KNOWN_AT_THE_END,
@@ -31,7 +31,6 @@ from results_db.trials.sort_order import (
     TrialPageRecord,
 )
 from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS
 
 EVERY_TRIAL: Final = TrialFilter()
 
@@ -163,10 +162,4 @@ def _key_column(key: SortKey) -> ColumnElement[Any]:
         return metric_column(key)
     if key == "ended_at":
         return Trial.ended_seq  # type: ignore[return-value]
-    column: ColumnElement[Any] = getattr(Trial, key)
-    knob = KNOBS.get(key)
-    if knob is None or knob.is_number:
-        return column
-    if knob.is_switch:
-        return cast(column, Integer)
-    return case({word: knob.code(word) for word in knob.choices}, value=column)
+    return knob_number(key, getattr(Trial, key))
