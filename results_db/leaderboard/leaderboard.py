@@ -20,9 +20,9 @@ from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults, page_version_of
 from results_db.leaderboard.layout_documents import document_statements
-from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
 from results_db.leaderboard.listing import rank_of_row
 from results_db.leaderboard.pages import PageStatements, select_page
+from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
 from results_db.leaderboard.ranking import (
     RankedRow,
     Ranking,
