@@ -1,0 +1,298 @@
+"""Lists, facets and charts of one campaign of 100,000 layouts, by the store's own methods.
+
+Each figure is measured twice: on an empty cache, as after every outcome of a running campaign, and
+again on the cache that this call has filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from datetime import datetime
+from itertools import islice, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from benchmarks.service.postgres_server import FAST, running_server
+from benchmarks.service.service_database import campaign_spec, made_measurement, tidy
+from benchmarks.trainer.trainer_table import Figure
+from results_db.database.bulk_insert import insert_many
+from results_db.database.data_dir import DataDir
+from results_db.database.version_cache import VersionCache
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.table import FirstRuns
+from results_db.models.base import Base
+from results_db.models.tables import (
+    Attempt,
+    BreakdownRow,
+    Campaign,
+    IterationRow,
+    MeasurementRow,
+    StageMemoryRow,
+    Trial,
+)
+from results_db.rows import layout_columns
+from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import TrialOrder
+from search_spaces.protocol.worker_messages import WorkerCreate
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+
+LAYOUTS_A_SCALE: Final = 12_500
+ROUNDS: Final = 7
+MOST_S: Final = 0.1
+"""Asked of each list on an empty cache."""
+LIMIT: Final = 100
+_FAILED_ONE_IN: Final = 20
+_TOO_MANY: Final = 1009
+"""Times as many micro-batches as another layout has: no layout of the list has so many."""
+_AT_ONCE: Final = 2_500
+_OF_MEASUREMENT: Final = (BreakdownRow, StageMemoryRow, IterationRow)
+_SERVER: Final = {**FAST, "shared_buffers": "512MB"}
+
+LARGE_LEADERBOARD_NOTES: Final = f"""\
+- One campaign; besides its ranked layouts, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total, by \
+`Store.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP
+- Empty cache: as at the first call after any change of the campaign. Then: the same call again"""
+
+
+def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
+    """Both databases, each with one campaign."""
+    layouts = LAYOUTS_A_SCALE * scale
+    with closing(Store.open(DataDir(folder / "large"))) as store:
+        figures = _figures(store, "SQLite", layouts)
+    with ExitStack() as stack:
+        server = stack.enter_context(running_server(settings=_SERVER))
+        url = stack.enter_context(server.database())
+        store = stack.enter_context(closing(Store.connect(url)))
+        return [*figures, *_figures(store, "PostgreSQL", layouts)]
+
+
+def _figures(store: Store, database: str, layouts: int) -> list[Figure]:
+    fill_campaign(store, layouts)
+    return [
+        Figure(
+            name=f"{name}, {layouts:,} layouts, {database}",
+            asked=f"under {MOST_S * 1e3:.0f} ms" if is_list else "",
+            measured=f"{cold_s * 1e3:.1f} ms; then {warm_s * 1e3:.1f} ms",
+            reached=cold_s < MOST_S if is_list else None,
+        )
+        for name, (is_list, call) in _calls(store, layouts).items()
+        for cold_s, warm_s in [_seconds_of(store, call)]
+    ]
+
+
+def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], object]]]:
+    """By name: whether a list is asked for, and the call."""
+
+    def page(offset: int = 0, **listing: Any) -> tuple[bool, Callable[[], object]]:
+        query = LeaderboardQuery(**listing)
+        return True, lambda: store.page_of_layouts(1, listing=query, limit=LIMIT, offset=offset)
+
+    some = TrialFilter(pp=(2,), recompute=("selective",))
+    fast = TrialFilter(max_step_time_s=1.2, min_mfu=0.2)
+    rare = TrialFilter(tp=(8,), pp=(8,), max_step_time_s=1.01)
+    middle, last = layouts // 2, layouts * 97 // 100
+    by_number = TrialOrder(key="tokens_per_s", descending=True)
+    return {
+        "first page": page(),
+        "offset 1,000": page(1_000),
+        f"offset {middle:,}": page(middle),
+        f"offset {last:,}": page(last),
+        "filter on two knobs": page(wanted=some),
+        "the same, offset 5,000": page(5_000, wanted=some),
+        "filter on two metrics": page(wanted=fast),
+        "filter that few pass": page(wanted=rare),
+        "sorted by tp": page(sort="tp"),
+        "sorted by tp, descending, middle": page(middle, sort="tp", descending=True),
+        "sorted by peak memory": page(sort="peak_memory_bytes"),
+        "sorted by MFU, descending, middle": page(middle, sort="mfu", descending=True),
+        "filtered and sorted": page(wanted=some, sort="num_microbatches", descending=True),
+        "front": page(front=True),
+        "within 5 %": page(within_percent=5.0),
+        "by another objective": (
+            True,
+            lambda: store.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
+        ),
+        "rank of a trial": (True, lambda: store.rank_of(1, layouts * 4 // 5)),
+        "values of knobs": (False, lambda: store.knob_values(1)),
+        "values of knobs, filtered": (False, lambda: store.knob_values(1, listing=_query(some))),
+        "points of a plot": (False, lambda: store.plot_points(1)),
+        "history of the best": (False, lambda: store.best_so_far(1)),
+        "failures": (False, lambda: store.failures(1)),
+        "timeline": (False, lambda: store.timeline(1)),
+        "trials, with total": (
+            True,
+            lambda: (
+                store.trial_page(1, order=by_number, limit=LIMIT),
+                store.count_listed_trials(1),
+            ),
+        ),
+        "trials that few pass": (
+            False,
+            lambda: (
+                store.trial_page(1, wanted=rare, limit=LIMIT),
+                store.count_listed_trials(1, wanted=rare),
+            ),
+        ),
+        "version of the list of campaigns": (True, lambda: store.campaigns_version(beats=True)),
+    }
+
+
+def _query(wanted: TrialFilter) -> LeaderboardQuery:
+    return LeaderboardQuery(wanted=wanted)
+
+
+def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]:
+    """Medians on an empty cache, and on the cache that the call before has filled."""
+    call()
+    cold_s, warm_s = [], []
+    for _ in range(ROUNDS):
+        store._cache = VersionCache()
+        for times_s in (cold_s, warm_s):
+            start = time.perf_counter()
+            call()
+            times_s.append(time.perf_counter() - start)
+    return sorted(cold_s)[ROUNDS // 2], sorted(warm_s)[ROUNDS // 2]
+
+
+def fill_campaign(store: Store, layouts: int) -> None:
+    """Fills an empty database with one campaign of so many measured layouts."""
+    campaign = store.create_campaign(campaign_spec(), num_legal_layouts=layouts)
+    worker = store.register_worker(
+        WorkerCreate(
+            name="w1",
+            host="node-1",
+            cluster="benchmark",
+            num_nodes=8,
+            devices_per_node=8,
+            device="a device",
+            versions={"torch": "2.13"},
+        )
+    )
+    with store._db.read() as session:
+        row = session.get_one(Campaign, campaign.id)
+    numbered = enumerate(islice(_layouts(), layouts), 1)
+    number = 0
+    while some := list(islice(numbered, _AT_ONCE)):
+        rows = _Rows(row, worker.id, store.now())
+        for place, layout in some:
+            number += 1
+            rows.add_measured(number, layout, 1.0 + (place * 7919 % 100_003) / 1e5)
+            if place % _FAILED_ONE_IN == 0:
+                number += 1
+                larger = layout.num_microbatches * _TOO_MANY
+                rows.add_failed(number, replace(layout, num_microbatches=larger))
+        with store._db.write() as session:
+            rows.write(session)
+    with store._db.write() as session:
+        counters = {"last_number": number, "last_ended_seq": number}
+        session.execute(update(Campaign).values(**counters))
+    tidy(store)
+
+
+class _Rows:
+    """Rows of trials, by table, and the rows of the leaderboard."""
+
+    def __init__(self, campaign: Campaign, worker_id: str, at: datetime) -> None:
+        self._campaign = campaign
+        self._worker_id = worker_id
+        self._at = at
+        self._of: dict[type[Base], list[dict[str, Any]]] = {
+            table: [] for table in (Trial, Attempt, MeasurementRow, *_OF_MEASUREMENT)
+        }
+        self._runs = FirstRuns()
+
+    def add_measured(self, number: int, layout: Layout, step_time_s: float) -> None:
+        """Adds a completed trial."""
+        self._add_trial(number, layout, state="COMPLETED", reason=None, node="")
+        measured = replace(
+            made_measurement(layout, step_time_s),
+            peak_memory_bytes=(8 << 30) + number * 104_729 % (48 << 20) * 1024,
+            mfu=0.3 / step_time_s,
+            hfu=0.35 / step_time_s,
+        )
+        of_trial, columns = {"trial_id": number}, MeasurementRow.__table__.columns.keys()
+        values = {name: getattr(measured, name) for name in columns if hasattr(measured, name)}
+        of_campaign = {"campaign_id": self._campaign.id, "kin": 1}
+        self._of[MeasurementRow].append({**of_trial, **of_campaign, **values})
+        assert measured.breakdown is not None
+        self._of[BreakdownRow].append({**of_trial, **asdict(measured.breakdown)})
+        self._of[StageMemoryRow] += [
+            {**of_trial, "stage": stage, "peak_memory_bytes": measured.peak_memory_bytes}
+            for stage in range(layout.pp)
+        ]
+        self._of[IterationRow] += [{**of_trial, **asdict(each)} for each in measured.iterations]
+        trial = SimpleNamespace(**self._of[Trial][-1])
+        self._runs.add(self._campaign, cast("Trial", trial), measured)
+
+    def add_failed(self, number: int, layout: Layout) -> None:
+        """Adds a trial that ran out of memory."""
+        node = f"node-{number % 64}"
+        self._add_trial(number, layout, state="INFEASIBLE", reason="out_of_memory", node=node)
+
+    def write(self, session: Session) -> None:
+        """Inserts all rows."""
+        for table, rows in self._of.items():
+            insert_many(session, table, rows)
+        self._runs.write(session)
+
+    def _add_trial(self, number: int, layout: Layout, **ended: Any) -> None:
+        times = dict.fromkeys(("started_at", "ended_at"), self._at)
+        self._of[Trial].append(
+            {
+                **layout_columns(layout),
+                **times,
+                **ended,
+                "created_at": self._at,
+                "campaign_id": self._campaign.id,
+                "attempt": 1,
+                "id": number,
+                "number": number,
+                "ended_seq": number,
+            }
+        )
+        self._of[Attempt].append(
+            {
+                **times,
+                "trial_id": number,
+                "attempt": 1,
+                "worker_id": self._worker_id,
+                "seen_at": self._at,
+                "ending": "reported",
+            }
+        )
+
+
+def _layouts() -> Iterator[Layout]:
+    """More than 100,000 layouts on 64 devices."""
+    for more, size, tp, pp, vpp, zero, shared, recompute, precision in product(
+        range(1, 30),
+        (1, 2, 4, 8, 16, 32),
+        (1, 2, 4, 8),
+        (1, 2, 4, 8),
+        (1, 2),
+        (0, 1),
+        (False, True),
+        RECOMPUTE_MODES,
+        PRECISIONS,
+    ):
+        yield Layout(
+            num_nodes=8,
+            tp=tp,
+            pp=pp,
+            dp=64 // (tp * pp),
+            vpp=vpp,
+            micro_batch_size=size,
+            num_microbatches=more * tp * pp,
+            zero_stage=zero,
+            recompute=recompute,
+            sequence_parallel=shared,
+            precision=precision,
+        )
