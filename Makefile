@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-gpu clean
+.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -56,10 +56,10 @@ TEST_JOBS ?= 2
 SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
 ELSEWHERE := not gpu and not slurm
 
-test: check
+test: check browser-packages
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not nightly and $(ELSEWHERE)"
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) browser-packages
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not nightly and $(ELSEWHERE)"
 
 # Long storms and fuzzing runs, of which the slow or the fast suite has shorter ones.
@@ -72,6 +72,18 @@ FAULTS_REPORT ?= build/seeded-faults.json
 test-faults: $(INSTALLED)
 	@mkdir -p $(dir $(FAULTS_REPORT))
 	$(BIN)/python -m tests.seeded_faults.run --report $(FAULTS_REPORT)
+
+# Debian's Chromium, for the tests of the pages; where it can't be installed they are skipped and
+# say why.
+browser-packages:
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "Chromium is not installed and only root can install it, on Debian with apt-get install chromium: tests of the pages will be skipped"; \
+	  exit 0; \
+	fi; \
+	echo "installing Debian's Chromium"; \
+	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	  || echo "Debian's Chromium could not be installed: tests of the pages will be skipped"
 
 # Slurm's daemons from Debian's packages, on loopback; where they can't be installed the tests are
 # skipped and say why. Installing must not start the system's own daemons: policy-rc.d says no meanwhile.

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.api.dashboard.browser import running_browser
+from tests.api.populated_service import Populated, populated_service
+
+
+# Not for the session: while playwright runs, a process cannot run an event loop of its own.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def populated(sqlite_url: str) -> Iterator[Populated]:
+    with populated_service(sqlite_url) as service:
+        yield service
