@@ -1,11 +1,22 @@
-"""A browser that is signed in, as far as HTTP shows one: it sends cookies and the browser's headers."""
+"""Persons at browsers, as far as HTTP shows them: cookies, and headers that browsers write."""
 
 from __future__ import annotations
 
 import re
+import ssl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.local_api import TOKEN
+from tests.api.streams import Live, live_server
+from tests.postgres import upgraded
+from tests.results_db.factories import TurnableClock
 
 NAVIGATION = {
     "Accept": "text/html,application/xhtml+xml,*/*;q=0.8",
@@ -64,3 +75,44 @@ class Person:
         """What a thief does."""
         for name, value in other.cookies.items():
             self.http.cookies.set(name, value, domain="127.0.0.1")
+
+
+class Signing:
+    """A service with tokens, and persons at browsers."""
+
+    def __init__(self, live: Live, store: Store, clock: TurnableClock) -> None:
+        self.url, self.store, self.clock = live.url, store, clock
+        self.address = live.address
+        self._persons: list[Person] = []
+
+    def person(self, **options: Any) -> Person:
+        self._persons.append(Person(self.url, **options))
+        return self._persons[-1]
+
+    def code(self, token: str = TOKEN) -> str:
+        headers = {"Authorization": f"Bearer {token}"}
+        made = httpx.post(f"{self.url}/v1/sign-in-codes", headers=headers, trust_env=False)
+        assert made.status_code == 201, made.text
+        return str(made.json()["code"])
+
+    def signed_in(self, token: str = TOKEN) -> Person:
+        person = self.person()
+        answer = person.sign_in_with_code(self.code(token))
+        assert answer.status_code == 200, answer.text
+        return person
+
+    def close(self) -> None:
+        for person in self._persons:
+            person.http.close()
+
+
+@contextmanager
+def served(path: Path, *, tls: ssl.SSLContext | None = None, **settings: Any) -> Iterator[Signing]:
+    """A service with these settings on a database of its own."""
+    clock = TurnableClock()
+    with (
+        closing(Store.open(upgraded(path), clock=clock)) as store,
+        live_server(Settings(token=TOKEN, **settings), store, tls=tls) as live,
+        closing(Signing(live, store, clock)) as signing,
+    ):
+        yield signing

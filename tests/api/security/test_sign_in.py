@@ -5,63 +5,16 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from api.security.sign_in import local_target
-from api.settings import Settings
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
-from results_db.store import Store
 from tests.api.local_api import TOKEN
-from tests.api.security.signed_in import Person
-from tests.api.streams import Live, live_server
-from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock
-
-
-class Signing:
-    """A service with tokens, and persons at browsers."""
-
-    def __init__(self, live: Live, store: Store, clock: TurnableClock) -> None:
-        self.url, self.store, self.clock = live.url, store, clock
-        self.address = live.address
-        self._persons: list[Person] = []
-
-    def person(self) -> Person:
-        self._persons.append(Person(self.url))
-        return self._persons[-1]
-
-    def code(self, token: str = TOKEN) -> str:
-        headers = {"Authorization": f"Bearer {token}"}
-        made = httpx.post(f"{self.url}/v1/sign-in-codes", headers=headers, trust_env=False)
-        assert made.status_code == 201, made.text
-        return str(made.json()["code"])
-
-    def signed_in(self, token: str = TOKEN) -> Person:
-        person = self.person()
-        answer = person.sign_in_with_code(self.code(token))
-        assert answer.status_code == 200, answer.text
-        return person
-
-    def close(self) -> None:
-        for person in self._persons:
-            person.http.close()
-
-
-@contextmanager
-def served(path: Path, **settings: Any) -> Iterator[Signing]:
-    clock = TurnableClock()
-    with (
-        closing(Store.open(upgraded(path), clock=clock)) as store,
-        live_server(Settings(token=TOKEN, **settings), store) as live,
-        closing(Signing(live, store, clock)) as signing,
-    ):
-        yield signing
+from tests.api.security.signed_in import Signing, served
 
 
 @pytest.fixture(scope="module")
