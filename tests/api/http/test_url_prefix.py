@@ -122,15 +122,18 @@ def test_a_prefix_is_a_path_of_plain_words() -> None:
             read_prefix(odd)
 
 
-def test_a_prefix_that_begins_as_a_route_does_is_refused(tmp_path: Path) -> None:
+def test_a_prefix_that_begins_as_a_route_does_is_refused() -> None:
     with closing(Store("sqlite:////never/opened")) as store:
         for prefix in ("/v1", "/docs/tuner", "/sign-in", "/assets"):
             settings = Settings(token=TOKEN, url_prefix=prefix)
             with pytest.raises(ServiceStartError, match=r"begin it with another word than .*docs"):
                 create_app(settings, store)
+
+
+@pytest.mark.parametrize("command", ["serve", pytest.param("up", marks=pytest.mark.slow)])
+def test_a_prefix_that_is_no_path_is_one_clear_error(tmp_path: Path, command: str) -> None:
     options = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--url-prefix", "tuner")
-    for command in ("serve", "up"):
-        refused = run_command(command, *options)
-        assert refused.returncode == 1
-        (line,) = refused.stderr.splitlines()
-        assert line.startswith("Error: --url-prefix 'tuner' is not a path")
+    refused = run_command(command, *options)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: --url-prefix 'tuner' is not a path")
