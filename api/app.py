@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from api.dashboard import pages
+from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, etags, problems
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import describe_filters, refuse_unknown_query
@@ -55,8 +56,8 @@ DOCUMENTS_AT_ONCE: Final = 2
 """Campaign documents that are parsed at the same time; others wait."""
 
 WRONG_COOKIES_PER_TOKEN: Final = 10
-"""Wrong cookies that an address may send for each wrong token. Browsers send the cookie of a session
-that has ended by themselves, from every tab."""
+"""Wrong cookies that an address may send for each wrong token. After the end of a session, browsers
+send its cookie by themselves, from every tab."""
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
@@ -200,6 +201,7 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
         owners=Owners(store),
         limits=make_limits(settings.requests_per_s),
     )
+    app.add_middleware(ProblemPages)
     app.add_middleware(
         BrowserGuard,
         local_hosts_only=settings.local_hosts_only,
