@@ -291,12 +291,18 @@ def test_a_form_token_is_masked_anew_in_each_page_and_cannot_be_changed() -> Non
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403, 200),
         ({"Sec-Fetch-Site": "cross-site"}, 403, 403),
         ({}, 403, 200),
+        ({"Referer": "{url}/campaigns"}, 200, 200),
+        ({"Referer": "{url}/campaigns", "Sec-Fetch-Site": "same-site"}, 403, 403),
+        ({"Referer": "http://evil.example/"}, 403, 200),
+        ({"Referer": "{url}.evil.example/"}, 403, 200),
+        ({"Referer": "http://[::1/"}, 403, 200),
     ],
 )
 def test_what_a_cookie_may_read(
     signing: Signing, headers: dict[str, str], api_status: int, page_status: int
 ) -> None:
     person = signing.signed_in()
+    headers = {name: value.format(url=person.url) for name, value in headers.items()}
     for path, expected in (("/v1/whoami", api_status), ("/", page_status)):
         assert person.http.get(path, headers=headers).status_code == expected
 
