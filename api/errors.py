@@ -67,6 +67,31 @@ class AccessUndeclaredError(ApiError):
     """A route has no rule in the table of access: a fault of ours."""
 
 
+class FormTokenInvalidError(ApiError):
+    """A form that a page sends has no token of its session, or that of another session."""
+
+
+class SignInCodeSourceError(ApiError):
+    """A session of a browser asked for a sign-in code, which only a token may."""
+
+
+class SignInRefusedError(ApiError):
+    """A code or a token does not sign in: it is wrong, or no longer valid."""
+
+
+class SignInRoleError(SignInRefusedError):
+    """A worker's token does not sign in."""
+
+
+class SignInTooOftenError(SignInRefusedError):
+    """Too many wrong codes and tokens came from the address."""
+
+    def __init__(self, message: str, *, wait_s: float) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+        """Seconds until the next attempt is accepted."""
+
+
 class CampaignOwnedError(ApiError):
     """The campaign belongs to another user."""
 
