@@ -224,9 +224,7 @@ def _notes(page: LeaderboardPage) -> list[str]:
     return notes
 
 
-def _row(
-    trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool
-) -> tuple[str, ...]:
+def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool) -> tuple[str, ...]:
     measured = trial.measurement
     assert measured is not None  # it is ranked
     speedup = measured.step_time_s / trial.step_time_s

@@ -96,9 +96,7 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
     return gain_sentence(gain, baseline, campaign.objective)
 
 
-def _source(
-    campaign: CampaignRecord, trial: TrialRecord, gain: str
-) -> exporters.ExportSource:
+def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporters.ExportSource:
     spec = CampaignSpec.from_stored(campaign.spec)
     return exporters.ExportSource(
         campaign=campaign.name,

@@ -56,11 +56,11 @@ def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str
     low, high = gain.ratio_low, gain.ratio_high
     interval, equal = "", ""
     if low is not None and high is not None:
-        interval = f" (95 %: {low:.3g} to {high:.3g})"
+        interval = f" (95 %: {low:.4g} to {high:.4g})"
         if low <= 1.0 <= high:
             equal = "; the two cannot be told apart"
     return (
-        f"trial {gain.trial_number} gives {gain.ratio:.3g} times{interval} the {unit(objective)} of the "
+        f"trial {gain.trial_number} gives {gain.ratio:.4g} times{interval} the {unit(objective)} of the "
         f"baseline, trial {baseline.trial_number}{equal}"
     )
 

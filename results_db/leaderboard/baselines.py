@@ -98,9 +98,7 @@ def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
 
 
 def _is_layout(campaign_id: int, layout_key: str) -> ColumnElement[bool]:
-    return and_(
-        LeaderboardRow.campaign_id == campaign_id, LeaderboardRow.layout_key == layout_key
-    )
+    return and_(LeaderboardRow.campaign_id == campaign_id, LeaderboardRow.layout_key == layout_key)
 
 
 def _ranked(
@@ -126,8 +124,10 @@ def _ranked(
         .where(or_(is_baseline, others))
     )
     rows = rows_of(session, query)
-    # Named first: the winner, where there is one.
-    leaders = {row.campaign_id: row.trial_id for row in sorted(rows, key=lambda row: row.is_other)}
+    # `is_other` is NULL, and not false, where a campaign has no winner. Of two rows of a campaign the
+    # later one stays: the other layout's.
+    in_order = sorted(rows, key=lambda row: bool(row.is_other))
+    leaders = {row.campaign_id: row.trial_id for row in in_order}
     spreads = spreads_of(session, leaders)
     found: tuple[dict[int, _Valued], dict[int, _Valued]] = {}, {}
     for row in rows:

@@ -110,9 +110,7 @@ class GuidedProposer:
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(best_S).mean())
 
-    def weigh(
-        self, history: History, candidates: _Candidates, rng: np.random.Generator
-    ) -> Floats:
+    def weigh(self, history: History, candidates: _Candidates, rng: np.random.Generator) -> Floats:
         """The logarithm of each candidate's expected gain."""
         pending, count = np.array(list(history.pending), dtype=np.int64), len(candidates.rows)
         fits = candidates.fitting.joined(candidates.pending_fitting)
