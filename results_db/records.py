@@ -96,6 +96,9 @@ EventKind = Literal[
     "campaign.analysed",
 ]
 
+LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed"]
+"""Kinds of events that only those get who watch at the moment; they are not stored."""
+
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 
 ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)

@@ -22,6 +22,7 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
+from results_db.events.live_state import LiveStates
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.trials.leases import Leases
 from results_db.trials.outcomes import Outcomes
@@ -37,6 +38,7 @@ class Store(
     Descriptions,
     Reports,
     EventLog,
+    LiveStates,
     # Trials, from the proposal to the leaderboard.
     Trials,
     TrialPages,
