@@ -99,24 +99,6 @@ def run_in_terminal(
     return code, terminal.printed
 
 
-def seen(printed: str, columns: int) -> list[str]:
-    """The lines of a terminal after what was written, those that were wrapped as several."""
-    lines, at = [""], 0
-    for character in printed:
-        if character == "\n":
-            lines.append("")
-            at = 0
-        elif character == "\r":
-            at = 0
-        else:
-            if at == columns:
-                lines.append("")
-                at = 0
-            lines[-1] = lines[-1][:at].ljust(at) + character + lines[-1][at + 1 :]
-            at += 1
-    return [line.rstrip() for line in lines]
-
-
 class Screen:
     """What a terminal of a width shows, with the control sequences that commands write."""
 
