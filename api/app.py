@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BodyLimit
 from api.http.route_map import RouteMap
+from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
 from api.routes import (
     access,
@@ -87,6 +88,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.store = store
     app.state.settings = settings
     app.state.batches = WorkerBatches.of(store, settings)
+    app.state.changes = DatabaseChanges(
+        store.change_mark(),
+        stopping=settings.stopping,
+        look_s=min(settings.lease_poll_s, settings.event_poll_s),
+    )
     app.state.book = book
     app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
@@ -104,9 +110,13 @@ async def _at_work(
     app: FastAPI, settings: Settings, store: Store, book: TokenBook
 ) -> AsyncIterator[None]:
     """Runs the background jobs of the service while it answers requests."""
-    sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
+    changes: DatabaseChanges = app.state.changes
+    sweeper = Sweeper(
+        store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s, changes=changes
+    )
     hub = EventHub(
         store,
+        changes,
         stopping=settings.stopping,
         interval_s=settings.event_poll_s,
         idle_interval_s=settings.event_idle_poll_s,
@@ -115,13 +125,14 @@ async def _at_work(
         max_waiting=settings.max_waiting_events,
     )
     app.state.hub = hub
-    async with (
-        sweeping(sweeper),
-        noting_uses(book, store),
-        in_background(hub.run()),
-        in_background(prune(store, settings.retention)),
-    ):
-        yield
+    with closing(changes):
+        async with (
+            sweeping(sweeper),
+            noting_uses(book, store),
+            in_background(hub.run()),
+            in_background(prune(store, settings.retention)),
+        ):
+            yield
 
 
 def _operation_id(route: APIRoute) -> str:
