@@ -99,6 +99,11 @@ EventKind = Literal[
 
 EVENT_KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 
+LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed"]
+"""Kinds of events that only those get who watch at the moment; they are not stored."""
+
+LIVE_EVENT_KINDS: Final[tuple[LiveEventKind, ...]] = get_args(LiveEventKind)
+
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 
 ATTEMPT_ENDINGS: Final[tuple[AttemptEnding, ...]] = get_args(AttemptEnding)

@@ -18,7 +18,8 @@ from results_db.leaderboard.ranking import (
     spreads_of,
     wins_one_of,
 )
-from results_db.models.tables import LeaderboardRow, MeasurementRow, Trial
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import MeasurementRow, Trial
 from results_db.records import BaselineRead, CampaignRecord, GainRead
 from results_db.rows import baseline_of
 from search_spaces.errors import SearchSpaceError
