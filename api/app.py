@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from api.dashboard import pages
+from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, etags, problems
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import describe_filters, refuse_unknown_query
@@ -183,6 +184,7 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
         local_hosts_only=settings.local_hosts_only,
         is_behind_proxy=settings.is_behind_proxy,
     )
+    app.add_middleware(ProblemPages)
     app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
 
 

@@ -59,6 +59,10 @@ class AssetNotFoundError(ApiError):
     """A script or style of the pages is not of this version of the service."""
 
 
+class ComparisonInvalidError(ApiError):
+    """Too few or too many things are to be compared; the message states how many can be."""
+
+
 class AnalysisUnavailableError(ApiError):
     """The campaign has no analysis."""
 

@@ -15,6 +15,7 @@ from results_db.campaigns.campaigns import Campaigns
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
+from results_db.campaigns.overview import Overviews
 from results_db.campaigns.reports import Reports
 from results_db.campaigns.start_from import EarlierTrials
 from results_db.database.data_dir import DataDir
@@ -36,6 +37,7 @@ class Store(
     EarlierTrials,
     Descriptions,
     Reports,
+    Overviews,
     EventLog,
     # Trials, from the proposal to the leaderboard.
     Trials,

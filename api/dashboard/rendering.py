@@ -63,7 +63,8 @@ def render(
         status: the HTTP status of the response.
         context: variables of the template. Each template also has `holder` (the name and role of
             the token; None: not signed in), `path` (of the request, without the URL prefix),
-            `url` and `asset` (functions) and `version`.
+            `query` (its parameters), `done` (the code of what the last form did, in its
+            parameter of this name), `status`, `url` and `asset` (functions) and `version`.
     """
     prefix = request.scope.get("root_path", "")
     shared = {
@@ -71,6 +72,8 @@ def render(
         "csrf_token": getattr(request.state, "csrf_token", ""),
         "path": request.url.path.removeprefix(prefix),
         "query": request.query_params,
+        "done": request.query_params.get("done"),
+        "status": int(status),
         "version": version(),
         "event_kinds": " ".join(EVENT_KINDS),
         "url": lambda path, **query: _url(prefix, path, query),
