@@ -69,9 +69,7 @@ def show_campaign_comparison(
             f"{counted(len(names), 'campaign')} cannot be compared: tick 2 to {MOST} campaigns in "
             "the list"
         )
-    found = [
-        finding_of(store, campaign_named(campaign_reference(name), store)) for name in names
-    ]
+    found = [finding_of(store, campaign_named(campaign_reference(name), store)) for name in names]
     campaigns = [each.campaign for each in found]
     return render(
         request,
@@ -156,7 +154,9 @@ def _why_not(first: Finding, other: Finding) -> str:
         if each.winner is None:
             return f"{each.campaign.name} has measured no layout to the end."
     if one.objective != two.objective:
-        return f"{two.name} ranks by {unit(two.objective)}, and {one.name} by {unit(one.objective)}."
+        return (
+            f"{two.name} ranks by {unit(two.objective)}, and {one.name} by {unit(one.objective)}."
+        )
     if _shape(one) != _shape(two):
         return f"{two.name} trains {two.model_name}, and {one.name} {one.model_name}."
     return ""

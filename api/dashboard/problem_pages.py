@@ -90,7 +90,9 @@ def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
         status=status,
         title=_TITLES.get(status, status.phrase),
         detail=problem["detail"],
-        parent=_parent(path) if request.method == "POST" or status == HTTPStatus.NOT_FOUND else path,
+        parent=_parent(path)
+        if request.method == "POST" or status == HTTPStatus.NOT_FOUND
+        else path,
     )
     for name, value in Headers(raw=start["headers"]).items():
         if name in _KEPT:

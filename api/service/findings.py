@@ -77,9 +77,12 @@ def lead(finding: Finding) -> Iterator[Phrase]:
     tied = len(finding.tied)
     if tied:
         yield (
-            f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
-            "confidence; they are listed below. "
-        ), False
+            (
+                f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
+                "confidence; they are listed below. "
+            ),
+            False,
+        )
     elif finding.summary.num_ranked > 1 and winner.low is not None:
         yield "All others are slower with 95 % confidence. ", False
     yield gain_over_median(finding), False

@@ -1,9 +1,8 @@
-"""What pages show of campaigns besides their records: counts, choices, failures, newest events."""
+"""What pages show of campaigns besides their records: counts, choices, medians, newest events."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,12 +11,13 @@ from sqlalchemy import func, select
 from results_db.campaigns.campaigns import conditions
 from results_db.campaigns.filter import CampaignFilter
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import EventRecord
+from results_db.events.event_log import CampaignResults, EventRecord
 from results_db.models.service_tables import EventRow
-from results_db.models.tables import Attempt, Campaign, LeaderboardRow, Trial
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import CampaignState
 from results_db.rows import record_of
-from search_spaces.protocol.worker_messages import AttemptPhase, TrialState
+from search_spaces.protocol.worker_messages import AttemptPhase
 
 _EVENT: Final = ("seq", "campaign_id", "trial_id", "kind", "at", "data")
 
@@ -32,21 +32,6 @@ class RankedSummary:
     """Those of them that were stopped early; their values are estimates."""
     median_complete: float | None
     """The median value of the others; None: there is none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureGroup:
-    """The trials of a campaign without a result, for one reason."""
-
-    state: TrialState
-    reason: str
-    num_trials: int
-    node_seconds: float
-    nodes: Sequence[tuple[str, int]]
-    """Nodes where the failure occurred first with their numbers of trials, the most first; an
-    empty name: unknown."""
-    newest_trial_id: int
-    """The newest of the trials, as an example."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +66,7 @@ class Overviews(StoreSection):
         with self._db.read() as session:
             return {
                 column.key: dict(
-                    session.execute(
-                        select(column, func.count()).group_by(column).order_by(column)
-                    )
+                    session.execute(select(column, func.count()).group_by(column).order_by(column))
                     .tuples()
                     .all()
                 )
@@ -101,7 +84,10 @@ class Overviews(StoreSection):
             ]
 
     def ranked_summary(self, campaign_id: int) -> RankedSummary:
-        """The number of ranked layouts, and their median by the campaign's own objective."""
+        """The number of ranked layouts, and their median by the campaign's own objective.
+
+        The result is cached until the campaign changes.
+        """
         of_campaign = LeaderboardRow.campaign_id == campaign_id
         numbers = select(LeaderboardRow.shortened, func.count()).where(of_campaign)
         values = (
@@ -109,50 +95,23 @@ class Overviews(StoreSection):
             .where(of_campaign, LeaderboardRow.shortened.is_(False))
             .order_by(LeaderboardRow.value)
         )
-        with self._db.read() as session:
+
+        def summarize() -> RankedSummary:
             by_end = numbers.group_by(LeaderboardRow.shortened)
             counts = dict(session.execute(by_end).tuples().all())
             complete = counts.get(False, 0)
             # The middle value, or the two around the middle.
             middle = values.offset(max(complete - 1, 0) // 2).limit(2 - complete % 2)
             found = session.scalars(middle).all() if complete else ()
-        return RankedSummary(
-            num_ranked=sum(counts.values()),
-            num_shortened=counts.get(True, 0),
-            median_complete=sum(found) / len(found) if found else None,
-        )
+            return RankedSummary(
+                num_ranked=sum(counts.values()),
+                num_shortened=counts.get(True, 0),
+                median_complete=sum(found) / len(found) if found else None,
+            )
 
-    def failure_groups(self, campaign_id: int) -> list[FailureGroup]:
-        """Failed and infeasible trials by reason, the most frequent reason first."""
-        reason = func.coalesce(Trial.reason, func.lower(Trial.state))
-        query = (
-            select(
-                Trial.state,
-                reason,
-                Trial.node,
-                func.count(),
-                func.sum(Trial.node_seconds),
-                func.max(Trial.id),
-            )
-            .where(Trial.campaign_id == campaign_id, Trial.state.in_(("FAILED", "INFEASIBLE")))
-            .group_by(Trial.state, reason, Trial.node)
-        )
-        groups = defaultdict(list)
         with self._db.read() as session:
-            for state, why, *of_node in session.execute(query):
-                groups[state, why].append(of_node)
-        found = [
-            FailureGroup(
-                state=state,
-                reason=why,
-                num_trials=sum(number for _, number, _, _ in rows),
-                node_seconds=sum(seconds for _, _, seconds, _ in rows),
-                nodes=Counter({node: number for node, number, _, _ in rows}).most_common(),
-                newest_trial_id=max(newest for _, _, _, newest in rows),
-            )
-            for (state, why), rows in groups.items()
-        ]
-        return sorted(found, key=lambda group: (-group.num_trials, group.reason))
+            results = CampaignResults(self._cache, session, campaign_id)
+            return results.get("ranked summary", summarize)
 
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
         """What the running trials of a campaign do, by their ids."""
