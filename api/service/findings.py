@@ -6,7 +6,7 @@ A sentence is a sequence of phrases. A phrase that carries the result is strong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,17 @@ from search_spaces.terminal.plurals import counted
 
 TIES_LOOKED_AT: Final = 60
 """Layouts of the leaderboard that are checked for ties."""
+
+REASONS: Final[Mapping[str, str]] = {
+    "out_of_memory": "a device's memory was not enough; the layout cannot run there",
+    "crashed": "a rank ended with an error",
+    "timeout": "the probe did not end by its deadline",
+    "diverged": "its losses were not finite, or are off those of the other layouts",
+    "implausible": "it measured more than the device can do",
+    "unsupported": "the trainer does not run such a layout",
+    "node_lost": "its attempts were lost with their nodes or workers",
+}
+"""Why trials have no result, with the meaning of each reason."""
 
 Phrase = tuple[str, bool]
 """A part of a sentence, and whether it is strong."""
