@@ -275,7 +275,7 @@ def _ranked_points(
     points = []
     for place, trial_id in zip(places, wanted, strict=True):
         row = found[trial_id]
-        points.append(PlotPoint(*row[:4], place + 1, *row[4:9], tuple(row[9:])))
+        points.append(PlotPoint._make((*row[:4], place + 1, *row[4:9], tuple(row[9:]))))
     return points
 
 
@@ -295,5 +295,5 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         some = trial_ids[begin : begin + _IDS_AT_ONCE]
         for row in rows_of(session, query.where(Trial.id.in_(some)).order_by(Trial.id)):
             measured = (*row[4:6], False, bool(row[6]))
-            points.append(PlotPoint(*row[:4], None, None, *measured, tuple(row[7:])))
+            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[7:]))))
     return points
