@@ -22,6 +22,9 @@ from search_spaces.terminal.plurals import counted
 MOST: Final = 8
 """Most campaigns that are compared at once."""
 
+_DERIVED: Final = {"num_devices": "devices", "global_batch_size": "global batch"}
+"""Figures that follow from the knobs, with their names."""
+
 router = APIRouter()
 
 
@@ -117,15 +120,17 @@ def budget_words(campaign: CampaignRecord) -> str:
 def _knobs(found: list[Finding]) -> list[ComparedRow]:
     def value(finding: Finding, name: str) -> str:
         winner = finding.winner
-        return "-" if winner is None else str(getattr(winner.trial.layout, name))
+        if winner is None:
+            return "-"
+        chosen = getattr(winner.trial.layout, name)
+        return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)
 
-    names = (*KNOBS, "num_devices", "global_batch_size")
     return [
         ComparedRow(
-            name=KNOBS[name].label if name in KNOBS else name.replace("_", " "),
+            name=KNOBS[name].label if name in KNOBS else _DERIVED[name],
             values=tuple(value(each, name) for each in found),
         )
-        for name in names
+        for name in (*KNOBS, *_DERIVED)
     ]
 
 

@@ -245,9 +245,7 @@ def _marks(ranked: RankedLayout, *, is_on_front: bool) -> list[str]:
 
 def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
     """Maps values to positions in the drawings of a page, which have one scale."""
-    ends = [
-        end for each in layouts for end in (each.low, each.value, each.high) if end is not None
-    ]
+    ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0
     length = _INTERVAL_WIDTH - 2 * _MARGIN

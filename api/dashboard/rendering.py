@@ -111,7 +111,7 @@ def _url(prefix: str, path: str, query: Mapping[str, Any]) -> str:
 def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a page with some of them changed; None leaves one out."""
     kept = {name: query.getlist(name) for name in query if name != "done"}
-    return kept | changes
+    return {**kept, **changes}
 
 
 @cache

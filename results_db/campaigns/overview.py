@@ -65,11 +65,12 @@ class Overviews(StoreSection):
         )
         with self._db.read() as session:
             return {
-                column.key: dict(
-                    session.execute(select(column, func.count()).group_by(column).order_by(column))
-                    .tuples()
-                    .all()
-                )
+                column.key: {
+                    row[0]: row[1]
+                    for row in session.execute(
+                        select(column, func.count()).group_by(column).order_by(column)
+                    )
+                }
                 for column in columns
             }
 
@@ -78,7 +79,7 @@ class Overviews(StoreSection):
         query = select(Campaign.name, Campaign.state, Campaign.spec).order_by(Campaign.id.desc())
         with self._db.read() as session:
             return [
-                (other, state)  # type: ignore[misc]  # a check of the table holds the state
+                (other, state)
                 for other, state, spec in session.execute(query)
                 if name in spec.get("start_from", ())
             ]
@@ -98,7 +99,7 @@ class Overviews(StoreSection):
 
         def summarize() -> RankedSummary:
             by_end = numbers.group_by(LeaderboardRow.shortened)
-            counts = dict(session.execute(by_end).tuples().all())
+            counts = {row[0]: row[1] for row in session.execute(by_end)}
             complete = counts.get(False, 0)
             # The middle value, or the two around the middle.
             middle = values.offset(max(complete - 1, 0) // 2).limit(2 - complete % 2)
