@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
+from results_db.access.sign_ins import SignIns
 from results_db.access.tokens import Access
 from results_db.admin import migrate
 from results_db.admin.retention import Pruning
@@ -57,6 +58,7 @@ class Store(
     DriverLeases,
     # Administration.
     Access,
+    SignIns,
     Pruning,
     Statistics,
 ):

@@ -13,6 +13,7 @@ from api.dashboard import (
     campaign_list,
     campaign_page,
     campaign_tabs,
+    sign_in,
 )
 from api.http.query_parameters import refuse_unknown_query
 from api.security.gate import judged
@@ -33,6 +34,8 @@ def router() -> APIRouter:
     checks = [Depends(judged), Depends(take_done), Depends(refuse_unknown_query)]
     for module in _PAGES:
         found.include_router(module.router, dependencies=checks)
+    # The sign-in page reads its parameters itself: whoever opens it is not known yet.
+    found.include_router(sign_in.router, dependencies=[Depends(judged)])
     found.include_router(assets.router)
     return found
 

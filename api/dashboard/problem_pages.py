@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.dashboard.rendering import render
 from api.http.problems import MEDIA_TYPE
+from api.http.url_prefix import route_path
+from api.security.authentication import is_api
 
 _TITLES: Final[Mapping[int, str]] = {
     401: "Sign in first",
@@ -70,10 +72,7 @@ def _without_empty(query: bytes) -> bytes:
 
 def wants_page(scope: Scope) -> bool:
     """Whether a request is a browser's navigation to a page."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    if path == "/v1" or path.startswith("/v1/"):
-        return False
-    return "text/html" in Headers(scope=scope).get("accept", "")
+    return not is_api(scope) and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def _is_problem(start: Message) -> bool:
@@ -82,8 +81,7 @@ def _is_problem(start: Message) -> bool:
 
 def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
     status = HTTPStatus(start["status"])
-    prefix = request.scope.get("root_path", "")
-    path = request.url.path.removeprefix(prefix)
+    path = route_path(request.scope)
     page = render(
         request,
         "problem.html",

@@ -66,6 +66,11 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "read_health": OPEN,
         "read_readiness": OPEN,
         "read_metrics": VIEWER,
+        # Sign-in. Workers have no sessions.
+        "show_sign_in": OPEN,
+        "sign_in": OPEN,
+        "sign_out": HOLDER,
+        "create_sign_in_code": VIEWER,
         # Pages.
         "show_campaigns": VIEWER,
         "show_campaign_comparison": VIEWER,
