@@ -213,12 +213,12 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
         owners=Owners(store),
         limits=make_limits(settings.requests_per_s),
     )
-    app.add_middleware(ProblemPages)
     app.add_middleware(
         BrowserGuard,
         local_hosts_only=settings.local_hosts_only,
         is_behind_proxy=settings.is_behind_proxy,
     )
+    app.add_middleware(ProblemPages)
     app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
     if settings.url_prefix:
         refuse_taken_prefix(settings.url_prefix, app.routes)

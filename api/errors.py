@@ -59,6 +59,14 @@ class AssetNotFoundError(ApiError):
     """A script or style of the pages is not of this version of the service."""
 
 
+class ComparisonInvalidError(ApiError):
+    """Too few or too many things are to be compared; the message states how many can be."""
+
+
+class ColumnUnknownError(ApiError):
+    """A table of a page has no such column."""
+
+
 class AnalysisUnavailableError(ApiError):
     """The campaign has no analysis."""
 

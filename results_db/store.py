@@ -17,6 +17,7 @@ from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
+from results_db.campaigns.overview import Overviews
 from results_db.campaigns.reports import Reports
 from results_db.campaigns.start_from import EarlierTrials
 from results_db.database.change_mark import ChangeMark
@@ -43,6 +44,7 @@ class Store(
     EarlierTrials,
     Descriptions,
     Reports,
+    Overviews,
     CampaignCharts,
     EventLog,
     ListVersions,

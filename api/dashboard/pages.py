@@ -6,17 +6,35 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from api.dashboard import assets, campaign_list, sign_in
+from api.dashboard import (
+    assets,
+    campaign_actions,
+    campaign_comparison,
+    campaign_list,
+    campaign_page,
+    campaign_tabs,
+    sign_in,
+)
+from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.gate import judged
 
-_PAGES: Final = (campaign_list, sign_in)
+_PAGES: Final = (
+    campaign_list,
+    campaign_comparison,
+    campaign_page,
+    campaign_tabs,
+    campaign_actions,
+)
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 
 
 def router() -> APIRouter:
     """The routes of all pages and of their files."""
     found = APIRouter()
+    checks = [Depends(judged), Depends(refuse_unknown_query_of_page)]
     for module in _PAGES:
-        found.include_router(module.router, dependencies=[Depends(judged)])
+        found.include_router(module.router, dependencies=checks)
+    # The sign-in page reads its parameters itself: whoever opens it is not known yet.
+    found.include_router(sign_in.router, dependencies=[Depends(judged)])
     found.include_router(assets.router)
     return found

@@ -39,6 +39,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.SignInTooOftenError: HTTPStatus.TOO_MANY_REQUESTS,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,
     api_errors.AssetNotFoundError: HTTPStatus.NOT_FOUND,
+    api_errors.ComparisonInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.ColumnUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
