@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
 from typing import Final
 
 import numpy as np
 
+from api.service.answers import Answer
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -61,10 +61,7 @@ class ReportFacts:
     campaign: CampaignRecord
     made_at: datetime
     counts: Mapping[TrialState, int]
-    best: Sequence[RankedLayout]
-    """The first layouts of the leaderboard."""
-    values: Sequence[tuple[float, bool]]
-    """The objective of every ranked layout, and whether it was stopped early."""
+    answer: Answer
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
@@ -81,26 +78,29 @@ class ReportFacts:
     """Trials of other campaigns that it started from."""
 
     @property
+    def best(self) -> Sequence[RankedLayout]:
+        """The first layouts of the leaderboard."""
+        return self.answer.best
+
+    @property
     def num_ranked(self) -> int:
         """Layouts on the leaderboard."""
-        return len(self.values)
+        return self.answer.num_ranked
 
     @property
     def winner(self) -> RankedLayout | None:
         """The best layout; None if it was stopped early."""
-        first = self.best[0] if self.best else None
-        return None if first is None or first.shortened else first
+        return self.answer.winner
 
     @property
     def tied(self) -> list[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return [ranked for ranked in self.best[1:] if ranked.is_tied]
+        return self.answer.tied
 
     @property
     def device_memory_bytes(self) -> int | None:
         """Memory of a device of the cluster."""
-        found: int | None = self.campaign.spec["cluster"].get("device_memory_bytes")
-        return found
+        return self.answer.device_memory_bytes
 
     def value(self, trial: TrialPoint, objective: str) -> float | None:
         """The value of an objective that a trial measured."""
@@ -126,19 +126,6 @@ class ReportFacts:
             if self.is_ranked(trial):
                 first.setdefault(trial.layout_key, trial)
         return list(first.values())
-
-    @property
-    def median_value(self) -> float | None:
-        """The median value of all ranked layouts, including those that were stopped early.
-
-        Those are slow: without them the median would be that of the better layouts.
-        """
-        return median(value for value, _ in self.values) if self.values else None
-
-    @property
-    def num_shortened(self) -> int:
-        """Ranked layouts that were stopped early; their values are estimates."""
-        return sum(shortened for _, shortened in self.values)
 
     @property
     def plane(self) -> tuple[str, str]:
@@ -172,8 +159,7 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
         campaign=campaign,
         made_at=made_at,
         counts=store.count_trials(campaign.id),
-        best=store.ranked_layouts(campaign.id, campaign.objective, limit=LOOKED_AT),
-        values=store.ranked_values(campaign.id),
+        answer=Answer.of(store, campaign, looked_at=LOOKED_AT),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,
