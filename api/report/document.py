@@ -26,15 +26,17 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
     facts = facts_of(store, campaign, made_at)
     head = tag(
         "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="robots", content="noindex"),
+        Markup(
+            '<meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            '<meta name="robots" content="noindex">'
+        ),
         tag("title", f"{facts.campaign.name}: layout-tuner report"),
         tag("style", Markup(STYLE)),
     )
     body = tag("body", tag("main", *_sections(facts)))
-    return f'<!doctype html>\n<html lang="en">{join(head, body).html}</html>\n'
+    return f'<!doctype html>\n<html lang="en">{join(head, body)}</html>\n'
 
 
 def _sections(facts: ReportFacts) -> list[Markup]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from api.dashboard.drawings.plots import Point, Scale, history, interval, scale, scatter
 from api.report.facts import SHOWN, ReportFacts
 from api.report.markup import Content, Markup, note, section, table, tag
-from api.report.plots import Point, Scale, history, interval, scale, scatter
 from api.service.formatting import (
     half_interval,
     layout_cells,

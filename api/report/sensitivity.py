@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from api.dashboard.drawings.bars import bar, swing
 from api.report.facts import ReportFacts
 from api.report.markup import Content, Markup, note, section, table, tag
-from api.report.plots import bar, swing
 from api.service.formatting import effect_words
 from results_db.records import Analysis, KnobStepRead
 

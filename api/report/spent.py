@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Final
 
+from api.dashboard.drawings.bars import PlotPart, keys, stacked
 from api.report.facts import Failure, ReportFacts
 from api.report.markup import Content, Markup, note, pairs, section, table, tag
-from api.report.plots import PlotPart, stacked
 from api.service.formatting import duration, figure, machine, memory, moment
 from results_db.campaigns.imports import IMPORTED
 
@@ -84,14 +84,20 @@ def cost(facts: ReportFacts) -> Markup:
         return section("Cost", tag("p", "Nothing was spent here: the campaign is imported."))
     spent = campaign.cost
     parts = [
-        PlotPart(name=use, size=seconds, says=f"{_hours(seconds)} ({seconds / spent.total:.1%})")
-        for use, seconds in asdict(spent).items()
+        PlotPart(
+            name=use,
+            size=seconds,
+            says=f"{_hours(seconds)} ({seconds / spent.total:.1%})",
+            kind=f"part{place}",
+        )
+        for place, (use, seconds) in enumerate(asdict(spent).items(), 1)
         if seconds > 0
     ]
     return section(
         "Cost",
         tag("p", f"{_hours(spent.total)} in all; {_hours(campaign.node_seconds)} held by probes."),
         stacked(parts) if parts else None,
+        keys(parts) if parts else None,
         note(
             "Iterations: devices that iterated, warm-up included. Start: the rest of probes that count. "
             "Idle: devices held and not used, and the campaign's share of idle allocations. Lost: "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from api.dashboard.drawings.bars import bar, keys, stacked, step_parts
 from api.report.facts import ReportFacts
 from api.report.markup import Content, Markup, join, note, pairs, section, table, tag
-from api.report.plots import PlotPart, bar, stacked
 from api.service.answers import Phrase, interval_words, layout_words, lead, peak_words
 from api.service.formatting import (
     duration,
@@ -153,20 +153,10 @@ def _step(best: RankedLayout, measured: MeasurementRecord) -> Iterator[Markup]:
     parts = measured.breakdown
     if parts is None:
         return
-    named = (
-        ("compute", parts.compute_s),
-        ("tensor parallel", parts.tp_s),
-        ("pipeline", parts.pp_s),
-        ("data parallel", parts.dp_s),
-        ("optimizer", parts.optimizer_s),
-        ("unexplained", max(parts.unexplained_s, 0.0)),
-    )
     yield tag("h3", f"Where its step of {best.step_time_s:.4g} s goes")
-    shares = [
-        PlotPart(name=name, size=seconds, says=f"{seconds / measured.step_time_s:.1%}")
-        for name, seconds in named
-    ]
-    yield stacked([part for part in shares if part.size > 0])
+    shares = step_parts(parts, measured.step_time_s)
+    yield stacked(shares)
+    yield keys(shares)
 
 
 def _stages(facts: ReportFacts, measured: MeasurementRecord) -> Iterator[Markup]:
