@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from api.service.answers import Answer
+from api.service.findings import Finding, finding_of
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -21,8 +21,6 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM, measured_objective, p
 
 SHOWN: Final = 20
 """Layouts of the leaderboard that are shown."""
-LOOKED_AT: Final = 60
-"""Layouts of the leaderboard that are checked for ties."""
 LOG_LINES: Final = 14
 """Last lines of a failed trial's log that are shown."""
 
@@ -61,7 +59,7 @@ class ReportFacts:
     campaign: CampaignRecord
     made_at: datetime
     counts: Mapping[TrialState, int]
-    answer: Answer
+    finding: Finding
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
@@ -80,27 +78,28 @@ class ReportFacts:
     @property
     def best(self) -> Sequence[RankedLayout]:
         """The first layouts of the leaderboard."""
-        return self.answer.best
+        return self.finding.best
 
     @property
     def num_ranked(self) -> int:
         """Layouts on the leaderboard."""
-        return self.answer.num_ranked
+        return self.finding.summary.num_ranked
 
     @property
     def winner(self) -> RankedLayout | None:
         """The best layout; None if it was stopped early."""
-        return self.answer.winner
+        return self.finding.winner
 
     @property
     def tied(self) -> list[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return self.answer.tied
+        return self.finding.tied
 
     @property
     def device_memory_bytes(self) -> int | None:
         """Memory of a device of the cluster."""
-        return self.answer.device_memory_bytes
+        found: int | None = self.campaign.spec["cluster"].get("device_memory_bytes")
+        return found
 
     def value(self, trial: TrialPoint, objective: str) -> float | None:
         """The value of an objective that a trial measured."""
@@ -159,7 +158,7 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
         campaign=campaign,
         made_at=made_at,
         counts=store.count_trials(campaign.id),
-        answer=Answer.of(store, campaign, looked_at=LOOKED_AT),
+        finding=finding_of(store, campaign),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,

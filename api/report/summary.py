@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from api.dashboard.drawings.bars import bar, keys, stacked, step_parts
 from api.report.facts import ReportFacts
 from api.report.markup import Content, Markup, join, note, pairs, section, table, tag
-from api.service.answers import Phrase, interval_words, layout_words, lead, peak_words
+from api.service.findings import Phrase, bounds, lead, peak_words, short_layout
 from api.service.formatting import (
     duration,
     figure,
@@ -47,14 +47,15 @@ def summary(facts: ReportFacts) -> Markup:
     """The result, in sentences and in a few figures."""
     return tag(
         "section",
-        tag("p", *(_phrase(each) for each in lead(facts.answer)), class_="lead"),
+        tag("p", *(_phrase(each) for each in lead(facts.finding)), class_="lead"),
         tag("div", *_cards(facts), class_="cards"),
         *_remarks(facts),
     )
 
 
 def _phrase(phrase: Phrase) -> Content:
-    return tag("b", phrase.words) if phrase.is_strong else phrase.words
+    words, is_strong = phrase
+    return tag("b", words) if is_strong else words
 
 
 def _cards(facts: ReportFacts) -> Iterator[Markup]:
@@ -133,7 +134,7 @@ def _figures(
 ) -> Iterator[tuple[str, Content]]:
     objective = facts.campaign.objective
     yield unit(objective), tag("b", objective_figure(objective, best.value))
-    yield "95 % interval", interval_words(objective, best).removesuffix(" (95 %)")
+    yield "95 % interval", bounds(objective, best).removesuffix(" (95 %)")
     low, high = best.step_time_low_s, best.step_time_high_s
     within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
     yield "step time", f"{best.step_time_s:.4g} s{within}"
@@ -143,7 +144,7 @@ def _figures(
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
-    yield "peak memory a device", peak_words(measured.peak_memory_bytes, facts.device_memory_bytes)
+    yield "peak memory a device", peak_words(best, facts.device_memory_bytes)
     yield "trial", f"{best.trial.number} (id {best.trial.id})"
     yield "measured", moment(best.trial.ended_at)
 
@@ -183,10 +184,10 @@ def _ties(facts: ReportFacts) -> Markup:
     rows = [
         (
             str(ranked.trial.number),
-            layout_words(ranked.trial.layout),
+            short_layout(ranked.trial.layout),
             objective_figure(objective, ranked.value),
-            interval_words(objective, ranked).removesuffix(" (95 %)"),
-            _peak(facts, ranked),
+            bounds(objective, ranked).removesuffix(" (95 %)"),
+            peak_words(ranked, facts.device_memory_bytes),
         )
         for ranked in tied
     ]
@@ -197,11 +198,4 @@ def _ties(facts: ReportFacts) -> Markup:
             "nodes, or by what is simplest to run."
         ),
         table((">trial", "layout", f">{unit(objective)}", "95 % interval", "peak memory"), rows),
-    )
-
-
-def _peak(facts: ReportFacts, ranked: RankedLayout) -> str:
-    measured = ranked.trial.measurement
-    return peak_words(
-        None if measured is None else measured.peak_memory_bytes, facts.device_memory_bytes
     )
