@@ -6,10 +6,10 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from api.dashboard import assets, campaign_list
+from api.dashboard import assets, campaign_list, trial_comparison, trial_page
 from api.security.gate import judged
 
-_PAGES: Final = (campaign_list,)
+_PAGES: Final = (campaign_list, trial_comparison, trial_page)
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 
 

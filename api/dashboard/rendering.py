@@ -88,6 +88,11 @@ def visible(value: Any) -> Any:
     return value
 
 
+def page_url(request: Request, path: str, /, **query: Any) -> str:
+    """The address of a page of this service, for redirects."""
+    return _url(request.scope.get("root_path", ""), path, query)
+
+
 def _url(prefix: str, path: str, query: Mapping[str, Any]) -> str:
     """A link to a page of this service; parameters that are None are left out."""
     asked = {name: value for name, value in query.items() if value is not None}

@@ -68,6 +68,11 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "read_metrics": VIEWER,
         # Pages.
         "show_campaigns": VIEWER,
+        "show_trial": VIEWER,
+        "show_trial_comparison": VIEWER,
+        "do_requeue_trial": OWN_TRIAL,
+        "do_repeat_trial": OWN_TRIAL,
+        "do_cancel_trial": OWN_TRIAL,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "import_campaigns": SUBMITTER,

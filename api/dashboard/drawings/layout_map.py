@@ -11,6 +11,7 @@ from markupsafe import Markup
 from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, join, number, tag
 from search_spaces.mesh import coordinates, ranks_per_node
 from search_spaces.spec.layout import Layout
+from search_spaces.terminal.plurals import counted
 
 MAX_DEVICES: Final = 256
 """Devices up to which every node is drawn."""
@@ -122,10 +123,10 @@ def _cell_text(stage: int, replica: int) -> str:
 
 
 def _words(layout: Layout) -> str:
-    nodes = f"{layout.num_nodes:,} node{'s' if layout.num_nodes > 1 else ''}"
     return (
-        f"{layout.num_devices:,} ranks on {nodes}: {layout.pp} pipeline stages, {layout.dp} "
-        f"data-parallel replicas, tensor-parallel groups of {layout.tp}"
+        f"{counted(layout.num_devices, 'rank')} on {counted(layout.num_nodes, 'node')}: "
+        f"{counted(layout.pp, 'pipeline stage')}, {counted(layout.dp, 'data-parallel replica')}, "
+        f"tensor-parallel groups of {layout.tp}"
     )
 
 
