@@ -21,6 +21,9 @@ FEWEST: Final = 2
 MOST: Final = 6
 """Trials that are compared at once."""
 
+_OWN: Final = ("trial", "measured")
+"""Figures in which trials always differ."""
+
 router = APIRouter()
 
 
@@ -101,7 +104,7 @@ def _knobs(trials: list[TrialFacts]) -> list[Row]:
 def _figures(trials: list[TrialFacts]) -> list[Row]:
     """What they measured, and what they are."""
     told = [dict(facts.figures) for facts in trials]
-    names = dict.fromkeys(name for each in told for name in each if name != "trial")
+    names = dict.fromkeys(name for each in told for name in each if name not in _OWN)
     ranks = ["-" if facts.ranked is None else str(facts.ranked.rank) for facts in trials]
     return [
         Row("campaign", [facts.campaign.name for facts in trials]),

@@ -19,6 +19,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.terminal.plurals import counted
 
 Pairs = Sequence[tuple[str, str]]
 """Names and values, for a table of two columns."""
@@ -138,7 +139,7 @@ def knob_text(layout: Layout, name: str) -> str:
     """The value of a knob in words."""
     chosen = getattr(layout, name)
     if name == "num_nodes":
-        return f"{chosen} ({layout.num_devices} devices)"
+        return f"{chosen} ({counted(layout.num_devices, 'device')})"
     if name == "zero_stage" and layout.zero_replicas > 1:
         return f"{chosen}, {layout.zero_replicas} copies"
     return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)

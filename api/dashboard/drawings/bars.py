@@ -145,7 +145,7 @@ def memory_by_stage(
     if num_stages > MAX_STAGES:
         stages = stages[: MAX_STAGES // 2] + stages[-MAX_STAGES // 2 :]
     largest = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
-    left, length = 74.0, WIDTH - 74.0 - 190.0
+    left, length = 74.0, WIDTH - 74.0 - 230.0
     height = len(stages) * 28.0 + 26.0
     rows = [
         _stage_row(
@@ -198,7 +198,7 @@ def _stage_row(
             top = y + 2.0 if kind == "part1" else y + 14.0
             drawn.append(tag("rect", x=left, y=top, width=length, height=height, class_=kind))
             words.append(f"{_short_memory(value)} {name}")
-    drawn.append(tag("text", ", ".join(words), x=WIDTH - 182.0, y=y + 13.0, class_="value"))
+    drawn.append(tag("text", ", ".join(words), x=WIDTH - 222.0, y=y + 13.0, class_="value"))
     return join(*drawn)
 
 

@@ -29,6 +29,7 @@ _LENGTH: Final = 1100.0
 _LONGEST_UNIT: Final = 44.0
 _GAP: Final = 26.0
 """Width of the break in a long schedule."""
+_LEGEND: Final = 170.0
 _CHARACTER: Final = 6.6
 
 
@@ -159,7 +160,7 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
         a_pass_s = compute_s / (layout.vpp * layout.num_microbatches * (1.0 + backward))
     return Drawn(
         svg=drawing(
-            _LEFT + window.width + 4.0,
+            _LEFT + max(window.width, _LEGEND) + 4.0,
             height,
             tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, a_pass_s, height),

@@ -12,6 +12,9 @@ from api.dashboard.rendering import visible
 WIDTH: Final = 860
 """Width of a drawing that fills the page, in its own units."""
 
+_LARGE: Final = 700
+"""Drawings from this width on may shrink to it, where the page is narrower than they are."""
+
 Content = Markup | str | int | float | None
 """Content of an element: None is empty; all but markup becomes text."""
 
@@ -61,6 +64,7 @@ def drawing(width: float, height: float, *content: Markup, says: str) -> Markup:
         viewBox=f"0 0 {number(width)} {number(height)}",
         width=number(width),
         height=number(height),
+        class_="large" if width >= _LARGE else None,
         role="img" if says else None,
         aria_label=says or None,
         aria_hidden=None if says else "true",
