@@ -65,7 +65,7 @@ def show_trial_comparison(
             for facts in compared
             for number in (
                 *facts.measured_bytes,
-                *facts.estimated_bytes(),
+                *facts.estimated_bytes,
                 facts.device_memory_bytes or 0,
             )
         ),

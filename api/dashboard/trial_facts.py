@@ -90,31 +90,47 @@ class TrialFacts:
         """What it measured."""
         return list(figure_pairs(self.campaign, self.trial, self.ranked))
 
-    def estimated_bytes(self) -> list[float]:
-        """The estimated peak of each stage; empty where the embedded estimate does not apply."""
-        layout = self.trial.layout
-        if self.campaign.strategy == IMPORTED or layout.pp > _MAX_ESTIMATED:
-            return []
-        try:
-            model = ModelShape.from_mapping(self.campaign.spec.get("model", {}))
-        except SearchSpaceError:
-            return []  # the description of the campaign cannot be read
-        return [stage.total_bytes for stage in stage_memory(layout, model)]
-
     @property
     def measured_bytes(self) -> tuple[int, ...]:
         """The measured peak of each stage; empty: not measured."""
-        measured = self.trial.measurement
-        return () if measured is None else measured.peak_memory_bytes_by_stage
+        return measured_bytes(self.trial)
+
+    @property
+    def estimated_bytes(self) -> list[float]:
+        """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+        return estimated_bytes(self.campaign, self.trial.layout)
 
     def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
         """Memory by stage, measured and estimated; None: neither is known."""
-        measured, estimated = self.measured_bytes, self.estimated_bytes()
-        if not measured and not estimated:
-            return None
-        return memory_by_stage(
-            measured, estimated, capacity_bytes=self.device_memory_bytes, top_bytes=top_bytes
-        )
+        return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
+
+
+def measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
+    """The measured peak of each pipeline stage; empty: not measured."""
+    measured = trial.measurement
+    return () if measured is None else measured.peak_memory_bytes_by_stage
+
+
+def estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
+    """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+    if campaign.strategy == IMPORTED or layout.pp > _MAX_ESTIMATED:
+        return []
+    try:
+        model = ModelShape.from_mapping(campaign.spec.get("model", {}))
+    except SearchSpaceError:
+        return []  # the description of the campaign cannot be read
+    return [stage.total_bytes for stage in stage_memory(layout, model)]
+
+
+def stages_drawn(
+    campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
+) -> Drawn | None:
+    """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
+    measured, estimated = measured_bytes(trial), estimated_bytes(campaign, trial.layout)
+    if not measured and not estimated:
+        return None
+    capacity_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    return memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
 
 
 def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:
