@@ -5,16 +5,18 @@ A sentence is a sequence of phrases. A phrase that carries the result is strong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
-from api.service.formatting import layout_extras, memory_of, objective_figure, unit, zero
+from api.service.formatting import layout_extras, memory, objective_figure, unit, zero
+from results_db.campaigns.overview import RankedSummary
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.terminal.plurals import counted
 
 TIES_LOOKED_AT: Final = 60
 """Layouts of the leaderboard that are checked for ties."""
@@ -32,18 +34,6 @@ REASONS: Final[Mapping[str, str]] = {
 
 Phrase = tuple[str, bool]
 """A part of a sentence, and whether it is strong."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedSummary:
-    """All layouts of a leaderboard in numbers."""
-
-    num_ranked: int
-    num_shortened: int
-    """Ranked layouts that were stopped early; their values are estimates."""
-    median_value: float | None
-    """The median of all, including those that were stopped early: those are slow, and without them
-    the median would be that of the better layouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,20 +59,15 @@ class Finding:
 
 def finding_of(store: Store, campaign: CampaignRecord) -> Finding:
     """Reads the result of a campaign."""
-    values = store.ranked_values(campaign.id)
     return Finding(
         campaign=campaign,
         best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
-        summary=RankedSummary(
-            num_ranked=len(values),
-            num_shortened=sum(shortened for _value, shortened in values),
-            median_value=median(value for value, _ in values) if values else None,
-        ),
+        summary=store.ranked_summary(campaign.id),
     )
 
 
 def lead(finding: Finding) -> Iterator[Phrase]:
-    """The answer in a paragraph: the winner, its interval and ties, its gain over the median."""
+    """The winner with its interval, what is as good, and the gain over the median."""
     campaign, winner = finding.campaign, finding.winner
     if campaign.ended_at is None:
         yield f"The campaign is {campaign.state}: what follows may change. ", False
@@ -90,49 +75,57 @@ def lead(finding: Finding) -> Iterator[Phrase]:
         yield f"No layout has been measured to the end. {campaign.message}", False
         return
     best = objective_figure(campaign.objective, winner.value)
-    yield "The best of ", False
-    yield f"{finding.summary.num_ranked:,} measured layouts", True
+    if finding.summary.num_ranked == 1:
+        yield "The only measured layout", True
+    else:
+        yield "The best of ", False
+        yield f"{finding.summary.num_ranked:,} measured layouts", True
     yield " runs at ", False
     yield f"{best} {unit(campaign.objective)}", True
     yield f", {bounds(campaign.objective, winner)}: ", False
     yield short_layout(winner.trial.layout), True
     yield ". ", False
-    yield tie_words(finding), False
+    tied = len(finding.tied)
+    if tied:
+        yield (
+            (
+                f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
+                "confidence; they are listed below. "
+            ),
+            False,
+        )
+    elif finding.summary.num_ranked > 1 and winner.low is not None:
+        yield "All others are slower with 95 % confidence. ", False
     yield gain_over_median(finding), False
 
 
-def tie_words(finding: Finding) -> str:
-    """A sentence on the layouts that are as good as the winner; empty: too little is known."""
-    tied = len(finding.tied)
-    if tied:
-        return (
-            f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
-            "confidence; they are named below. "
-        )
-    if (
-        finding.winner is not None
-        and finding.summary.num_ranked > 1
-        and finding.winner.low is not None
-    ):
-        return "All others are slower with 95 % confidence. "
-    return ""
-
-
 def gain_over_median(finding: Finding) -> str:
-    """A sentence on the winner's gain over the median; empty: fewer than three are ranked."""
-    winner, middle = finding.winner, finding.summary.median_value
-    if winner is None or not middle or finding.summary.num_ranked < 3:
-        return ""
-    told = (
-        f"That is {winner.value / middle:.2f} times what the median layout reached, of all "
-        f"{finding.summary.num_ranked:,} that are ranked"
+    """The winner over the median of the layouts that were measured to the end.
+
+    Layouts that were stopped early are slow, and their values are estimates. The median leaves them
+    out, so the gain is rather too small than too large.
+    """
+    winner, summary = finding.winner, finding.summary
+    middle = summary.median_complete
+    num_complete = summary.num_ranked - summary.num_shortened
+    if winner is None or not middle or num_complete < 3:
+        return _stopped_early(summary)
+    gain = (
+        f"That is {winner.value / middle:.2f} times the median of the {num_complete:,} layouts that "
+        "were measured to the end. "
     )
-    if short_ones := finding.summary.num_shortened:
-        told += (
-            f"; {short_ones:,} of them {'was' if short_ones == 1 else 'were'} stopped early, with "
-            "a step time estimated from the steps that ran"
-        )
-    return f"{told}."
+    return gain + _stopped_early(summary)
+
+
+def _stopped_early(summary: RankedSummary) -> str:
+    number = summary.num_shortened
+    if not number:
+        return ""
+    were, they = ("was", "it was") if number == 1 else ("were", "they were")
+    return (
+        f"{counted(number, 'more layout')} {were} stopped early, since {they} slower than the best "
+        "of the time."
+    )
 
 
 def short_layout(layout: Layout) -> str:
@@ -160,5 +153,25 @@ def bounds(objective: str, ranked: RankedLayout) -> str:
 def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
     """The largest peak memory of a device, and the free share."""
     measured = ranked.trial.measurement
-    peak_bytes = None if measured is None else measured.peak_memory_bytes
-    return memory_of(peak_bytes, device_memory_bytes)
+    found = None if measured is None else measured.peak_memory_bytes
+    if found is None or not device_memory_bytes:
+        return memory(found)
+    free = 1 - found / device_memory_bytes
+    return f"{memory(found)} of {memory(device_memory_bytes)}, {free:.0%} free"
+
+
+def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio of two values of different campaigns.
+
+    From the intervals of the logarithms, by the square root of the sum of their squared half-widths
+    (MOVER: Zou and Donner, Statistics in Medicine 27, 2008, equation 8). Differences between days
+    and machines are not in it.
+
+    Returns:
+        Both ends; None where one of the values has no interval.
+    """
+    if one.high is None or other.high is None:
+        return None
+    reach = math.hypot(math.log(one.high / one.value), math.log(other.high / other.value))
+    ratio, factor = one.value / other.value, math.exp(reach)
+    return ratio / factor, ratio * factor
