@@ -1,20 +1,19 @@
-"""The page of one trial, and its buttons: requeue, repeat, cancel."""
+"""The page of one trial. Its buttons are in `api.dashboard.campaign_actions`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Annotated, Final
 
 import yaml
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse
 
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.drawings.layout_map import layout_map
 from api.dashboard.drawings.plots import Point, steps_plot
 from api.dashboard.drawings.schedule_chart import schedule_chart
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
 from api.security.token_cache import Holder
@@ -29,9 +28,9 @@ MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
 
 _DONE: Final = {
-    "requeue": "This trial was added. It tries the layout again.",
-    "repeat": "This trial was added. It measures the layout again, and the leaderboard pools the runs.",
-    "cancel": "The trial is cancelled. A running one stops after its worker's next heartbeat.",
+    "trial-requeued": "This trial was added. It tries the layout again.",
+    "trial-repeated": "This trial was added. It measures the layout again, and the leaderboard pools the runs.",
+    "trial-cancelled": "The trial is cancelled. A running one stops after its worker's next heartbeat.",
 }
 """What a button did, by the word in the URL to which it leads."""
 
@@ -45,7 +44,7 @@ def show_trial(
     trial_id: TrialPath,
     store: StoreDep,
     holder: HolderDep,
-    done: Annotated[str | None, Query(max_length=20)] = None,
+    done: Annotated[str | None, Query(max_length=40)] = None,
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
@@ -78,29 +77,6 @@ def show_trial(
         may_change=may_change(holder, campaign),
         is_open=campaign.state not in ENDED_CAMPAIGN_STATES,
     )
-
-
-@router.post("/trials/{trial_id}/requeue", include_in_schema=False)
-def do_requeue_trial(request: Request, trial_id: TrialPath, store: StoreDep) -> RedirectResponse:
-    """Tries the layout of a trial without a measurement again."""
-    return _to(request, store.requeue_trial(trial_id).id, "requeue")
-
-
-@router.post("/trials/{trial_id}/repeat", include_in_schema=False)
-def do_repeat_trial(request: Request, trial_id: TrialPath, store: StoreDep) -> RedirectResponse:
-    """Measures the layout of a completed trial once more."""
-    return _to(request, store.measure_again(trial_id)[0].id, "repeat")
-
-
-@router.post("/trials/{trial_id}/cancel", include_in_schema=False)
-def do_cancel_trial(request: Request, trial_id: TrialPath, store: StoreDep) -> RedirectResponse:
-    """Cancels a trial that waits or runs."""
-    return _to(request, store.cancel_trial(trial_id).id, "cancel")
-
-
-def _to(request: Request, trial_id: int, done: str) -> RedirectResponse:
-    to = page_url(request, f"/trials/{trial_id}", done=done)
-    return RedirectResponse(to, status_code=HTTPStatus.SEE_OTHER)
 
 
 def may_change(holder: Holder, campaign: CampaignRecord) -> bool:

@@ -90,7 +90,6 @@ def test_only_those_who_may_change_a_trial_can(populated: Populated) -> None:
         assert ("Try again" in page.text) == (role == "admin")
         answer = httpx.post(f"{populated.url}/trials/{trial}/requeue", headers=headers, timeout=30)
         assert answer.status_code == status
-    assert re.fullmatch(r"/trials/\d+\?done=requeue", answer.headers["Location"])
 
 
 def test_words_of_the_url_are_never_shown(populated: Populated) -> None:
