@@ -33,7 +33,6 @@ class Populated:
 
     url: str
     """Without /v1."""
-    store: Store
     tokens: Mapping[str, str]
     """One of each role."""
     names: Mapping[str, list[str]]
@@ -113,7 +112,6 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
     post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
     return Populated(
         url=url,
-        store=store,
         tokens=tokens,
         names={
             "campaign": ["first", "ended", str(first["id"])],
