@@ -14,6 +14,8 @@ from api.dashboard import (
     campaign_page,
     campaign_tabs,
     sign_in,
+    trial_comparison,
+    trial_page,
 )
 from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.gate import judged
@@ -24,6 +26,8 @@ _PAGES: Final = (
     campaign_page,
     campaign_tabs,
     campaign_actions,
+    trial_comparison,
+    trial_page,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

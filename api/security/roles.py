@@ -73,6 +73,8 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "create_sign_in_code": VIEWER,
         # Pages.
         "show_campaigns": VIEWER,
+        "show_trial": VIEWER,
+        "show_trial_comparison": VIEWER,
         "show_campaign_comparison": VIEWER,
         "show_campaign": VIEWER,
         "show_trials": VIEWER,
