@@ -12,6 +12,7 @@ from results_db.admin.service_stats import Statistics
 from results_db.allocations.allocations import Allocations
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
+from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
@@ -22,7 +23,9 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
+from results_db.events.list_versions import ListVersions
 from results_db.leaderboard.leaderboard import Leaderboard
+from results_db.leaderboard.overview import LeaderboardOverview
 from results_db.trials.leases import Leases
 from results_db.trials.outcomes import Outcomes
 from results_db.trials.pages import TrialPages
@@ -36,13 +39,16 @@ class Store(
     EarlierTrials,
     Descriptions,
     Reports,
+    CampaignCharts,
     EventLog,
+    ListVersions,
     # Trials, from the proposal to the leaderboard.
     Trials,
     TrialPages,
     Leases,
     Outcomes,
     Leaderboard,
+    LeaderboardOverview,
     # Workers with their allocations, and drivers.
     Workers,
     Allocations,

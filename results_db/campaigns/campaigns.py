@@ -24,7 +24,8 @@ from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.events.events import emit
 from results_db.models.service_tables import EventRow
-from results_db.models.tables import STANDINGS_VERSION, AnalysisRow, Campaign, Trial
+from results_db.models.standings import STANDINGS_VERSION
+from results_db.models.tables import AnalysisRow, Campaign, Trial
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
     campaign_record,
