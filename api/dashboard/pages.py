@@ -6,10 +6,10 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from api.dashboard import assets, campaign_list
+from api.dashboard import assets, campaign_list, plots
 from api.security.gate import judged
 
-_PAGES: Final = (campaign_list,)
+_PAGES: Final = (campaign_list, plots)
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 
 

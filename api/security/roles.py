@@ -68,6 +68,9 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "read_metrics": VIEWER,
         # Pages.
         "show_campaigns": VIEWER,
+        "show_plots": VIEWER,
+        "show_figure": VIEWER,
+        "show_timeline": VIEWER,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "import_campaigns": SUBMITTER,

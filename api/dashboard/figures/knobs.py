@@ -24,6 +24,7 @@ from api.dashboard.figures.figure import (
 from api.dashboard.figures.objectives import MARKERS
 from api.dashboard.figures.points import LayoutPoint, PlotFacts, knob_text
 from api.service.formatting import objective_figure, unit
+from results_db.leaderboard.knob_cells import KnobCell
 from search_spaces.spec.layout import KNOBS
 
 NUM_COLOURS: Final = 8
@@ -206,15 +207,6 @@ def _tick(x: int, y: float, text: str, anchor: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnobCell:
-    """The layouts with some values of one knob, or of two."""
-
-    values: tuple[Any, ...]
-    num_layouts: int
-    best: float
-
-
 def slice_of(
     facts: PlotFacts, knob: str, cells: Sequence[KnobCell], *, show_all: bool = False
 ) -> PlotFigure:
@@ -284,9 +276,7 @@ def _slice_row(
     )
 
 
-def two_knobs(
-    facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell]
-) -> PlotFigure:
+def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell]) -> PlotFigure:
     """The best value of each tried combination of two knobs; nothing is interpolated.
 
     Args:
@@ -351,7 +341,9 @@ def _heat(
             ["" if cell is None else objective_figure(objective, cell.best) for cell in line]
             for line in cells
         ],
-        "customdata": [[0 if cell is None else cell.num_layouts for cell in line] for line in cells],
+        "customdata": [
+            [0 if cell is None else cell.num_layouts for cell in line] for line in cells
+        ],
         "hovertemplate": "%{text}, the best of %{customdata} layouts<extra></extra>",
         "texttemplate": "%{text}" if numbers else "",
         "hoverongaps": False,
