@@ -98,7 +98,7 @@ def show_timeline(
         left_out=found.num_left_out,
         shows_all=show is not None,
         failures=failure_table(failures),
-        num_failures=sum(each.count for each in failures),
+        num_failures=sum(each.num_trials for each in failures),
     )
 
 
@@ -112,13 +112,13 @@ def failure_table(found: Sequence[FailureCount]) -> Mapping[str, Any]:
     by_reason: Counter[tuple[str, str]] = Counter()
     cells: Counter[tuple[tuple[str, str], str]] = Counter()
     for each in found:
-        by_node[each.node] += each.count
+        by_node[each.node] += each.num_trials
     first = [node for node, _ in by_node.most_common(MOST_NODES)]
     others = len(by_node) - len(first)
     for each in found:
         reason = (each.reason, each.state)
-        by_reason[reason] += each.count
-        cells[reason, each.node if each.node in first else "others"] += each.count
+        by_reason[reason] += each.num_trials
+        cells[reason, each.node if each.node in first else "others"] += each.num_trials
     keys = [*first, *(["others"] if others else [])]
     words = (
         {"": "node unknown", "others": f"{others} other nodes"} if others else {"": "node unknown"}

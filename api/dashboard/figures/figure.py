@@ -194,3 +194,12 @@ def safe(text: str) -> str:
 def rounded(value: float) -> float:
     """A number with 6 digits: more cannot be seen in a plot, and take space."""
     return float(f"{value:.6g}") if math.isfinite(value) else 0.0
+
+
+def round_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """Round numbers between two, at most `most` of them."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if (high - low) / (each * step) < most)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    # 3 * 0.1 is not exactly 0.3.
+    return [float(f"{number * step:.10g}") for number in range(first, last + 1)]

@@ -18,6 +18,7 @@ from api.dashboard.figures.figure import (
     marked,
     objective_axis,
     points,
+    round_ticks,
     rounded,
     safe,
 )
@@ -172,9 +173,9 @@ class _Lines:
             for index in range(0, len(values), step):
                 text = safe(knob_text(values[index]))
                 notes.append(_tick(place, index / (len(values) - 1), text, "right"))
-        for part in (0.0, 0.25, 0.5, 0.75, 1.0) if self.facts.ranked else ():
-            value = self.ends.low + part * (self.ends.high - self.ends.low)
-            notes.append(_tick(last, part, objective_figure(objective, value), "left"))
+        for value in round_ticks(self.ends.low, self.ends.high) if self.facts.ranked else ():
+            text = objective_figure(objective, value)
+            notes.append(_tick(last, self.ends.part(value), text, "left"))
         if len(self.facts.ranked) < len(self.facts.points):
             notes.append(_tick(last, _NOT_RANKED, "not ranked", "left"))
         return {
@@ -183,12 +184,15 @@ class _Lines:
                 "tickvals": list(range(last + 1)),
                 "ticktext": [*(safe(knob.word) for knob in self.knobs), unit(objective)],
                 "tickangle": 0,
-                "range": [-0.5, last + 0.6],
+                "range": [-0.5, last + 0.9],
                 "side": "top",
                 "gridcolor": "--soft",
             },
             "yaxis": {"visible": False, "range": [_NOT_RANKED - 0.06, 1.06]},
             "annotations": notes,
+            # Above the names of the axes.
+            "legend": {"y": 1.1},
+            "margin": {"t": 70, "b": 10},
             "meta": {"min_width": 100 * (last + 1)},
         }
 
@@ -292,7 +296,10 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     rows = _in_order(up, [*facts.varying[up], *(cell[1] for cell in measured)])
     tried = {(point.knobs[across], point.knobs[up]) for point in facts.points}
     failed = sorted(tried - measured.keys(), key=str)
+    with_numbers = len(columns) <= 10 and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
     traces = [_heat(facts.objective, columns, rows, measured)] if measured else []
+    if with_numbers:
+        traces += _numbers(facts.objective, measured)
     traces += points(
         "tried, none ranked",
         [safe(knob_text(column)) for column, _ in failed],
@@ -301,9 +308,13 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
         [0] * len(failed),
         **{**MARKERS["no result"], "size": 9},
     )
+    notes = []
     for name, point in facts.marks.items():
         x, y = safe(knob_text(point.knobs[across])), safe(knob_text(point.knobs[up]))
-        traces += marked(name, [x], [y], [point.words(facts.objective)], [point.number])
+        if with_numbers:
+            notes.append(_cell_mark(name, x, y))
+        else:
+            traces += marked(name, [x], [y], [point.words(facts.objective)], [point.number])
 
     def words(cell: tuple[Any, Any]) -> str:
         if cell in measured:
@@ -312,7 +323,11 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
 
     return PlotFigure(
         traces=traces,
-        layout={"xaxis": _category_axis(across, columns), "yaxis": _category_axis(up, rows)},
+        layout={
+            "xaxis": _category_axis(across, columns),
+            "yaxis": _category_axis(up, rows),
+            "annotations": notes,
+        },
         says=[
             f"Each cell has the best {unit(facts.objective)} of the layouts with these two values, "
             "whatever their other knobs. Empty cells were not tried. A cross marks cells where "
@@ -331,7 +346,6 @@ def _heat(
 ) -> Trace:
     """The measured cells; null leaves a cell empty."""
     cells = [[measured.get((column, row)) for column in columns] for row in rows]
-    numbers = len(columns) <= 10 and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
     return {
         "type": "heatmap",
         "x": [safe(knob_text(value)) for value in columns],
@@ -345,7 +359,6 @@ def _heat(
             [0 if cell is None else cell.num_layouts for cell in line] for line in cells
         ],
         "hovertemplate": "%{text}, the best of %{customdata} layouts<extra></extra>",
-        "texttemplate": "%{text}" if numbers else "",
         "hoverongaps": False,
         "xgap": 2,
         "ygap": 2,
@@ -353,7 +366,45 @@ def _heat(
             [index / (NUM_COLOURS - 1), f"--scale{index + 1}"] for index in range(NUM_COLOURS)
         ],
         "colorbar": {"title": {"text": unit(objective), "side": "right"}, "thickness": 12},
-        "meta": "cells",
+    }
+
+
+def _numbers(objective: str, measured: Mapping[tuple[Any, ...], KnobCell]) -> list[Trace]:
+    """The values in the cells, in colours that can be read on them."""
+    if not measured:
+        return []
+    values = [cell.best for cell in measured.values()]
+    low, high = min(values), max(values)
+    colours = [
+        1 + round((value - low) / (high - low) * (NUM_COLOURS - 1)) if high > low else NUM_COLOURS
+        for value in values
+    ]
+    return [
+        {
+            "type": "scatter",
+            "mode": "text",
+            "x": [safe(knob_text(column)) for column, _ in measured],
+            "y": [safe(knob_text(row)) for _, row in measured],
+            "text": [objective_figure(objective, value) for value in values],
+            "textfont": {"color": [f"--on-scale{colour}" for colour in colours], "size": 13},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    ]
+
+
+def _cell_mark(name: str, x: str, y: str) -> dict[str, Any]:
+    """The word winner or baseline above or below the number of a cell."""
+    is_winner = name == "winner"
+    return {
+        "x": x,
+        "y": y,
+        "text": "★ winner" if is_winner else "◆ baseline",
+        "showarrow": False,
+        "yshift": 17 if is_winner else -17,
+        "bgcolor": "--ground",
+        "borderpad": 1,
+        "font": {"color": "--good" if is_winner else "--warn", "size": 11},
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from api.dashboard.figures.figure import round_ticks
 from api.service.formatting import figure, percent, state_words
 from results_db.campaigns.charts import TimelineAttempt
 from search_spaces.protocol.outcome import Breakdown
@@ -102,7 +103,7 @@ def time_chart(steps: Sequence[MeasuredStep]) -> TimeChart:
     bars = [_bar(step, _BAR_TOP + row * _BAR_STEP, scale) for row, step in enumerate(steps)]
     return TimeChart(
         bars=bars,
-        ticks=[(LABEL + at * scale, _ms(at)) for at in _round_steps(longest)],
+        ticks=[(LABEL + at * scale, _ms(at)) for at in round_ticks(0.0, longest)],
         height=_BAR_TOP + len(bars) * _BAR_STEP + 8,
     )
 
@@ -142,19 +143,6 @@ def _positive_sum(breakdown: Breakdown) -> float:
 
 def _ms(seconds: float) -> str:
     return f"{figure(1e3 * seconds)} ms"
-
-
-def _round_steps(longest: float) -> list[float]:
-    """Four to eight round numbers from 0 to a number."""
-    power = 1.0
-    while power > longest:
-        power /= 10
-    while power * 10 <= longest:
-        power *= 10
-    step = next(
-        each * power for each in (0.2, 0.25, 0.5, 1.0, 2.0) if longest / (each * power) <= 8
-    )
-    return [index * step for index in range(int(longest / step) + 1)]
 
 
 MOST_LANES: Final = 60
@@ -232,7 +220,9 @@ def timeline_chart(
         width = max(seconds * scale, 1.5)
         kind, words = _kind(attempt)
         mark = marks.get(attempt.trial_id, "")
-        texts = (f"{attempt.number} {words}", str(attempt.number), "")
+        # A bar with its number alone has completed; the others have a word or a shape.
+        short = str(attempt.number) if kind in ("completed", "running") else ""
+        texts = (f"{attempt.number} {words}", short, "")
         label = next(t for t in texts if not t or len(t) * _MIN_WORDS_WIDTH + 6 <= width)
         bars.append(AttemptBar(attempt, kind, words, mark, x, width, lanes[lane].y, label))
     return TimelineChart(

@@ -105,7 +105,7 @@ async function draw(element, { data, layout }) {
   const drawn = await library.react(
     element,
     coloured(data, colours),
-    { ...coloured(layout, colours), ...frame(layout, colours, element) },
+    { ...coloured(layout, colours), ...frame(colours, element) },
     { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] },
   );
   if (!element.dataset.drawn) drawn.on("plotly_click", openTrial);
@@ -125,7 +125,7 @@ function coloured(value, colours) {
 }
 
 /** Fonts, grid and margins by the theme and the width. */
-function frame(layout, colours, element) {
+function frame(colours, element) {
   const colour = (name) => colours.getPropertyValue(name).trim();
   const axis = {
     gridcolor: colour("--line"),
@@ -172,8 +172,9 @@ function frame(layout, colours, element) {
 }
 
 function openTrial({ points: [point] }) {
-  const isCell = point.data.type === "heatmap";
-  if (!isCell && point.customdata) location.assign(meta("trial-pages") + point.customdata);
+  if (point.data.type === "scatter" && point.customdata) {
+    location.assign(meta("trial-pages") + point.customdata);
+  }
 }
 
 find();
