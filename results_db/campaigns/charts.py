@@ -68,7 +68,7 @@ class FailureCount(NamedTuple):
     reason: str
     node: str
     """Where the problem occurred first; empty: unknown."""
-    count: int
+    num_trials: int
     last_number: int
     """The number of the newest of these trials in its campaign."""
 
@@ -156,7 +156,7 @@ class CampaignCharts(StoreSection):
             .order_by(count.desc(), newest.desc())
         )
         with self._db.read() as session:
-            return [FailureCount(*row) for row in session.execute(query)]
+            return [FailureCount._make(row) for row in session.execute(query)]
 
     def timeline(self, campaign_id: int, *, limit: int = MAX_TIMELINE) -> CampaignTimeline:
         """The newest attempts of a campaign's trials, with those that run.
@@ -188,7 +188,7 @@ class CampaignCharts(StoreSection):
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
             return CampaignTimeline(
-                attempts=[TimelineAttempt(*row) for row in session.execute(query)],
+                attempts=[TimelineAttempt._make(row) for row in session.execute(query)],
                 num_attempts=results.get("attempts", lambda: session.scalar(in_all)) or 0,
             )
 
@@ -262,7 +262,7 @@ def _counts(campaign: Campaign) -> ColumnElement[bool]:
 
 def _history_point(row: Any) -> HistoryPoint:
     known = [value for value in (row.before, row.counted) if value is not None]
-    return HistoryPoint(*row[:6], max(known, default=None), bool(row.is_improvement))
+    return HistoryPoint._make((*row[:6], max(known, default=None), bool(row.is_improvement)))
 
 
 def _thinned(points: Sequence[HistoryPoint], limit: int) -> Sequence[HistoryPoint]:

@@ -160,17 +160,10 @@ def _first(session: Session, ranking: Ranking) -> First | None:
     found = best_in_full(session, ranking)
     if found is None:
         return None
-    return first_of(session, repeats_statement(ranking.by), ranking, found[0])
+    return first_of(session, repeats_statement(ranking.by), ranking, *found)
 
 
 def _knob_values(results: CampaignResults, ranking: Ranking) -> KnobValues:
-    # The order of the list changes no count.
-    listing = LeaderboardQuery(
-        front=ranking.listing.front,
-        wanted=ranking.listing.wanted,
-        within_percent=ranking.listing.within_percent,
-    )
-
     def count() -> KnobValues:
         first = _first(results.session, ranking)
         if first is None:
@@ -186,7 +179,7 @@ def _knob_values(results: CampaignResults, ranking: Ranking) -> KnobValues:
             for name, of_knob in zip(KNOB_FIELDS, values, strict=True)
         }
 
-    return results.get(("knob values", ranking.by.key, listing), count)
+    return results.get(("knob values", ranking.by.key, ranking.listing.unsorted), count)
 
 
 def _in_order(name: str, counts: Mapping[Any, int]) -> Mapping[Any, int]:
@@ -275,7 +268,7 @@ def _ranked_points(
     points = []
     for place, trial_id in zip(places, wanted, strict=True):
         row = found[trial_id]
-        points.append(PlotPoint(*row[:4], place + 1, *row[4:9], tuple(row[9:])))
+        points.append(PlotPoint._make((*row[:4], place + 1, *row[4:9], tuple(row[9:]))))
     return points
 
 
@@ -295,5 +288,5 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         some = trial_ids[begin : begin + _IDS_AT_ONCE]
         for row in rows_of(session, query.where(Trial.id.in_(some)).order_by(Trial.id)):
             measured = (*row[4:6], False, bool(row[6]))
-            points.append(PlotPoint(*row[:4], None, None, *measured, tuple(row[7:])))
+            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[7:]))))
     return points

@@ -5,6 +5,8 @@ The table is built anew from its rows and those of trials and measurements.
 Revision: r002, after r001.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,7 +17,7 @@ down_revision = "r001"
 branch_labels = None
 depends_on = None
 
-_OF_TRIAL = {
+_OF_TRIAL: dict[str, sa.types.TypeEngine[Any]] = {
     "num_nodes": sa.Integer(),
     "tp": sa.Integer(),
     "pp": sa.Integer(),
@@ -31,7 +33,7 @@ _OF_TRIAL = {
     "num_devices": sa.Integer(),
     "global_batch_size": sa.Integer(),
 }
-_OF_MEASUREMENT = {
+_OF_MEASUREMENT: dict[str, sa.types.TypeEngine[Any]] = {
     "step_time_s": sa.Double(),
     "tokens_per_s": sa.Double(),
     "tokens_per_s_per_device": sa.Double(),
