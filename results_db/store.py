@@ -24,6 +24,7 @@ from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.list_versions import ListVersions
+from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.knob_cells import LeaderboardCells
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.leaderboard.overview import LeaderboardOverview
@@ -51,6 +52,7 @@ class Store(
     Leaderboard,
     LeaderboardOverview,
     LeaderboardCells,
+    Baselines,
     # Workers with their allocations, and drivers.
     Workers,
     Allocations,

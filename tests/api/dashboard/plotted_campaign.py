@@ -103,7 +103,11 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
         "peak_memory_bytes_by_stage": tuple(memory for _ in range(layout.pp)),
     }
     if number % 9 == 4:
-        changes |= {"tokens_per_s": 0.5 * tokens_per_s(layout), "shortened": True, "iterations_asked": 10}
+        changes |= {
+            "tokens_per_s": 0.5 * tokens_per_s(layout),
+            "shortened": True,
+            "iterations_asked": 10,
+        }
     return completed(layout, duration_s=duration_s, **changes)
 
 
@@ -113,9 +117,7 @@ def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) 
     spec["cluster"]["device_memory_bytes"] = 16 << 30
     campaign_id = store.create_campaign(spec, num_legal_layouts=500).id
     workers = [make_worker(store, name, num_nodes=1).id for name in ("w1", "w2")]
-    plotted = Plotted(
-        url=url, store=store, campaign_id=campaign_id, clock=clock, workers=workers
-    )
+    plotted = Plotted(url=url, store=store, campaign_id=campaign_id, clock=clock, workers=workers)
     for number, layout in enumerate(itertools.islice(layouts(), trials)):
         plotted.run_one(layout, outcome_of(layout, number), worker=number % 2)
         clock.forward(2.0)
