@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from api.dashboard.figures import estimates, knobs, objectives
-from api.dashboard.figures.estimates import EstimatedTrial
 from api.dashboard.figures.figure import PlotFigure
 from api.dashboard.figures.points import LayoutPoint, PlotFacts
 from api.dashboard.figures.time_parts import MeasuredStep, TimeChart, time_chart
 from results_db.leaderboard.overview import PlotPoint
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
-from results_db.records import Analysis, CampaignRecord
+from results_db.records import Analysis, CampaignRecord, PredictedTrial
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.errors import SearchSpaceError
@@ -176,9 +175,9 @@ class CampaignPlots:
         return x, self.choices.y or next(name for name in likely if name != x)
 
     @cached_property
-    def estimated(self) -> list[EstimatedTrial]:
-        """What was predicted of trials, with what they measured."""
-        return []
+    def estimated(self) -> list[PredictedTrial]:
+        """What was predicted of the newest trials, with what they measured."""
+        return self.store.predictions(self.campaign.id)
 
     def time_parts(self) -> TimeChart:
         """The time parts of the best layouts and of the baseline, the best first."""
@@ -186,7 +185,7 @@ class CampaignPlots:
         baseline = self._ranked_baseline
         if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:
             best.append(baseline)
-        estimated = {each.trial_id: each.estimated_step_time_s for each in self.estimated}
+        estimated = {each.trial_id: each.prediction.step_time_s for each in self.estimated}
         marks = {point.trial_id: name for name, point in self.facts.marks.items()}
         return time_chart(
             [

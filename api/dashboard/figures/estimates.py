@@ -20,6 +20,7 @@ from api.dashboard.figures.figure import (
 )
 from api.dashboard.figures.points import PlotFacts
 from api.service.formatting import figure, memory, percent
+from results_db.records import PredictedTrial
 
 GIB: Final = 1 << 30
 _NORMAL_95: Final = 1.96
@@ -27,25 +28,8 @@ _NORMAL_95: Final = 1.96
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EstimatedTrial:
-    """What the search predicted of a trial before it ran, and what the trial measured."""
-
-    trial_id: int
-    number: int
-    layout_key: str
-    out_of_memory: bool
-    estimated_step_time_s: float
-    log_step_time_sd: float
-    """Standard deviation of the logarithm of the predicted step time."""
-    estimated_peak_bytes: int
-    measured_step_time_s: float | None
-    """None: not measured."""
-    measured_peak_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Pair:
-    trial: EstimatedTrial
+    trial: PredictedTrial
     measured: float
     estimated: float
 
@@ -55,24 +39,25 @@ class _Pair:
 
 
 def estimated_time(
-    facts: PlotFacts, trials: Sequence[EstimatedTrial], *, show_all: bool = False
+    facts: PlotFacts, trials: Sequence[PredictedTrial], *, show_all: bool = False
 ) -> PlotFigure:
     """Predicted against measured step times in milliseconds, on equal logarithmic axes."""
     pairs = [
         _Pair(
             trial=trial,
-            measured=1e3 * trial.measured_step_time_s,
-            estimated=1e3 * trial.estimated_step_time_s,
+            measured=1e3 * trial.step_time_s,
+            estimated=1e3 * trial.prediction.step_time_s,
         )
         for trial in trials
-        if trial.measured_step_time_s
+        if trial.step_time_s
     ]
     if not pairs:
         return PlotFigure(says=[_why_none(trials)])
     inside = sum(
-        abs(math.log(pair.ratio)) <= _NORMAL_95 * pair.trial.log_step_time_sd for pair in pairs
+        abs(math.log(pair.ratio)) <= _NORMAL_95 * pair.trial.prediction.log_step_time_sd
+        for pair in pairs
     )
-    spread = math.exp(_NORMAL_95 * median(pair.trial.log_step_time_sd for pair in pairs))
+    spread = math.exp(_NORMAL_95 * median(pair.trial.prediction.log_step_time_sd for pair in pairs))
     plot = _EqualAxes(facts=facts, pairs=pairs, show_all=show_all, unit="ms", words=_ms)
     low, high = plot.ends
     band: list[Trace] = [
@@ -105,23 +90,25 @@ def estimated_time(
 
 
 def estimated_memory(
-    facts: PlotFacts, trials: Sequence[EstimatedTrial], *, show_all: bool = False
+    facts: PlotFacts, trials: Sequence[PredictedTrial], *, show_all: bool = False
 ) -> PlotFigure:
     """Predicted against measured peaks of memory in GiB, with the device's capacity."""
     pairs = [
         _Pair(
             trial=trial,
-            measured=trial.measured_peak_bytes / GIB,
-            estimated=max(trial.estimated_peak_bytes, 1) / GIB,
+            measured=trial.peak_memory_bytes / GIB,
+            estimated=max(trial.prediction.peak_memory_bytes, 1) / GIB,
         )
         for trial in trials
-        if trial.measured_peak_bytes
+        if trial.peak_memory_bytes
     ]
     capacity = facts.device_memory_bytes
     beyond = [
-        _Pair(trial=trial, measured=capacity / GIB, estimated=trial.estimated_peak_bytes / GIB)
+        _Pair(
+            trial=trial, measured=capacity / GIB, estimated=trial.prediction.peak_memory_bytes / GIB
+        )
         for trial in trials
-        if capacity and trial.out_of_memory and trial.estimated_peak_bytes
+        if capacity and trial.state == "INFEASIBLE" and trial.prediction.peak_memory_bytes
     ]
     if not pairs and not beyond:
         return PlotFigure(says=[_why_none(trials)])
@@ -302,7 +289,7 @@ def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:
     ]
 
 
-def _why_none(trials: Sequence[EstimatedTrial]) -> str:
+def _why_none(trials: Sequence[PredictedTrial]) -> str:
     if not trials:
         return (
             "No estimates are stored for this campaign: its strategy predicts nothing, its "

@@ -11,6 +11,7 @@ from datetime import timedelta
 from api.settings import Settings
 from results_db.records import Analysis
 from results_db.store import Store
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import HEADERS, TOKEN
@@ -44,7 +45,7 @@ class Plotted:
 
     def run_one(self, layout: Layout, outcome: Outcome, *, worker: int = 0) -> int:
         """Proposes, leases and ends a trial; returns its number."""
-        trial = self.store.add_trial(self.campaign_id, layout)
+        trial = self.store.add_trial(self.campaign_id, layout, prediction=prediction_of(layout))
         lease = lease_one(self.store, self.workers[worker])
         self.clock.forward(outcome.duration_s)
         assert self.store.post_outcome(trial.id, lease.attempt, outcome).accepted
@@ -89,6 +90,23 @@ def tokens_per_s(layout: Layout) -> float:
     return 9000 * (1 + 0.15 * (layout.micro_batch_size - 1)) / (slow * split * jitter)
 
 
+def prediction_of(layout: Layout) -> Prediction:
+    """An estimate that is off by up to a third."""
+    off = 0.8 + (hash_of(layout.key) % 61) / 120
+    return Prediction(
+        step_time_s=off * 512 / tokens_per_s(layout),
+        log_step_time_sd=0.12,
+        peak_memory_bytes=int(off * memory_of(layout)),
+        fit_probability=0.9,
+        source="calibrated",
+    )
+
+
+def memory_of(layout: Layout) -> int:
+    """The peak of a layout."""
+    return (2 + 5 // layout.tp + (layout.recompute == "none") * 4) << 30
+
+
 def outcome_of(layout: Layout, number: int) -> Outcome:
     """Most trials complete; some run out of memory, crash, or are stopped early."""
     if layout.micro_batch_size == 2 and layout.recompute == "none" and layout.tp == 1:
@@ -96,7 +114,7 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
     if number % 11 == 7:
         return failed("crashed", duration_s=15.0)
     duration_s = 20.0 + hash_of(layout.key) % 25
-    memory = (2 + 5 // layout.tp + (layout.recompute == "none") * 4) << 30
+    memory = memory_of(layout)
     changes = {
         "tokens_per_s": tokens_per_s(layout),
         "peak_memory_bytes": memory,
