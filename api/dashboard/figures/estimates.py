@@ -230,9 +230,16 @@ class _EqualAxes:
     def layout(self, what: str) -> dict[str, Any]:
         """Equal logarithmic axes."""
         low, high, _ = self._range
-        axis = {"type": "log", "range": [round(low, 5), round(high, 5)], "dtick": "D2"}
-        if high - low > 1.5:
-            del axis["dtick"]
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+        shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
+        axis = {
+            "type": "log",
+            "range": [round(low, 5), round(high, 5)],
+            "tickmode": "array",
+            "tickvals": [rounded(tick) for tick in shown],
+            "ticktext": [figure(tick) for tick in shown],
+        }
         return {
             "xaxis": {**axis, "title": {"text": f"measured {what}, {self.unit}"}},
             "yaxis": {**axis, "title": {"text": f"estimated {what}, {self.unit}"}},

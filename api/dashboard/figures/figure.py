@@ -76,7 +76,7 @@ def axis_range(
         return AxisRange(low=0.0, high=1.0)
     low, high = min(values), max(values)
     if not show_all and len(values) >= 4:
-        first, _, third = quantiles(values, n=4)
+        first, _, third = quantiles(values, n=4, method="inclusive")
         reach = _FENCE * (third - first)
         if reach > 0:
             inside = [value for value in values if first - reach <= value <= third + reach]

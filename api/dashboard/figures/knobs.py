@@ -193,7 +193,7 @@ class _Lines:
             # Above the names of the axes.
             "legend": {"y": 1.1},
             "margin": {"t": 70, "b": 10},
-            "meta": {"min_width": 100 * (last + 1)},
+            "meta": {"min_width": 110 * (last + 1)},
         }
 
 
@@ -312,7 +312,8 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     for name, point in facts.marks.items():
         x, y = safe(knob_text(point.knobs[across])), safe(knob_text(point.knobs[up]))
         if with_numbers:
-            notes.append(_cell_mark(name, x, y))
+            place = columns.index(point.knobs[across]), rows.index(point.knobs[up])
+            notes.append(_cell_mark(name, *place))
         else:
             traces += marked(name, [x], [y], [point.words(facts.objective)], [point.number])
 
@@ -365,7 +366,10 @@ def _heat(
         "colorscale": [
             [index / (NUM_COLOURS - 1), f"--scale{index + 1}"] for index in range(NUM_COLOURS)
         ],
-        "colorbar": {"title": {"text": unit(objective), "side": "right"}, "thickness": 12},
+        "colorbar": {
+            "title": {"text": unit(objective), "side": "right", "font": {"size": 12}},
+            "thickness": 12,
+        },
     }
 
 
@@ -393,8 +397,8 @@ def _numbers(objective: str, measured: Mapping[tuple[Any, ...], KnobCell]) -> li
     ]
 
 
-def _cell_mark(name: str, x: str, y: str) -> dict[str, Any]:
-    """The word winner or baseline above or below the number of a cell."""
+def _cell_mark(name: str, x: int, y: int) -> dict[str, Any]:
+    """The word winner or baseline above or below the number of a cell, given by its position."""
     is_winner = name == "winner"
     return {
         "x": x,

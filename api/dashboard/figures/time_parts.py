@@ -57,8 +57,6 @@ class TimeBar:
     """Where the measured step ends."""
     estimate_x: float | None
     """Where the estimated step ends; None: there is no estimate."""
-    end_x: float
-    """Where the numbers begin."""
     total: str
     seconds: Sequence[str]
     """The parts as text, in the order of `PARTS`."""
@@ -131,7 +129,6 @@ def _bar(step: MeasuredStep, y: float, scale: float) -> TimeBar:
         boxes=boxes,
         step_x=step_x,
         estimate_x=estimate_x,
-        end_x=max(x, step_x, estimate_x or 0.0) + 8,
         total=f"{_ms(step.step_time_s)}, {percent(step.breakdown.compute_s / step.step_time_s)}",
         seconds=[_ms(getattr(step.breakdown, name)) for name in PARTS],
     )

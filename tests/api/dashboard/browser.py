@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATIENCE_MS: Final = 20_000
 CHROMIUM: Final = shutil.which("chromium")
@@ -31,6 +31,7 @@ def running_browser() -> Iterator[Browser]:
     """A browser without a window; the tests are skipped where Chromium is not installed."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed; `make browser-packages` installs it")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         try:

@@ -14,6 +14,7 @@ from results_db.store import Store
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
+from tests.api.dashboard.figures.layout_points import MODEL
 from tests.api.local_api import HEADERS, TOKEN
 from tests.api.streams import live_service
 from tests.results_db.factories import (
@@ -140,17 +141,6 @@ def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) 
         plotted.run_one(layout, outcome_of(layout, number), worker=number % 2)
         clock.forward(2.0)
     return plotted
-
-
-MODEL = {
-    "name": "tiny",
-    "num_layers": 4,
-    "hidden_size": 128,
-    "num_heads": 4,
-    "ffn_size": 512,
-    "vocab_size": 256,
-    "seq_length": 64,
-}
 
 
 def add_analysis(plotted: Plotted) -> None:
