@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
+from results_db.access.sign_ins import SignIns
 from results_db.access.tokens import Access
 from results_db.admin import migrate
 from results_db.admin.retention import Pruning
@@ -16,6 +17,7 @@ from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
+from results_db.campaigns.overview import Overviews
 from results_db.campaigns.reports import Reports
 from results_db.campaigns.start_from import EarlierTrials
 from results_db.database.data_dir import DataDir
@@ -41,6 +43,7 @@ class Store(
     EarlierTrials,
     Descriptions,
     Reports,
+    Overviews,
     CampaignCharts,
     EventLog,
     ListVersions,
@@ -59,6 +62,7 @@ class Store(
     DriverLeases,
     # Administration.
     Access,
+    SignIns,
     Pruning,
     Statistics,
 ):

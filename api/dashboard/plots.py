@@ -9,15 +9,16 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from api.dashboard.figures.time_parts import PARTS, timeline_chart
-from api.dashboard.plot_data import (
+from api.dashboard.campaign_view import render_campaign
+from api.dashboard.figures.campaign_plots import (
     CampaignPlots,
     FigureName,
     KnobName,
     ObjectiveName,
     PlotChoices,
 )
-from api.dashboard.rendering import PAGE_HEADERS, render
+from api.dashboard.figures.time_parts import PARTS, timeline_chart
+from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
 from api.service.formatting import unit
 from results_db.campaigns.charts import FailureCount
@@ -58,10 +59,11 @@ def show_plots(
 ) -> HTMLResponse:
     """The plots of a campaign."""
     plots = CampaignPlots(store=store, campaign=campaign, choices=choices)
-    return render(
+    return render_campaign(
         request,
+        store,
+        campaign,
         "plots.html",
-        campaign=campaign,
         plots=plots,
         knobs=KNOBS,
         objectives=[(name, unit(name)) for name in ALL_OBJECTIVES],
@@ -90,10 +92,11 @@ def show_timeline(
     found = store.timeline(campaign.id, **({} if show else {"limit": NEWEST_ATTEMPTS}))
     marks = {point.trial_id: name for name, point in plots.facts.marks.items()}
     failures = store.failures(campaign.id)
-    return render(
+    return render_campaign(
         request,
+        store,
+        campaign,
         "timeline.html",
-        campaign=campaign,
         chart=timeline_chart(found.attempts, store.now(), marks),
         left_out=found.num_left_out,
         shows_all=show is not None,

@@ -225,13 +225,16 @@ class Campaigns(StoreSection):
         chosen: CampaignFilter = EVERY_CAMPAIGN,
         before_id: int | None = None,
         limit: int | None = None,
+        offset: int = 0,
     ) -> list[CampaignRecord]:
-        """Campaigns that match the filter, the newest first."""
+        """Campaigns that match the filter, the newest first; `offset` of them are skipped."""
         query = select(Campaign).where(*conditions(chosen)).order_by(Campaign.id.desc())
         if before_id is not None:
             query = query.where(Campaign.id < before_id)
         if limit is not None:
             query = query.limit(limit)
+        if offset:
+            query = query.offset(offset)
         now = self._clock()
         with self._db.read() as session:
             return [campaign_record(row, now) for row in session.scalars(query)]

@@ -137,7 +137,7 @@ def estimated_memory(
                 f"trial {p.trial.number}: out of memory, {_gib(p.estimated)} estimated"
                 for p in beyond
             ],
-            [pair.trial.number for pair in beyond],
+            [pair.trial.trial_id for pair in beyond],
             symbol="x",
             color="--bad",
         )
@@ -209,7 +209,7 @@ class _EqualAxes:
             [rounded(pair.measured) for pair in shown],
             [rounded(pair.estimated) for pair in shown],
             [self._text(pair) for pair in shown],
-            [pair.trial.number for pair in shown],
+            [pair.trial.trial_id for pair in shown],
             symbol="circle",
             color="--mark",
             opacity=0.7,
@@ -218,7 +218,7 @@ class _EqualAxes:
             for pair in shown:
                 if pair.trial.trial_id == point.trial_id:
                     x, y = [rounded(pair.measured)], [rounded(pair.estimated)]
-                    found += marked(mark, x, y, [self._text(pair)], [point.number])
+                    found += marked(mark, x, y, [self._text(pair)], [point.trial_id])
         return found
 
     def _text(self, pair: _Pair) -> str:

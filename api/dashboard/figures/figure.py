@@ -166,7 +166,7 @@ def points(
         xs: values of the horizontal axis.
         ys: of the vertical axis.
         texts: shown at each point.
-        links: numbers of the trials, whose pages open on a click.
+        links: ids of the trials, whose pages open on a click.
         marker: plotly's properties of the markers.
     """
     if not xs:

@@ -105,7 +105,7 @@ class _Lines:
             [last] * len(facts.ranked),
             [round(self._part(point), 4) for point in facts.ranked],
             [point.words(facts.objective) for point in facts.ranked],
-            [point.number for point in facts.ranked],
+            [point.trial_id for point in facts.ranked],
             color=[f"--scale{self._colour(point) + 1}" for point in facts.ranked],
         )
         traces += [{**trace, "showlegend": False} for trace in ends]
@@ -118,7 +118,7 @@ class _Lines:
             }
             traces += self._line([point], name, 1.0, style)
             words = [point.words(facts.objective)]
-            traces += marked(name, [last], [round(self._part(point), 4)], words, [point.number])
+            traces += marked(name, [last], [round(self._part(point), 4)], words, [point.trial_id])
         return traces
 
     def _part(self, point: LayoutPoint) -> float:
@@ -235,7 +235,7 @@ def slice_of(
             [safe(knob_text(point.knobs[knob])) for point in of_kind],
             [rounded(point.value or 0.0) for point in of_kind],
             [point.words(objective) for point in of_kind],
-            [point.number for point in of_kind],
+            [point.trial_id for point in of_kind],
             **MARKERS[kind],
             opacity=0.6,
         )
@@ -256,7 +256,7 @@ def slice_of(
         if point.value is not None:
             place = [safe(knob_text(point.knobs[knob]))]
             words = [point.words(objective)]
-            traces += marked(name, place, [rounded(point.value)], words, [point.number])
+            traces += marked(name, place, [rounded(point.value)], words, [point.trial_id])
     axis = _category_axis(knob, values)
     return PlotFigure(
         traces=traces,
@@ -315,7 +315,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
             place = columns.index(point.knobs[across]), rows.index(point.knobs[up])
             notes.append(_cell_mark(name, *place))
         else:
-            traces += marked(name, [x], [y], [point.words(facts.objective)], [point.number])
+            traces += marked(name, [x], [y], [point.words(facts.objective)], [point.trial_id])
 
     def words(cell: tuple[Any, Any]) -> str:
         if cell in measured:

@@ -128,7 +128,7 @@ def _trials(
         [each.ended_seq for each in found],
         [rounded(bottom if failed else each.value or 0.0) for each in found],
         texts,
-        [each.number for each in found],
+        [each.trial_id for each in found],
         **MARKERS[name],
     )
     return [{**trace, "cliponaxis": False} for trace in traces] if failed else traces
@@ -141,7 +141,7 @@ def _mark(
         if each.trial_id == point.trial_id:
             value = each.value if _is_measured(each) and each.value is not None else bottom
             words = [point.words(objective)]
-            return marked(name, [each.ended_seq], [rounded(value)], words, [point.number])
+            return marked(name, [each.ended_seq], [rounded(value)], words, [point.trial_id])
     return []
 
 
@@ -212,7 +212,7 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     traces += _placed(front, "on the front", facts.objective, across, on_front)
     for name, each in marks.items():
         words = [_both_words(each, facts.objective, across)]
-        traces += marked(name, [rounded(each.x)], [rounded(each.y)], words, [each.point.number])
+        traces += marked(name, [rounded(each.x)], [rounded(each.y)], words, [each.point.trial_id])
     return PlotFigure(
         traces=traces,
         layout={"xaxis": objective_axis(across, x_ends), "yaxis": objective_axis(up, y_ends)},
@@ -276,7 +276,7 @@ def _placed(
         [rounded(each.x) for each in found],
         [rounded(each.y) for each in found],
         [_both_words(each, objective, across) for each in found],
-        [each.point.number for each in found],
+        [each.point.trial_id for each in found],
         **marker,
     )
 

@@ -187,7 +187,7 @@ def test_a_click_on_a_point_opens_its_trial(browser: Browser, plotted: Plotted) 
         page.mouse.down()
         page.mouse.up()
         page.wait_for_function("() => true")
-        assert re.search(r"/campaigns/plotted/trials/\d+$", opened[0])
+        assert re.search(r"/trials/\d+$", opened[0])
         visitor.faults.clear()  # the request was cut off on purpose
 
 

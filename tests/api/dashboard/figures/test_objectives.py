@@ -102,9 +102,9 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
     ]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
     front = named(figure.traces, "on the front")
-    assert front["customdata"] == [1, 2, 4]
+    assert front["customdata"] == [101, 102, 104]
     assert front["x"] == pytest.approx([0.5, 0.75, 0.875])
-    assert named(figure.traces, "measured")["customdata"] == [3]
+    assert named(figure.traces, "measured")["customdata"] == [103]
     assert named(figure.traces, "Pareto front")["y"] == [100, 80, 60]
     assert "3 of 4 layouts are on the Pareto front" in figure.says[0]
 
@@ -112,7 +112,7 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
 def test_equal_layouts_are_both_on_the_front() -> None:
     points = [make_point(n, 10.0, tp=n, peak_memory_bytes=8 << 30) for n in (1, 2)]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
-    assert sorted(named(figure.traces, "on the front")["customdata"]) == [1, 2]
+    assert sorted(named(figure.traces, "on the front")["customdata"]) == [101, 102]
     assert front_of([]) == []
 
 
@@ -122,7 +122,7 @@ def test_a_layout_that_was_stopped_early_is_not_on_the_front() -> None:
         make_point(2, 50.0, tp=2, peak_memory_bytes=4 << 30, shortened=True),
     ]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
-    assert named(figure.traces, "on the front")["customdata"] == [1]
+    assert named(figure.traces, "on the front")["customdata"] == [101]
 
 
 def test_other_objectives_follow_from_the_one_that_ranks() -> None:
