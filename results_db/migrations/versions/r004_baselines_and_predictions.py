@@ -1,13 +1,13 @@
 """Marks the trials of a campaign's baseline, and keeps what searches predicted.
 
-Revision: r004, after r002.
+Revision: r004, after r001.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "r004"
-down_revision = "r002"
+down_revision = "r003"
 branch_labels = None
 depends_on = None
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
 PATIENCE_MS: Final = 20_000
 CHROMIUM: Final = shutil.which("chromium")
@@ -33,6 +35,7 @@ def running_browser() -> Iterator[Browser]:
         pytest.skip("chromium is not installed; `make browser-packages` installs it")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
+        expect.set_options(timeout=PATIENCE_MS)
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         try:
             yield browser
@@ -47,6 +50,8 @@ class Visitor:
     page: Page
     url: str
     """The service's address, without a path."""
+    is_checked: bool = True
+    """Whether the page can be asked for violations: not without scripts."""
     faults: list[str] = field(default_factory=list)
     """Errors in the console, of scripts, and requests to other hosts."""
 
@@ -57,9 +62,35 @@ class Visitor:
 
     def check(self) -> None:
         """Fails if a page did what no page may do."""
-        violations = self.page.evaluate("() => window.violations")
-        assert not violations
+        if self.is_checked:
+            assert not self.page.evaluate("() => window.violations")
         assert not self.faults
+
+
+def session_of(url: str, token: str) -> StorageState:
+    """The cookies of a browser that is signed in, for the option `storage_state` of `visiting`."""
+    own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        made = http.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"})
+        assert made.status_code == 201, made.text
+        sent = {"code": made.json()["code"], "next": "/"}
+        assert http.post("/sign-in", json=sent, headers=own).is_success
+        cookies: list[Any] = [
+            {"name": each.name, "value": each.value, "url": url} for each in http.cookies.jar
+        ]
+    return {"cookies": cookies}
+
+
+def assert_accessible(page: Page) -> None:
+    """Fails if axe-core finds a violation on the page."""
+    found = Axe().run(page)
+    assert not found.violations_count, found.generate_report()
+
+
+def assert_fits(page: Page) -> None:
+    """Fails if the page is wider than its window; wide tables scroll by themselves."""
+    over = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+    assert over <= 0, f"the page is {over} px wider than the window"
 
 
 @contextmanager
