@@ -33,7 +33,6 @@ def running_browser() -> Iterator[Browser]:
     """A browser without a window; the tests are skipped where Chromium is not installed."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed; `make browser-packages` installs it")
-    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         expect.set_options(timeout=PATIENCE_MS)
         browser = playwright.chromium.launch(executable_path=CHROMIUM)

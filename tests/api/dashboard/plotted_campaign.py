@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from playwright.sync_api import Browser, StorageState
 
 from api.settings import Settings
 from results_db.records import Analysis
 from results_db.store import Store
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
+from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.dashboard.figures.layout_points import MODEL
 from tests.api.local_api import HEADERS, TOKEN
 from tests.api.streams import live_service
@@ -22,12 +28,35 @@ from tests.results_db.factories import (
     completed,
     failed,
     lease_one,
-    make_spec,
     make_worker,
 )
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
 """The second layout that runs."""
+
+
+DOCUMENT = {
+    "name": "plotted",
+    "model": MODEL,
+    "cluster": {
+        "name": "local-cpu",
+        "device": "CPU core",
+        "num_nodes": 1,
+        "devices_per_node": 8,
+        "device_memory_bytes": 16 << 30,
+    },
+    "space": {
+        "global_batch_size": 16,
+        "tp": [1, 2, 4],
+        "pp": [1, 2],
+        "micro_batch_size": [1, 2],
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [0, 1],
+    },
+    "strategy": "random",
+    "budget": {"trials": 100},
+    "baseline": BASELINE.to_mapping(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +72,17 @@ class Plotted:
     @property
     def headers(self) -> dict[str, str]:
         return HEADERS
+
+    @cached_property
+    def session(self) -> StorageState:
+        """The cookies of a browser that is signed in."""
+        return session_of(self.url, TOKEN)
+
+    @contextmanager
+    def visitor(self, browser: Browser, **options: Any) -> Iterator[Visitor]:
+        """A new window of somebody who is signed in."""
+        with visiting(browser, self.url, storage_state=self.session, **options) as visitor:
+            yield visitor
 
     def run_one(self, layout: Layout, outcome: Outcome, *, worker: int = 0) -> int:
         """Proposes, leases and ends a trial; returns its number."""
@@ -132,8 +172,7 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
 
 def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) -> Plotted:
     """Fills a store with one campaign."""
-    spec = make_spec("plotted", model=MODEL, baseline=BASELINE.to_mapping())
-    spec["cluster"]["device_memory_bytes"] = 16 << 30
+    spec = CampaignSpec.from_mapping(DOCUMENT).to_mapping()
     campaign_id = store.create_campaign(spec, num_legal_layouts=500).id
     workers = [make_worker(store, name, num_nodes=1).id for name in ("w1", "w2")]
     plotted = Plotted(url=url, store=store, campaign_id=campaign_id, clock=clock, workers=workers)
@@ -167,7 +206,7 @@ def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]
     clock = TurnableClock()
     with (
         closing(Store(database_url, clock=clock)) as store,
-        live_service(Settings(token=TOKEN, event_stream_s=60), store) as url,
+        live_service(Settings(token=TOKEN, requests_per_s=1e6), store) as url,
     ):
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
         if trials:

@@ -141,7 +141,9 @@ def test_a_form_without_the_token_of_its_session_is_refused(
 ) -> None:
     with explored.visitor(browser) as visitor:
         page = visitor.open("/campaigns/first")
-        page.locator("form[action$='/pause'] [name=csrf_token]").evaluate("(e) => { e.value = 'x'; }")
+        page.locator("form[action$='/pause'] [name=csrf_token]").evaluate(
+            "(e) => { e.value = 'x'; }"
+        )
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_role("heading", name="You may not do this")).to_be_visible()
         visitor.faults.clear()

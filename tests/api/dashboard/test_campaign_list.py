@@ -109,9 +109,7 @@ def test_the_list_works_without_a_script(browser: Browser, explored: Explored) -
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_the_list_is_accessible_and_fits(
-    browser: Browser, explored: Explored, scheme: str
-) -> None:
+def test_the_list_is_accessible_and_fits(browser: Browser, explored: Explored, scheme: str) -> None:
     with explored.visitor(browser, color_scheme=scheme) as visitor:
         page = visitor.open("/")
         assert_accessible(page)
