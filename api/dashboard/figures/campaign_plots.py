@@ -191,6 +191,7 @@ class CampaignPlots:
             [
                 MeasuredStep(
                     rank=each.rank,
+                    trial_id=each.trial.id,
                     number=each.trial.number,
                     mark=marks.get(each.trial.id, ""),
                     layout_key=each.trial.layout_key,

@@ -231,7 +231,8 @@ class _EqualAxes:
         """Equal logarithmic axes."""
         low, high, _ = self._range
         powers = range(math.floor(low), math.ceil(high) + 1)
-        ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+        digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
         shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
         axis = {
             "type": "log",

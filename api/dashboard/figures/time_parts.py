@@ -49,7 +49,7 @@ class TimeBar:
     label: str
     mark: str
     """winner, baseline or empty."""
-    number: int
+    trial_id: int
     layout_key: str
     y: float
     boxes: Sequence[Box]
@@ -67,6 +67,7 @@ class MeasuredStep:
     """The measured step of a layout."""
 
     rank: int | None
+    trial_id: int
     number: int
     mark: str
     layout_key: str
@@ -123,7 +124,7 @@ def _bar(step: MeasuredStep, y: float, scale: float) -> TimeBar:
     return TimeBar(
         label=f"{rank}trial {step.number}",
         mark=step.mark,
-        number=step.number,
+        trial_id=step.trial_id,
         layout_key=step.layout_key,
         y=y,
         boxes=boxes,
@@ -170,7 +171,7 @@ class AttemptBar(NamedTuple):
     """What fits into the bar."""
 
 
-class Lane(NamedTuple):
+class TimelineLane(NamedTuple):
     """A row of the timeline; a worker that runs several probes at once has several."""
 
     label: str
@@ -183,7 +184,7 @@ class TimelineChart:
     """Attempts against time."""
 
     bars: Sequence[AttemptBar]
-    lanes: Sequence[Lane]
+    lanes: Sequence[TimelineLane]
     ticks: Sequence[tuple[float, datetime]]
     height: float
     begin: datetime
@@ -235,7 +236,7 @@ def timeline_chart(
 
 def _lanes(
     attempts: Sequence[TimelineAttempt], end: datetime
-) -> tuple[list[Lane], list[tuple[TimelineAttempt, int]], int]:
+) -> tuple[list[TimelineLane], list[tuple[TimelineAttempt, int]], int]:
     """Rows of workers, each attempt with its row, and the number of attempts without one."""
     free: dict[str, list[datetime]] = {}
     found: list[tuple[TimelineAttempt, str, int]] = []
@@ -247,12 +248,12 @@ def _lanes(
         ends[row] = attempt.ended_at or end
         found.append((attempt, attempt.worker_id, row))
     first: dict[str, int] = {}
-    lanes: list[Lane] = []
+    lanes: list[TimelineLane] = []
     names = {attempt.worker_id: attempt.worker_name for attempt in attempts}
     for worker, ends in free.items():
         first[worker] = len(lanes)
         for row in range(len(ends)):
-            lanes.append(Lane(names[worker] if row == 0 else "", 28 + len(lanes) * LANE))
+            lanes.append(TimelineLane(names[worker] if row == 0 else "", 28 + len(lanes) * LANE))
     placed = [
         (attempt, first[worker] + row)
         for attempt, worker, row in found

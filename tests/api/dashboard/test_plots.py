@@ -75,6 +75,7 @@ def test_every_plot_is_drawn_with_its_points(browser: Browser, plotted: Plotted)
         assert count(page, "history") == TRIALS + 2
 
 
+@pytest.mark.slow
 def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
     browser: Browser, plotted: Plotted
 ) -> None:
@@ -93,28 +94,29 @@ def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
         assert len([url for url in asked if url.endswith("plotly.js")]) == 1
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("path", [PLOTS, TIMELINE])
-def test_pages_are_accessible(browser: Browser, plotted: Plotted, path: str, theme: str) -> None:
-    with plotted.visitor(browser, color_scheme=theme) as visitor:
-        page = visitor.open(path)
-        if path == PLOTS:
-            drawn(page, "history")
-            drawn(page, "two-knobs")
-            page.evaluate(
-                "() => document.querySelectorAll('details').forEach((d) => (d.open = true))"
-            )
+def test_plots_follow_the_theme_and_are_accessible_in_both(
+    browser: Browser, plotted: Plotted
+) -> None:
+    colour = "(plot) => getComputedStyle(plot.querySelector('.gridlayer path')).stroke"
+    with plotted.visitor(browser, color_scheme="light") as visitor:
+        page = visitor.open(PLOTS)
+        drawn(page, "two-knobs")
+        plot = drawn(page, "history")
+        page.evaluate("() => document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        assert plot.evaluate(colour) == "rgb(217, 222, 229)"
+        assert_accessible(page)
+        page.emulate_media(color_scheme="dark")
+        expect(plot).to_have_attribute("data-drawn", "2")
+        assert plot.evaluate(colour) == "rgb(50, 59, 71)"
         assert_accessible(page)
 
 
-def test_the_colours_follow_the_theme(browser: Browser, plotted: Plotted) -> None:
-    colour = "(plot) => getComputedStyle(plot.querySelector('.gridlayer path')).stroke"
+def test_the_timeline_is_accessible_in_both_themes(browser: Browser, plotted: Plotted) -> None:
     with plotted.visitor(browser, color_scheme="light") as visitor:
-        plot = drawn(visitor.open(PLOTS), "history")
-        assert plot.evaluate(colour) == "rgb(217, 222, 229)"
-        visitor.page.emulate_media(color_scheme="dark")
-        expect(plot).to_have_attribute("data-drawn", "2")
-        assert plot.evaluate(colour) == "rgb(50, 59, 71)"
+        page = visitor.open(TIMELINE)
+        assert_accessible(page)
+        page.emulate_media(color_scheme="dark")
+        assert_accessible(page)
 
 
 def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
@@ -166,6 +168,7 @@ def test_a_choice_draws_its_plot_without_loading_the_page(
         assert page.evaluate("() => window.same")
 
 
+@pytest.mark.slow
 def test_a_click_on_a_point_opens_its_trial(browser: Browser, plotted: Plotted) -> None:
     with plotted.visitor(browser) as visitor:
         page = visitor.open(PLOTS)

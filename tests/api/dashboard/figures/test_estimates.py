@@ -49,7 +49,7 @@ def test_step_times_are_in_milliseconds_on_equal_axes() -> None:
     assert points["x"] == pytest.approx([100, 200, 50])
     assert points["y"] == pytest.approx([110, 200, 100])
     assert figure.layout["xaxis"]["range"] == figure.layout["yaxis"]["range"]
-    assert figure.layout["xaxis"]["ticktext"] == ["50", "100", "200"]
+    assert figure.layout["xaxis"]["ticktext"] == ["50", "60", "80", "100", "150", "200"]
     line = named(figure.traces, "estimate = measurement")
     assert line["x"] == line["y"]
     assert named(figure.traces, "winner")["x"] == pytest.approx([200])

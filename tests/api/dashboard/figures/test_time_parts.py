@@ -20,6 +20,7 @@ from tests.results_db.factories import START, make_breakdown
 def make_step(step_time_s: float = 0.1, **changes: object) -> MeasuredStep:
     step = MeasuredStep(
         rank=1,
+        trial_id=107,
         number=7,
         mark="",
         layout_key="key",
