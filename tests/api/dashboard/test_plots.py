@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.postgres import upgraded
+from tests.results_db.campaigns.test_imports import varied_rows
 from tests.results_db.factories import completed, failed, make_spec, make_worker
+from tests.search_spaces.tables.tables import make_text
 
 PLOTS = "/campaigns/plotted/plots"
 TIMELINE = "/campaigns/plotted/timeline"
@@ -102,7 +105,7 @@ def test_plots_follow_the_theme_and_are_accessible_in_both(
         page = visitor.open(PLOTS)
         drawn(page, "two-knobs")
         plot = drawn(page, "history")
-        page.evaluate("() => document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        page.locator("#rows-history summary").click()
         assert plot.evaluate(colour) == "rgb(217, 222, 229)"
         assert_accessible(page)
         page.emulate_media(color_scheme="dark")
@@ -246,6 +249,28 @@ def early_of(plotted: Plotted, campaign_id: int) -> Plotted:
         clock=plotted.clock,
         workers=[worker],
     )
+
+
+def test_imported_campaigns_have_plots_and_no_node_times(plotted: Plotted) -> None:
+    answer = httpx.post(
+        f"{plotted.url}/v1/campaigns/import",
+        params={"name": "theirs"},
+        content=make_text(*varied_rows()).encode(),
+        headers={**plotted.headers, "Content-Type": "text/csv"},
+    )
+    assert answer.status_code == 201, answer.text
+    page = page_of(plotted, "/campaigns/theirs/plots")
+    for words in ("The best so far is trial", "Imported campaigns have none.", "No estimates"):
+        assert words in page
+    assert "imported, without the times of nodes" in page_of(plotted, "/campaigns/theirs/timeline")
+
+
+def test_names_of_nodes_are_text_and_not_markup(plotted: Plotted) -> None:
+    layout = Layout(tp=2, dp=4, num_microbatches=64)
+    plotted.run_one(layout, replace(failed(), node="<img src=x>"))
+    page = page_of(plotted, TIMELINE)
+    assert "&lt;img src=x&gt;" in page
+    assert "<img" not in page
 
 
 def test_a_wrong_choice_is_refused(plotted: Plotted) -> None:
