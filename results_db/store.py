@@ -29,6 +29,7 @@ from results_db.events.event_log import EventLog
 from results_db.events.list_versions import ListVersions
 from results_db.events.live_state import LiveStates
 from results_db.leaderboard.baselines import Baselines
+from results_db.leaderboard.knob_cells import LeaderboardCells
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.leaderboard.overview import LeaderboardOverview
 from results_db.trials.leases import Leases
@@ -56,6 +57,7 @@ class Store(
     Outcomes,
     Leaderboard,
     LeaderboardOverview,
+    LeaderboardCells,
     Baselines,
     # Workers with their allocations, and drivers.
     Workers,

@@ -13,6 +13,7 @@ from api.dashboard import (
     campaign_list,
     campaign_page,
     campaign_tabs,
+    plots,
     sign_in,
     trial_comparison,
     trial_page,
@@ -28,6 +29,7 @@ _PAGES: Final = (
     campaign_actions,
     trial_comparison,
     trial_page,
+    plots,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

@@ -90,6 +90,9 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "do_requeue_trial": OWN_TRIAL,
         "do_repeat_trial": OWN_TRIAL,
         "do_cancel_trial": OWN_TRIAL,
+        "show_plots": VIEWER,
+        "show_figure": VIEWER,
+        "show_timeline": VIEWER,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "import_campaigns": SUBMITTER,
