@@ -6,10 +6,17 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from api.dashboard import assets, campaign_list
+from api.dashboard import (
+    access_pages,
+    allocation_list,
+    assets,
+    campaign_list,
+    export_page,
+    submit,
+)
 from api.security.gate import judged
 
-_PAGES: Final = (campaign_list,)
+_PAGES: Final = (campaign_list, submit, export_page, allocation_list, access_pages)
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 
 
