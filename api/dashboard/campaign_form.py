@@ -23,8 +23,11 @@ from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.default_precision import with_stored_precision
 from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.space import SearchSpace
 
 REST: Final = "rest"
+_STATED: Final = ("global_batch_size", "precision")
+"""Knobs whose default depends on other fields, or that have none."""
 _NAMES: Final = ("name", "model", "cluster", "strategy")
 """Fields whose text is taken as it stands."""
 BUDGET: Final = ("trials", "node_hours", "wall_time")
@@ -128,6 +131,12 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
     ):
         if document.get(field) == default:
             del document[field]
+    space = SearchSpace(global_batch_size=1)
+    document["space"] = {
+        knob: value
+        for knob, value in document["space"].items()
+        if knob in _STATED or value != _alone(getattr(space, knob))
+    }
     for kind in PRESET_NAMES:
         named = document[kind].get("name")
         if _known(store, kind, named) == document[kind]:
@@ -135,6 +144,11 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
     if document.get("baseline", ...) is None:
         del document["baseline"]
     return {**document, "name": name}
+
+
+def _alone(values: object) -> object:
+    """The value of a knob with one choice, as a document states it."""
+    return values[0] if isinstance(values, tuple) else values
 
 
 def _known(store: Store, kind: DescriptionKind, name: str) -> Mapping[str, Any] | None:
