@@ -22,6 +22,7 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
+from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.trials.leases import Leases
 from results_db.trials.outcomes import Outcomes
@@ -43,6 +44,7 @@ class Store(
     Leases,
     Outcomes,
     Leaderboard,
+    Baselines,
     # Workers with their allocations, and drivers.
     Workers,
     Allocations,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -32,6 +33,7 @@ from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, SortKey
 from search_spaces.documents.limits import MAX_ID
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
 
@@ -206,7 +208,7 @@ def _row(trial: TrialRead) -> tuple[str, ...]:
 def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
     facts = [
         ("trial", f"{trial.number} of campaign {trial.campaign_id} (id {trial.id})"),
-        ("layout", trial.layout_key),
+        ("layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"),
         ("state", state_words(trial.state, trial.reason)),
     ]
     if trial.message:
@@ -224,9 +226,21 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
             ("peak memory", memory(measured.peak_memory_bytes)),
             ("iterations", str(len(trial.iterations))),
         ]
+    if trial.prediction is not None:
+        facts.append(("predicted", _predicted(trial.prediction)))
     facts.append(("cost", f"{trial.node_seconds:.4g} node-seconds"))
     facts += [("attempt", _attempt(attempt)) for attempt in trial.attempts]
     return facts
+
+
+def _predicted(prediction: Prediction) -> str:
+    """The prediction at the time of the proposal; the spread is one standard deviation."""
+    spread = percent(math.expm1(prediction.log_step_time_sd))
+    source = "" if prediction.source == "calibrated" else ", by estimates alone"
+    return (
+        f"{prediction.step_time_s:.4g} s (±{spread}), {memory(prediction.peak_memory_bytes)}, "
+        f"fits with {prediction.fit_probability:.1%}{source}"
+    )
 
 
 def _attempt(attempt: AttemptRecord) -> str:

@@ -7,7 +7,7 @@ for, or what does not fit on a line, is YAML in the field `rest`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, Final
 
 import yaml
@@ -33,8 +33,7 @@ _NAMES: Final = ("name", "model", "cluster", "strategy")
 BUDGET: Final = ("trials", "node_hours", "wall_time")
 SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes")
 SECTIONS: Final[Mapping[str, Collection[str]]] = {"budget": BUDGET, "space": ("preset", *SPACE)}
-HAS_BASELINE: Final = any(field.name == "baseline" for field in fields(CampaignSpec))
-_LINES: Final = ("objective", *(("baseline",) if HAS_BASELINE else ()))
+_LINES: Final = ("objective", "baseline")
 """Fields whose text is YAML on one line."""
 
 FORM_FIELDS: Final = (

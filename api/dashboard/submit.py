@@ -17,7 +17,6 @@ from starlette.datastructures import UploadFile
 
 from api.dashboard.campaign_form import (
     FORM_FIELDS,
-    HAS_BASELINE,
     REST,
     document_of,
     form_of,
@@ -80,7 +79,6 @@ class SubmitPage:
             objectives=ALL_OBJECTIVES,
             strategies=STRATEGIES,
             knobs=KNOBS.values(),
-            has_baseline=HAS_BASELINE,
             **self.findings(check),
         )
 

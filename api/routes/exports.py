@@ -10,6 +10,7 @@ from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.schemas.campaigns_and_trials import ExportRead
+from api.service.formatting import gain_sentence
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
@@ -57,7 +58,9 @@ def export_of(
         _refuse_illegal(campaign, chosen)
         source = store.import_source(campaign.id) or "a table that does not say where"
         notes.append(f"the layout was not measured here: it is imported, from {source}")
-    bundle = exporters.export(format_name, _source(campaign, chosen))
+    gain = _gain(store, campaign, chosen)
+    notes += [gain] if gain else []
+    bundle = exporters.export(format_name, _source(campaign, chosen, gain))
     return ExportRead.of(bundle, trial=chosen.number, notes=[*notes, *bundle.notes])
 
 
@@ -97,7 +100,16 @@ def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
         )
 
 
-def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:
+def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
+    """What the trial's layout gains over the campaign's baseline; empty: unknown."""
+    baseline = store.baselines([campaign]).get(campaign.id)
+    gain = store.gain_over_baseline(campaign, trial.layout_key)
+    if baseline is None or gain is None:
+        return ""
+    return gain_sentence(gain, baseline, campaign.objective)
+
+
+def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporters.ExportSource:
     spec = CampaignSpec.from_stored(campaign.spec)
     return exporters.ExportSource(
         campaign=campaign.name,
@@ -107,4 +119,5 @@ def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSou
         seed=spec.seed,
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,
+        gain=gain,
     )

@@ -90,9 +90,18 @@ def check_submission(
             too_slow = counted.space.num_combinations
     return SubmissionCheck(
         problems=_parts(problems),
-        warnings=spec.warnings if spec else (),
+        warnings=_warnings(spec) if spec else (),
         counts=counts,
         too_slow=too_slow,
+    )
+
+
+def _warnings(spec: CampaignSpec) -> tuple[str, ...]:
+    if not spec.baseline_is_outside:
+        return spec.warnings
+    return (
+        *spec.warnings,
+        "the baseline is not among the layouts of the space; it is measured too",
     )
 
 

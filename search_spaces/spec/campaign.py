@@ -23,6 +23,7 @@ from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import (
     ProbeRequest,
 )
+from search_spaces.spec.baseline import complete_baseline, read_stated_knobs
 from search_spaces.spec.campaign_settings import (
     KNOWLEDGE_SOURCES,
     Budget,
@@ -101,6 +102,10 @@ class CampaignSpec:
     """Whether earlier measurements of the same cluster and software calibrate the search."""
     start_from: tuple[str, ...] = ()
     """Campaigns, on any cluster, whose measurements calibrate the search."""
+    baseline: Layout | None = None
+    """The layout that the users run today: it is measured first, and the winner is compared with
+    it. It is legal, and may lie outside of the space. The document may leave knobs out
+    (`search_spaces.spec.baseline`)."""
     warnings: tuple[str, ...] = ()
     """Messages for the user, for example about constants that had to be guessed."""
 
@@ -165,6 +170,9 @@ class CampaignSpec:
         if given.get("space") is not None:
             with problems.collecting("space"):
                 values["space"] = resolve_space(given["space"], precision=precision)
+        if given.get("baseline") is not None:
+            with problems.collecting("baseline"):
+                values["baseline"] = _read_baseline(given["baseline"], values)
         for name, read in _SETTINGS.items():
             with problems.collecting(name):
                 values[name] = read(given.get(name, {}))
@@ -200,8 +208,15 @@ class CampaignSpec:
             "stop": asdict(self.stop),
             "knowledge": self.knowledge,
             "start_from": list(self.start_from),
+            "baseline": None if self.baseline is None else self.baseline.to_mapping(),
             "warnings": list(self.warnings),
         }
+
+    @property
+    def baseline_is_outside(self) -> bool:
+        """Whether there is a baseline that is not among the layouts of the space."""
+        devices_per_node = self.cluster.devices_per_node
+        return self.baseline is not None and not self.space.holds(self.baseline, devices_per_node)
 
     def legal_set(self) -> LegalSet:
         """Every legal layout.
@@ -284,6 +299,25 @@ _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stop": StopSettings.from_mapping,
 }
 """The readers of the sections, which are optional."""
+
+
+def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
+    """The baseline; None where a wrong field keeps it from being judged.
+
+    Args:
+        described: the field of the document.
+        values: the other fields that could be read.
+    """
+    stated = read_stated_knobs(described)
+    # A field that could not be read is still the plain value of the document.
+    space, model, cluster = (values.get(name) for name in ("space", "model", "cluster"))
+    if not (
+        isinstance(space, SearchSpace)
+        and isinstance(model, ModelShape)
+        and isinstance(cluster, Cluster)
+    ):
+        return None
+    return complete_baseline(stated, space=space, model=model, cluster=cluster)
 
 
 def _spread_rows(length: int) -> Iterator[slice]:
