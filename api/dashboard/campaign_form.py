@@ -62,14 +62,15 @@ def document_of(form: Mapping[str, str]) -> dict[str, Any]:
             text = form.get(f"{section}.{name}", "")
             with problems.collecting(f"{section}.{name}"):
                 if text:
-                    values[name] = text if name == "preset" else _value(text)
+                    values[name] = _value(text)
         if values:
             document[section] = values
     with problems.collecting(REST):
         document = _merged(document, _rest(form.get(REST, "")))
     problems.refuse()
-    if document.get("space", {}).keys() == {"preset"}:
-        document["space"] = document["space"]["preset"]
+    space = document.get("space")
+    if isinstance(space, dict) and space.keys() == {"preset"}:
+        document["space"] = space["preset"]
     return document
 
 
@@ -78,10 +79,12 @@ def form_of(document: Mapping[str, Any]) -> dict[str, str]:
     form = dict.fromkeys(FORM_FIELDS, "")
     rest = dict(document)
     for name in _NAMES:
-        if isinstance(rest.get(name), str):
+        text = rest.get(name)
+        if isinstance(text, str) and text.isprintable() and text == text.strip():
             form[name] = rest.pop(name)
     for name in _LINES:
-        if _fits_a_line(rest.get(name)):
+        value = rest.get(name)
+        if _fits_a_line(value) and (name != "baseline" or isinstance(value, Mapping)):
             form[name] = _line(rest.pop(name))
     if isinstance(rest.get("space"), str):
         rest["space"] = {"preset": rest["space"]}
@@ -93,8 +96,7 @@ def form_of(document: Mapping[str, Any]) -> dict[str, str]:
             inside["wall_time"] = inside.pop("wall_time_s")
         for name in names:
             if _fits_a_line(inside.get(name)):
-                value = inside.pop(name)
-                form[f"{section}.{name}"] = str(value) if name == "preset" else _line(value)
+                form[f"{section}.{name}"] = _line(inside.pop(name))
         if inside:
             rest[section] = inside
     form[REST] = yaml_of(rest) if rest else ""
@@ -179,7 +181,9 @@ def _fits_a_line(value: object) -> bool:
 def _line(value: Any) -> str:
     """YAML of a value on one line, without the brackets of a list."""
     listed = value if isinstance(value, list) and len(value) > 1 else [value]
-    text: Any = yaml.safe_dump(listed, default_flow_style=True, allow_unicode=True, width=1 << 20)
+    text: Any = yaml.safe_dump(
+        listed, sort_keys=False, default_flow_style=True, allow_unicode=True, width=1 << 20
+    )
     return str(text).strip()[1:-1]
 
 

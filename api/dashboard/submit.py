@@ -167,7 +167,8 @@ async def _page_of(
     form = dict.fromkeys((*FORM_FIELDS, YAML, "do", "key", "file"), "") | {"view": "form"}
     for name, value in (await request.form()).items():
         if isinstance(value, UploadFile):
-            value = (await value.read()).decode("utf-8-sig", "backslashreplace")
+            file, value = value, (await value.read()).decode("utf-8-sig", "backslashreplace")
+            await file.close()
         if name in form:
             form[name] = value if name in (YAML, REST, "file") else value.strip()
     return SubmitPage(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 PATIENCE_MS: Final = 20_000
@@ -59,6 +60,21 @@ class Visitor:
         violations = self.page.evaluate("() => window.violations")
         assert not violations
         assert not self.faults
+
+
+def accessibility_problems(page: Page) -> list[str]:
+    """What axe-core finds wrong with a page: the rule and the elements of each violation."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {', '.join(str(node['target']) for node in each['nodes'])}"
+        for each in found
+    ]
+
+
+def overflow_px(page: Page) -> int:
+    """By how many pixels a page is wider than its window; 0: it is not."""
+    wider: int = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+    return max(wider, 0)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from playwright.sync_api import Browser
 
 from tests.api.dashboard.browser import running_browser
 from tests.api.populated_service import Populated, populated_service
+from tests.postgres import upgraded
 
 
 # Not for the session: while playwright runs, a process cannot run an event loop of its own.
@@ -14,6 +15,13 @@ from tests.api.populated_service import Populated, populated_service
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    """A service for the tests of a module, which do not depend on each other's changes."""
+    with populated_service(upgraded(tmp_path_factory.mktemp("data")).database_url) as service:
+        yield service
 
 
 @pytest.fixture
