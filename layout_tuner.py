@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from api.schemas.access import (
         AuditEntryRead,
         AuditPage,
+        SignInCodeCreated,
         TokenCreate,
         TokenCreated,
         TokenPage,
@@ -95,6 +96,7 @@ __all__ = [
     "Readiness",
     "Retries",
     "ServiceError",
+    "SignInCodeCreated",
     "TokenCreate",
     "TokenCreated",
     "TokenFileInvalidError",

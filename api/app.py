@@ -13,11 +13,13 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from api.dashboard import pages
+from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, etags, problems
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BodyLimit
 from api.http.route_map import RouteMap
+from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
 from api.live.event_hub import EventHub
 from api.routes import (
     access,
@@ -35,9 +37,12 @@ from api.routes import (
 )
 from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
-from api.security.gate import Gate, bearer_scheme, judged, make_limits
+from api.security.authentication import Authentication
+from api.security.gate import Gate, bearer_scheme, judged, make_limits, refuse_unjudged
 from api.security.ownership import Owners
 from api.security.roles import refuse_undeclared
+from api.security.session_cache import SessionBook
+from api.security.session_cookie import SessionCookie
 from api.security.token_cache import TokenBook, local_holders, noting_uses
 from api.security.token_guess_limit import Guesses
 from api.service.background_jobs import Sweeper, in_background, prune, sweeping
@@ -49,6 +54,10 @@ from results_db.store import Store
 
 DOCUMENTS_AT_ONCE: Final = 2
 """Campaign documents that are parsed at the same time; others wait."""
+
+WRONG_COOKIES_PER_TOKEN: Final = 10
+"""Wrong cookies that an address may send for each wrong token. Browsers send the cookie of a session
+that has ended by themselves, from every tab."""
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
@@ -75,12 +84,13 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
     local = local_holders(settings.token, settings.worker_token)
     book = TokenBook(store, local, clock=lambda: store.now())
+    sessions = SessionBook(store, clock=lambda: store.now())
 
     app = FastAPI(
         title="layout-tuner",
         version=version(),
         description=_DESCRIPTION,
-        lifespan=lambda app: _at_work(app, settings, store, book),
+        lifespan=lambda app: _at_work(app, settings, store, book, sessions),
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
@@ -89,6 +99,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.settings = settings
     app.state.batches = WorkerBatches.of(store, settings)
     app.state.book = book
+    app.state.authentication = _authentication(settings, book, sessions)
     app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
     app.router.routes.extend(_ROUTES)
@@ -103,7 +114,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
 
 @asynccontextmanager
 async def _at_work(
-    app: FastAPI, settings: Settings, store: Store, book: TokenBook
+    app: FastAPI, settings: Settings, store: Store, book: TokenBook, sessions: SessionBook
 ) -> AsyncIterator[None]:
     """Runs the background jobs of the service while it answers requests."""
     sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
@@ -118,11 +129,23 @@ async def _at_work(
     app.state.hub = hub
     async with (
         sweeping(sweeper),
-        noting_uses(book, store),
+        noting_uses(book, sessions, store),
         in_background(hub.run()),
         in_background(prune(store, settings.retention)),
     ):
         yield
+
+
+def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) -> Authentication:
+    return Authentication(
+        book=book,
+        sessions=sessions,
+        guesses=Guesses(settings.wrong_tokens),
+        session_guesses=Guesses(settings.wrong_tokens * WRONG_COOKIES_PER_TOKEN),
+        cookie=SessionCookie(
+            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
+        ),
+    )
 
 
 def _operation_id(route: APIRoute) -> str:
@@ -169,13 +192,13 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
     """Adds the middleware; all routes must be there. What is added last runs first."""
     app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
+    refuse_unjudged(app.routes)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         Gate,
         routes=routes,
-        book=app.state.book,
+        authentication=app.state.authentication,
         owners=Owners(store),
-        guesses=Guesses(settings.wrong_tokens),
         limits=make_limits(settings.requests_per_s),
     )
     app.add_middleware(
@@ -183,7 +206,11 @@ def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
         local_hosts_only=settings.local_hosts_only,
         is_behind_proxy=settings.is_behind_proxy,
     )
+    app.add_middleware(ProblemPages)
     app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
+    if settings.url_prefix:
+        refuse_taken_prefix(settings.url_prefix, app.routes)
+        app.add_middleware(UrlPrefix, prefix=settings.url_prefix)
 
 
 def _document_problems(app: FastAPI) -> None:

@@ -8,6 +8,7 @@ from fastapi import Depends, Path, Request
 
 from api.live.event_hub import EventHub
 from api.schemas.text_types import id_in
+from api.security.authentication import Credential
 from api.security.token_cache import Holder, TokenBook
 from api.service.metrics import Metrics
 from api.service.worker_batches import WorkerBatches
@@ -46,6 +47,11 @@ async def get_holder(request: Request) -> Holder:
     return cast("Holder", request.state.holder)
 
 
+async def get_credential(request: Request) -> Credential:
+    """What the gate has authenticated the request with."""
+    return cast("Credential", request.state.credential)
+
+
 BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
 BookDep = Annotated[TokenBook, _of_app("book")]
 HubDep = Annotated[EventHub, _of_app("hub")]
@@ -54,6 +60,7 @@ SettingsDep = Annotated[Settings, _of_app("settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
 ActorDep = Annotated[Actor, Depends(get_actor)]
 HolderDep = Annotated[Holder, Depends(get_holder)]
+CredentialDep = Annotated[Credential, Depends(get_credential)]
 
 
 def campaign_reference(named: str) -> int | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,12 +60,39 @@ class AssetNotFoundError(ApiError):
     """A script or style of the pages is not of this version of the service."""
 
 
+class ComparisonInvalidError(ApiError):
+    """Too few or too many things are to be compared; the message states how many can be."""
+
+
+class ColumnUnknownError(ApiError):
+    """A table of a page has no such column."""
+
+
 class AnalysisUnavailableError(ApiError):
     """The campaign has no analysis."""
 
 
 class AccessUndeclaredError(ApiError):
     """A route has no rule in the table of access: a fault of ours."""
+
+
+class FormTokenInvalidError(ApiError):
+    """A form that a page sends has no token of its session, or that of another session."""
+
+
+class SignInCodeSourceError(ApiError):
+    """A session of a browser asked for a sign-in code, which only a token may."""
+
+
+class SignInRefusedError(ApiError):
+    """A code or a token does not sign in; the message states why, and what to do."""
+
+    def __init__(self, message: str, *, status: HTTPStatus, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the response."""
+        self.wait_s = wait_s
+        """Seconds until the next attempt is accepted; 0: at once."""
 
 
 class CampaignOwnedError(ApiError):

@@ -28,6 +28,8 @@ class Settings:
     comes from a browser under DNS rebinding."""
     is_behind_proxy: bool = False
     """Whether a proxy is in front, which may use another host name than browsers do."""
+    url_prefix: str = ""
+    """The path below which a proxy shows the service, such as /tuner; empty: at the root."""
     lease_s: float = LEASE_S
     """Seconds that a lease holds after a heartbeat."""
     heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S

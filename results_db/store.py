@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
+from results_db.access.sign_ins import SignIns
 from results_db.access.tokens import Access
 from results_db.admin import migrate
 from results_db.admin.retention import Pruning
@@ -12,9 +13,11 @@ from results_db.admin.service_stats import Statistics
 from results_db.allocations.allocations import Allocations
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
+from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
+from results_db.campaigns.overview import Overviews
 from results_db.campaigns.reports import Reports
 from results_db.campaigns.start_from import EarlierTrials
 from results_db.database.data_dir import DataDir
@@ -22,8 +25,10 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
+from results_db.events.list_versions import ListVersions
 from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.leaderboard import Leaderboard
+from results_db.leaderboard.overview import LeaderboardOverview
 from results_db.trials.leases import Leases
 from results_db.trials.outcomes import Outcomes
 from results_db.trials.pages import TrialPages
@@ -37,7 +42,10 @@ class Store(
     EarlierTrials,
     Descriptions,
     Reports,
+    Overviews,
+    CampaignCharts,
     EventLog,
+    ListVersions,
     # Trials, from the proposal to the leaderboard.
     Trials,
     TrialPages,
@@ -45,12 +53,14 @@ class Store(
     Outcomes,
     Leaderboard,
     Baselines,
+    LeaderboardOverview,
     # Workers with their allocations, and drivers.
     Workers,
     Allocations,
     DriverLeases,
     # Administration.
     Access,
+    SignIns,
     Pruning,
     Statistics,
 ):

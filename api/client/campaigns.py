@@ -38,6 +38,7 @@ from api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.leaderboard.ranked_layout import ListingSortKey
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
 from search_spaces.protocol.worker_messages import TrialState
@@ -193,6 +194,7 @@ class TrialCalls:
         descending: bool = False,
         limit: int | None = None,
         cursor: str | None = None,
+        before: str | None = None,
     ) -> Call[TrialPage]:
         """A page of a campaign's trials.
 
@@ -203,9 +205,11 @@ class TrialCalls:
             descending: whether the largest comes first.
             limit: most trials of the page; None: 100.
             cursor: `next_cursor` of the page before; None: the first page.
+            before: `previous_cursor` of the page after, instead of `cursor`.
         """
         query = _trials(wanted, sort, descending=descending)
-        return get(_path(campaign, "trials"), TrialPage, **query, limit=limit, cursor=cursor)
+        edges = {"cursor": cursor, "before": before}
+        return get(_path(campaign, "trials"), TrialPage, **query, limit=limit, **edges)
 
     @walk
     def trials(
@@ -273,6 +277,8 @@ class LeaderboardCalls:
         front: bool = False,
         within: float | None = None,
         wanted: TrialFilter | None = None,
+        sort: ListingSortKey | None = None,
+        descending: bool = False,
         limit: int = 20,
         offset: int = 0,
     ) -> Call[LeaderboardPage]:
@@ -284,10 +290,13 @@ class LeaderboardCalls:
             front: whether to list only the Pareto front over the campaign's objectives.
             within: lists only layouts at most this many percent below the best, cheapest first.
             wanted: selects layouts by their knobs and the measurements of their first trials.
+            sort: a knob or metric to sort by; None: the rank.
+            descending: whether the largest value of `sort` comes first.
             limit: most layouts of the page.
             offset: how many listed layouts come before the page.
         """
-        query = _ranking(objective, front, within, wanted, limit, offset)
+        order = _order(sort, descending=descending)
+        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
         return get(_path(campaign, "leaderboard"), LeaderboardPage, **query)
 
     @route
@@ -299,12 +308,15 @@ class LeaderboardCalls:
         front: bool = False,
         within: float | None = None,
         wanted: TrialFilter | None = None,
+        sort: ListingSortKey | None = None,
+        descending: bool = False,
         intervals: bool = False,
         limit: int = 20,
         offset: int = 0,
     ) -> Call[str]:
         """The same as a measurement table; `intervals` adds runs, intervals and ties."""
-        query = _ranking(objective, front, within, wanted, limit, offset)
+        order = _order(sort, descending=descending)
+        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
         path = _path(campaign, "leaderboard")
         return get_text(path, **query, intervals=intervals or None, format="csv")
 
@@ -317,12 +329,15 @@ class LeaderboardCalls:
         front: bool = False,
         within: float | None = None,
         wanted: TrialFilter | None = None,
+        sort: ListingSortKey | None = None,
+        descending: bool = False,
         intervals: bool = False,
         limit: int = 20,
         offset: int = 0,
     ) -> Call[bytes]:
         """The table as a Parquet file."""
-        query = _ranking(objective, front, within, wanted, limit, offset)
+        order = _order(sort, descending=descending)
+        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
         path = _path(campaign, "leaderboard")
         return get_bytes(path, **query, intervals=intervals or None, format="parquet")
 
@@ -368,7 +383,11 @@ def _trials(
     wanted: TrialFilter | None, sort: SortKey | None, *, descending: bool
 ) -> dict[str, Any]:
     stated = {} if wanted is None else filter_query(wanted)
-    return {**stated, "sort": sort, "order": "desc" if descending else None}
+    return {**stated, **_order(sort, descending=descending)}
+
+
+def _order(sort: str | None, *, descending: bool) -> dict[str, str | None]:
+    return {"sort": sort, "order": "desc" if descending else None}
 
 
 def _ranking(

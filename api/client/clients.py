@@ -75,6 +75,11 @@ class Client(Calls, SyncFollower):
         service, token = _service_of(data_dir)
         return cls(service.url, token, tls=service.tls_context())
 
+    @property
+    def url(self) -> str:
+        """The address of the service, without a slash at its end."""
+        return self._connection.url.rstrip("/")
+
     def __enter__(self) -> Self:
         return self
 
@@ -120,6 +125,11 @@ class AsyncClient(Calls, AsyncFollower):
         """
         service, token = _service_of(data_dir)
         return cls(service.url, token, tls=service.tls_context())
+
+    @property
+    def url(self) -> str:
+        """The address of the service, without a slash at its end."""
+        return self._connection.url.rstrip("/")
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ from api.client.methods import route, walk
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
+    SignInCodeCreated,
     TokenCreate,
     TokenCreated,
     TokenPage,
@@ -157,6 +158,11 @@ class AccessCalls:
     def whoami(self) -> Call[WhoAmI]:
         """The name and the role of the client's own token."""
         return get("/whoami", WhoAmI)
+
+    @route
+    def create_sign_in_code(self) -> Call[SignInCodeCreated]:
+        """Creates a one-time code with which a browser signs in as the client's token."""
+        return post("/sign-in-codes", SignInCodeCreated)
 
     @route
     def create_token(self, token: TokenCreate) -> Call[TokenCreated]:

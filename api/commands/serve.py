@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -22,6 +23,7 @@ from api.http.bind_address import Endpoint, endpoint_options, is_loopback, liste
 from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
 from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
+from api.http.url_prefix import read_prefix
 from api.security.token_file import load_or_make_token
 from api.service.gc_tuning import keep_for_good, nothing_collected
 from api.service.local_service import announced, serving
@@ -82,6 +84,7 @@ def serve(
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         tls = endpoint.tls_context()
+        endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention = Retention.read(keep)
         log_to_stderr("api", "results_db", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
@@ -119,6 +122,7 @@ def _serve(
         retention=retention,
         local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
         is_behind_proxy=endpoint.is_behind_proxy,
+        url_prefix=endpoint.url_prefix,
         data_dir=data.path,
         stopping=stopping,
     )

@@ -77,7 +77,14 @@ def list_trials(
     found = list(islice(walk, limit + 1))
     shown = found[:limit]
     if as_json:
-        print_json(TrialPage(trials=shown, next_cursor=None))
+        page = TrialPage(
+            trials=shown,
+            next_cursor=None,
+            previous_cursor=None,
+            total=len(shown),
+            is_total_exact=len(found) <= limit,
+        )
+        print_json(page)
     else:
         columns = (
             *(">id", ">trial", "state"),

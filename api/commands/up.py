@@ -12,8 +12,12 @@ from typing import Any
 import click
 import httpx
 
-from api.errors import ApiError
+from api.client import Client
+from api.commands.login import sign_in_url
+from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
+from api.http.url_prefix import read_prefix
+from api.security.token_file import read_token
 from api.service.supervisor import Child, start_and_wait, until_signalled, watch
 from results_db.database.data_dir import DataDir
 from results_db.database.option import DATABASE_VARIABLE, database_option
@@ -37,6 +41,7 @@ def up(data_dir: Path | None, endpoint: Endpoint, cluster: str, database: str | 
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
+        endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
         _run(data, endpoint, cluster, database)
     except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
@@ -67,7 +72,7 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) 
             ]
             for child in children[1:]:
                 child.start()
-            _greet(data, service.url)
+            _greet(data, service, endpoint.url_prefix)
             ready = _Readiness(service)
             watch(children, stopping=stopping, say=_say, each_round=ready.look)
             _say("stopping the worker, the driver and the service")
@@ -155,14 +160,28 @@ class _Readiness:
             self._said = True
 
 
-def _greet(data: DataDir, url: str) -> None:
-    _say(f"layout-tuner is up at {url}")
+def _greet(data: DataDir, service: LocalService, url_prefix: str) -> None:
+    _say(f"layout-tuner is up at {service.url}{url_prefix}")
+    code = _sign_in_code(data, service)
+    if code is not None:
+        _say(f"  sign in    {sign_in_url(service.url + url_prefix, code)}")
+        _say("             (works once, within ten minutes; `layout-tuner login` prints another)")
     _say(f"  token file {data.token_file} (an admin's, readable by you alone)")
-    _say(f"  API        {url}/docs")
+    _say(f"  API        {service.url}{url_prefix}/docs")
     _say(f"  logs       {data.logs}")
     _say(
         "Ctrl-C ends it; campaigns go on at the next start. Starting the driver and the worker ..."
     )
+
+
+def _sign_in_code(data: DataDir, service: LocalService) -> str | None:
+    """A code for the browser; None: the service has just stopped answering."""
+    token = read_token(data.token_file)
+    try:
+        with Client(service.url, token, tls=service.tls_context()) as client:
+            return client.create_sign_in_code().code
+    except ServiceError:
+        return None
 
 
 def _say(line: str) -> None:

@@ -91,7 +91,12 @@ def read_asset(digest: str, name: str, request: Request) -> Response:
         raise AssetNotFoundError(
             f"this version of the service has no file {name!r}; reload the page"
         )
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    headers = {
+        "Cache-Control": "public, max-age=31536000, immutable",
+        "Vary": "Accept-Encoding",
+        # A worker has the policy of its script: that of the event stream connects to the service.
+        "Content-Security-Policy": "default-src 'none'; connect-src 'self'; frame-ancestors 'none'",
+    }
     content = asset.content
     if len(content) >= _COMPRESS_FROM_BYTES:
         accepted = request.headers.get("accept-encoding", "")

@@ -1,19 +1,81 @@
-"""The first page: the campaigns."""
+"""The first page: the campaigns, with their progress and their best layouts."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from api.dashboard.campaign_view import campaign_path
 from api.dashboard.rendering import render
 from api.dependencies import StoreDep
+from api.schemas.text_types import QueryText
+from api.service.progress import trials_planned
+from results_db.campaigns.filter import CampaignFilter
+from results_db.records import CampaignRecord, CampaignState
+from results_db.store import Store
+from search_spaces.documents.limits import MAX_ID
+
+PAGE: Final = 50
+"""Campaigns on one page."""
 
 router = APIRouter()
 
 
 @router.get("/", include_in_schema=False)
-def show_campaigns(request: Request, store: StoreDep) -> HTMLResponse:
-    """The campaigns, the newest first."""
-    campaigns = store.campaigns(limit=50)
-    winners = store.winners([campaign.id for campaign in campaigns])
-    return render(request, "campaigns.html", campaigns=campaigns, winners=winners)
+def show_campaigns(
+    request: Request,
+    store: StoreDep,
+    state: Annotated[list[CampaignState] | None, Query()] = None,
+    created_by: QueryText | None = None,
+    model: QueryText | None = None,
+    cluster: QueryText | None = None,
+    name_contains: QueryText | None = None,
+    offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+) -> HTMLResponse:
+    """The campaigns that pass all filters, the newest first."""
+    chosen = CampaignFilter(
+        states=tuple(state or ()),
+        model=model,
+        cluster=cluster,
+        created_by=created_by,
+        name_contains=name_contains,
+    )
+    campaigns = store.campaigns(chosen=chosen, limit=PAGE, offset=offset)
+    asked = {
+        "state": state,
+        "created_by": created_by,
+        "model": model,
+        "cluster": cluster,
+        "name_contains": name_contains,
+    }
+    return render(
+        request,
+        "campaigns.html",
+        rows=_rows(store, campaigns),
+        total=store.count_campaigns(chosen),
+        choices=store.campaign_choices(),
+        asked=asked,
+        is_filtered=any(asked.values()),
+        offset=offset,
+        page_size=PAGE,
+    )
+
+
+def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
+    ids = [campaign.id for campaign in campaigns]
+    counts, winners = store.count_trials_of(ids), store.winners(ids)
+    return [
+        {
+            "campaign": campaign,
+            "path": campaign_path(campaign),
+            "counts": (of := counts[campaign.id]),
+            "ended": of["COMPLETED"] + of["INFEASIBLE"] + of["FAILED"],
+            "failed": of["INFEASIBLE"] + of["FAILED"],
+            "planned": trials_planned(campaign),
+            "winner": winners.get(campaign.id),
+            "node_hours": campaign.spec.get("budget", {}).get("node_hours"),
+        }
+        for campaign in campaigns
+    ]

@@ -14,8 +14,10 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.datastructures import QueryParams
 
 from api.dashboard.assets import assets, maplibre_style_id
+from api.service.findings import bounds, peak_words, short_layout
 from api.service.formatting import (
     duration,
     figure,
@@ -63,7 +65,8 @@ def render(
         status: the HTTP status of the response.
         context: variables of the template. Each template also has `holder` (the name and role of
             the token; None: not signed in), `path` (of the request, without the URL prefix),
-            `url` and `asset` (functions) and `version`.
+            `query` (its parameters), `done` (the code of what the last form did, in its
+            parameter of this name), `status`, `url`, `here` and `asset` (functions) and `version`.
     """
     prefix = request.scope.get("root_path", "")
     shared = {
@@ -71,9 +74,14 @@ def render(
         "csrf_token": getattr(request.state, "csrf_token", ""),
         "path": request.url.path.removeprefix(prefix),
         "query": request.query_params,
+        "done": request.query_params.get("done"),
+        "status": int(status),
         "version": version(),
         "event_kinds": " ".join(EVENT_KINDS),
         "url": lambda path, **query: _url(prefix, path, query),
+        "here": lambda **changes: _url(
+            prefix, request.url.path.removeprefix(prefix), _changed(request.query_params, changes)
+        ),
         "asset": lambda name: prefix + assets()[name].path,
         "maplibre_style_id": maplibre_style_id,
     }
@@ -88,11 +96,22 @@ def visible(value: Any) -> Any:
     return value
 
 
+def page_url(request: Request, path: str, /, **query: Any) -> str:
+    """A link to a page of this service, for redirects; parameters that are None are left out."""
+    return _url(request.scope.get("root_path", ""), path, query)
+
+
 def _url(prefix: str, path: str, query: Mapping[str, Any]) -> str:
     """A link to a page of this service; parameters that are None are left out."""
     asked = {name: value for name, value in query.items() if value is not None}
     words = f"?{urlencode(asked, doseq=True)}" if asked else ""
     return prefix + quote(path) + words
+
+
+def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a page with some of them changed; None leaves one out."""
+    kept = {name: query.getlist(name) for name in query if name != "done"}
+    return {**kept, **changes}
 
 
 @cache
@@ -106,13 +125,16 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bounds": bounds,
         "duration": duration,
         "figure": figure,
         "half_interval": half_interval,
         "memory": memory,
         "moment": moment,
         "objective_figure": objective_figure,
+        "peak_words": peak_words,
         "percent": percent,
+        "short_layout": short_layout,
         "state_words": state_words,
         "unit": unit,
         "count": lambda number: f"{number:,}",

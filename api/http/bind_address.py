@@ -37,6 +37,8 @@ class Endpoint:
     """Whether a proxy encrypts and states the address of the client."""
     proxies: tuple[str, ...] = LOCAL_PROXIES
     """Addresses or networks of proxies whose X-Forwarded-For is trusted."""
+    url_prefix: str = ""
+    """The path below which the proxy shows the service."""
 
     @property
     def arguments(self) -> list[str]:
@@ -47,6 +49,7 @@ class Endpoint:
             *(("--tls-key", str(self.tls_key)) if self.tls_key else ()),
             *(("--behind-proxy",) if self.is_behind_proxy else ()),
             *(word for proxy in self.proxies for word in ("--proxy", proxy)),
+            *(("--url-prefix", self.url_prefix) if self.url_prefix else ()),
         ]
 
     def url(self, port: int) -> str:
@@ -110,6 +113,12 @@ def endpoint_options(function: Function) -> Function:
         default=LOCAL_PROXIES,
         help="Address or network of the proxy, which is believed for whom it asks (X-Forwarded-For); may be "
         "repeated. By default this machine.",
+    )
+    @click.option(
+        "--url-prefix",
+        default="",
+        metavar="PATH",
+        help="Path below which the proxy shows the service, such as /tuner; it may remove the path or not.",
     )
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> Any:

@@ -18,6 +18,7 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?")
 ANSWER_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Added to every response that lacks them; the few pages of the service set their own."""
@@ -60,6 +61,38 @@ class BrowserGuard:
                 HTTPStatus.FORBIDDEN, f"a page of {origin[:80]!r} may not use this service"
             )
         return None
+
+
+def browser_host(headers: Headers, is_behind_proxy: bool) -> str:
+    """The host, with its port, that the browser has in its address bar.
+
+    A proxy may use another Host header, and states the browser's in X-Forwarded-Host. No page can
+    make a browser send X-Forwarded-Host to another origin.
+    """
+    forwarded = headers.get("x-forwarded-host") if is_behind_proxy else None
+    if forwarded:
+        return forwarded.partition(",")[0].strip()
+    return headers.get("host", "")
+
+
+def why_foreign(headers: Headers, is_behind_proxy: bool) -> str | None:
+    """Why a request that changes something is not one of this service's own pages; None: it is.
+
+    Both headers are written by the browser, and a page cannot change them. Browsers send Origin
+    with every POST, and Sec-Fetch-Site over TLS and to loopback.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is None and origin is None:
+        return "the browser does not say which page sends this (neither Sec-Fetch-Site nor Origin)"
+    if site is not None and site != "same-origin":
+        return f"another site's page sends this (Sec-Fetch-Site: {site[:40]!r})"
+    if origin is None:
+        return None
+    host = browser_host(headers, is_behind_proxy)
+    if origin.partition("://")[2] == host:
+        return None
+    advice = "; let the proxy pass on Host or X-Forwarded-Host" if is_behind_proxy else ""
+    return f"a page of {origin[:80]!r} sends this, and the service is {host[:80]!r}{advice}"
 
 
 def is_local(host: str) -> bool:

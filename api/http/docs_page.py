@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
@@ -26,13 +26,15 @@ def install(app: FastAPI) -> None:
     app.mount(ASSETS_PATH, StaticFiles(directory=str(assets)), name="docs-assets")
 
     @app.get("/docs", include_in_schema=False)
-    def read_docs() -> HTMLResponse:
+    def read_docs(request: Request) -> HTMLResponse:
+        prefix = request.scope.get("root_path", "")
+        assets = prefix + ASSETS_PATH
         page = get_swagger_ui_html(
-            openapi_url=str(app.openapi_url),
+            openapi_url=f"{prefix}{app.openapi_url}",
             title=f"{app.title}: the API",
-            swagger_js_url=f"{ASSETS_PATH}/swagger-ui-bundle.js",
-            swagger_css_url=f"{ASSETS_PATH}/swagger-ui.css",
-            swagger_favicon_url=f"{ASSETS_PATH}/favicon-32x32.png",
+            swagger_js_url=f"{assets}/swagger-ui-bundle.js",
+            swagger_css_url=f"{assets}/swagger-ui.css",
+            swagger_favicon_url=f"{assets}/favicon-32x32.png",
             swagger_ui_parameters={"persistAuthorization": True, "validatorUrl": None},
         )
         page.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY

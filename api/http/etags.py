@@ -78,7 +78,11 @@ def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
 
 def tag_headers(tag: str) -> dict[str, str]:
     """The headers of a page with this tag; clients keep the page and revalidate it."""
-    return {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
+    return {
+        "ETag": tag,
+        "Cache-Control": "private, no-cache",
+        "Vary": "Accept, Authorization, Cookie",
+    }
 
 
 def _unchanged(_request: Request, unchanged: Exception) -> Response:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from api import errors as api_errors
 from api.exporters import base as exporters
+from api.http.url_prefix import route_path
 from api.schemas.campaigns_and_trials import FieldError, Problem
 from results_db import errors as db_errors
 from search_spaces import errors as space_errors
@@ -31,8 +32,12 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
     api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
+    api_errors.FormTokenInvalidError: HTTPStatus.FORBIDDEN,
+    api_errors.SignInCodeSourceError: HTTPStatus.FORBIDDEN,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,
     api_errors.AssetNotFoundError: HTTPStatus.NOT_FOUND,
+    api_errors.ComparisonInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.ColumnUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
     db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
@@ -171,7 +176,8 @@ def _http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # The framework states the methods of one route only; a path may have several.
-        headers["Allow"] = ", ".join(request.app.state.routes.methods(request.url.path))
+        methods = request.app.state.routes.methods(route_path(request.scope))
+        headers["Allow"] = ", ".join(methods)
     return problem_response(error.status_code, detail, headers=headers or None)
 
 

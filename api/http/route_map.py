@@ -11,6 +11,8 @@ from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
+from api.http.url_prefix import route_path
+
 _FOUND: Final = "layout_tuner.asked"
 """Key of a request's scope, under which `RouteMap.asked` keeps its result."""
 
@@ -49,7 +51,7 @@ class RouteMap:
         It is found once for each request, whichever middleware needs it first.
         """
         if _FOUND not in scope:
-            scope[_FOUND] = self._find(scope["method"], scope["path"])
+            scope[_FOUND] = self._find(scope["method"], route_path(scope))
         found: Asked | None = scope[_FOUND]
         return found
 

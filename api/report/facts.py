@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
 from typing import Final
 
 import numpy as np
 
+from api.service.findings import TIES_LOOKED_AT, Finding
+from results_db.campaigns.overview import RankedSummary
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -21,8 +22,6 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM, measured_objective, p
 
 SHOWN: Final = 20
 """Layouts of the leaderboard that are shown."""
-LOOKED_AT: Final = 60
-"""Layouts of the leaderboard that are checked for ties."""
 LOG_LINES: Final = 14
 """Last lines of a failed trial's log that are shown."""
 
@@ -63,8 +62,8 @@ class ReportFacts:
     counts: Mapping[TrialState, int]
     best: Sequence[RankedLayout]
     """The first layouts of the leaderboard."""
-    values: Sequence[tuple[float, bool]]
-    """The objective of every ranked layout, and whether it was stopped early."""
+    summary: RankedSummary
+    """The leaderboard in three figures."""
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
@@ -83,18 +82,22 @@ class ReportFacts:
     @property
     def num_ranked(self) -> int:
         """Layouts on the leaderboard."""
-        return len(self.values)
+        return self.summary.num_ranked
+
+    @property
+    def finding(self) -> Finding:
+        """The result of the campaign."""
+        return Finding(campaign=self.campaign, best=self.best, summary=self.summary)
 
     @property
     def winner(self) -> RankedLayout | None:
         """The best layout; None if it was stopped early."""
-        first = self.best[0] if self.best else None
-        return None if first is None or first.shortened else first
+        return self.finding.winner
 
     @property
     def tied(self) -> list[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return [ranked for ranked in self.best[1:] if ranked.is_tied]
+        return self.finding.tied
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -128,19 +131,6 @@ class ReportFacts:
         return list(first.values())
 
     @property
-    def median_value(self) -> float | None:
-        """The median value of all ranked layouts, including those that were stopped early.
-
-        Those are slow: without them the median would be that of the better layouts.
-        """
-        return median(value for value, _ in self.values) if self.values else None
-
-    @property
-    def num_shortened(self) -> int:
-        """Ranked layouts that were stopped early; their values are estimates."""
-        return sum(shortened for _, shortened in self.values)
-
-    @property
     def plane(self) -> tuple[str, str]:
         """The objectives of the horizontal and the vertical axis of the front."""
         objectives = self.campaign.objectives
@@ -172,8 +162,8 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
         campaign=campaign,
         made_at=made_at,
         counts=store.count_trials(campaign.id),
-        best=store.ranked_layouts(campaign.id, campaign.objective, limit=LOOKED_AT),
-        values=store.ranked_values(campaign.id),
+        best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
+        summary=store.ranked_summary(campaign.id),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final
 
 from api.report.facts import Failure, ReportFacts
 from api.report.markup import Content, Markup, note, pairs, section, table, tag
 from api.report.plots import PlotPart, stacked
+from api.service.findings import REASONS
 from api.service.formatting import duration, figure, machine, memory, moment
 from results_db.campaigns.imports import IMPORTED
-
-_REASONS: Final[Mapping[str, str]] = {
-    "out_of_memory": "a device's memory was not enough; the layout cannot run there",
-    "crashed": "a rank ended with an error",
-    "timeout": "the probe did not end by its deadline",
-    "diverged": "its losses were not finite, or are off those of the other layouts",
-    "implausible": "it measured more than the device can do",
-    "unsupported": "the trainer does not run such a layout",
-    "node_lost": "its attempts were lost with their nodes or workers",
-}
-"""Reasons with their meaning."""
 
 _NUMBERS_SHOWN: Final = 12
 _NODES_SHOWN: Final = 8
@@ -39,7 +29,7 @@ def failures(facts: ReportFacts) -> Markup:
             _nodes(failure),
             _numbers(failure),
             figure(sum(trial.node_seconds for trial in failure.trials) / 3600),
-            _REASONS.get(failure.reason, ""),
+            REASONS.get(failure.reason, ""),
         )
         for failure in facts.failures
     ]

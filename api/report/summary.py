@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from api.report.facts import ReportFacts
 from api.report.markup import Content, Markup, join, note, pairs, section, table, tag
 from api.report.plots import PlotPart, bar, stacked
+from api.service.findings import bounds, lead, peak_words, short_layout
 from api.service.formatting import (
     duration,
     figure,
-    layout_extras,
     machine,
     memory,
     moment,
@@ -18,7 +18,6 @@ from api.service.formatting import (
     percent,
     state_words,
     unit,
-    zero,
 )
 from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.ranked_layout import RankedLayout
@@ -55,40 +54,8 @@ def summary(facts: ReportFacts) -> Markup:
 
 
 def _lead(facts: ReportFacts) -> Iterator[Content]:
-    campaign, winner = facts.campaign, facts.winner
-    if campaign.ended_at is None:
-        yield f"The campaign is {campaign.state}: what follows may change. "
-    if winner is None:
-        yield f"No layout has been measured to the end. {campaign.message}"
-        return
-    best = objective_figure(campaign.objective, winner.value)
-    yield "The best of "
-    yield tag("b", f"{facts.num_ranked:,} measured layouts")
-    yield " runs at "
-    yield tag("b", f"{best} {unit(campaign.objective)}")
-    yield f", {_bounds(campaign.objective, winner)}: "
-    yield tag("b", _short(winner.trial.layout))
-    yield ". "
-    tied = len(facts.tied)
-    if tied:
-        yield (
-            f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
-            "confidence; they are named below. "
-        )
-    elif facts.num_ranked > 1 and winner.low is not None:
-        yield "All others are slower with 95 % confidence. "
-    middle = facts.median_value
-    if middle and facts.num_ranked > 2:
-        yield (
-            f"That is {winner.value / middle:.2f} times what the median layout reached, of all "
-            f"{facts.num_ranked:,} that are ranked"
-        )
-        if short_ones := facts.num_shortened:
-            yield (
-                f"; {short_ones:,} of them {'was' if short_ones == 1 else 'were'} stopped early, with "
-                "a step time estimated from the steps that ran"
-            )
-        yield "."
+    for words, is_strong in lead(facts.finding):
+        yield tag("b", words) if is_strong else words
 
 
 def _cards(facts: ReportFacts) -> Iterator[Markup]:
@@ -167,7 +134,7 @@ def _figures(
 ) -> Iterator[tuple[str, Content]]:
     objective = facts.campaign.objective
     yield unit(objective), tag("b", objective_figure(objective, best.value))
-    yield "95 % interval", _bounds(objective, best).removesuffix(" (95 %)")
+    yield "95 % interval", bounds(objective, best).removesuffix(" (95 %)")
     low, high = best.step_time_low_s, best.step_time_high_s
     within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
     yield "step time", f"{best.step_time_s:.4g} s{within}"
@@ -177,7 +144,7 @@ def _figures(
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
-    yield "peak memory a device", _peak(best, facts.device_memory_bytes)
+    yield "peak memory a device", peak_words(best, facts.device_memory_bytes)
     yield "trial", f"{best.trial.number} (id {best.trial.id})"
     yield "measured", moment(best.trial.ended_at)
 
@@ -227,10 +194,10 @@ def _ties(facts: ReportFacts) -> Markup:
     rows = [
         (
             str(ranked.trial.number),
-            _short(ranked.trial.layout),
+            short_layout(ranked.trial.layout),
             objective_figure(objective, ranked.value),
-            _bounds(objective, ranked).removesuffix(" (95 %)"),
-            _peak(ranked, facts.device_memory_bytes),
+            bounds(objective, ranked).removesuffix(" (95 %)"),
+            peak_words(ranked, facts.device_memory_bytes),
         )
         for ranked in tied
     ]
@@ -242,34 +209,3 @@ def _ties(facts: ReportFacts) -> Markup:
         ),
         table((">trial", "layout", f">{unit(objective)}", "95 % interval", "peak memory"), rows),
     )
-
-
-def _short(layout: Layout) -> str:
-    """A layout in one line: knobs with a column in tables, then others not at their default."""
-    words = [
-        f"{knob.word} {zero(layout)}"
-        if knob.name == "zero_stage"
-        else knob.words(getattr(layout, knob.name))
-        for knob in KNOBS.values()
-        if knob.heading and knob.name != "precision"
-    ]
-    return ", ".join(filter(None, (*words, layout_extras(layout), layout.precision)))
-
-
-def _bounds(objective: str, ranked: RankedLayout) -> str:
-    """The 95 % interval of a layout's value."""
-    if ranked.low is None or ranked.high is None:
-        return "no interval: one iteration was timed"
-    return (
-        f"{objective_figure(objective, ranked.low)} to "
-        f"{objective_figure(objective, ranked.high)} (95 %)"
-    )
-
-
-def _peak(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
-    """The largest peak memory of a device, and the free share."""
-    measured = ranked.trial.measurement
-    found = None if measured is None else measured.peak_memory_bytes
-    if found is None or not device_memory_bytes:
-        return memory(found)
-    return f"{memory(found)} of {memory(device_memory_bytes)}, {1 - found / device_memory_bytes:.0%} free"

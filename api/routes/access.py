@@ -9,12 +9,14 @@ from fastapi import APIRouter, Path, Query
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import BookDep, HolderDep, StoreDep
+from api.dependencies import BookDep, CredentialDep, HolderDep, StoreDep
+from api.errors import SignInCodeSourceError
 from api.http.cursors import read_cursor, write_cursor
 from api.http.request_bodies import JsonRoute
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
+    SignInCodeCreated,
     TokenCreate,
     TokenCreated,
     TokenId,
@@ -36,6 +38,20 @@ Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x
 async def read_whoami(holder: HolderDep) -> WhoAmI:
     """Read the name and the role of the request's token."""
     return WhoAmI.of(holder)
+
+
+@router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
+def create_sign_in_code(credential: CredentialDep, store: StoreDep) -> SignInCodeCreated:
+    """Create a one-time code for a browser, which becomes a session of the request's token.
+
+    403 for a session: its end would be in vain if it could make codes for further sessions.
+    """
+    if credential.session_secret is not None:
+        raise SignInCodeSourceError(
+            "a session cannot make sign-in codes: use a token, as `layout-tuner login` does"
+        )
+    code, expires_at = store.create_sign_in_code(credential.token_hash)
+    return SignInCodeCreated(code=code, expires_at=expires_at)
 
 
 @router.post("/tokens", status_code=HTTPStatus.CREATED)

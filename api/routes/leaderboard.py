@@ -16,7 +16,7 @@ from api.schemas.campaigns_and_trials import LeaderboardPage
 from api.service.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.service.parquet import PARQUET_TYPE, parquet
 from results_db.leaderboard.leaderboard import PageOfLayouts
-from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
@@ -48,6 +48,17 @@ Within = Annotated[
         "token.",
     ),
 ]
+Sort = Annotated[
+    ListingSortKey | None,
+    Query(
+        description="What to sort by instead of the rank: a knob, in the order of the memory that it "
+        "saves, or a metric of the layout's first trial."
+    ),
+]
+Order = Annotated[
+    Literal["asc", "desc"],
+    Query(description="Direction of `sort`. Layouts without a value come last."),
+]
 Format = Annotated[
     Literal["json", "csv", "parquet"],
     Query(description="csv and parquet are measurement tables."),
@@ -72,6 +83,8 @@ def read_leaderboard(
     objective: Ranking = None,
     front: Front = False,
     within: Within = None,
+    sort: Sort = None,
+    order: Order = "asc",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     format: Format = "json",  # noqa: A002 - the parameter's name in the URL
@@ -82,13 +95,20 @@ def read_leaderboard(
     All trials of a layout count, by the median of their step times; the layout is shown with its
     first trial. Oversubscribed layouts are never ranked, nor those that break the campaign's
     constraints. A filter applies to the layout and to the measurement of its first trial. Listed
-    layouts keep their rank on the whole leaderboard, and are compared with its first layout.
+    layouts keep their rank on the whole leaderboard, and are compared with its first layout. With
+    `sort`, layouts of one value are listed in the order of the objective.
     """
     # FastAPI would run each of these in a thread if it were a dependency.
     asked = _Asked(
         campaign=campaign_reference(campaign),
         objective=objective,
-        listing=LeaderboardQuery(front=front, wanted=wanted, within_percent=within),
+        listing=LeaderboardQuery(
+            front=front,
+            wanted=wanted,
+            within_percent=within,
+            sort=sort,
+            descending=order == "desc",
+        ),
         limit=limit,
         offset=offset,
     )

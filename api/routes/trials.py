@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
 from api.dependencies import CampaignDep, StoreDep
+from api.errors import PageInvalidError
 from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
 from api.http.etags import UNCHANGED, LiveCampaignTag
 from api.http.query_parameters import TrialFilterDep
@@ -21,7 +22,7 @@ from api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from api.schemas.from_records import trial_detail_read, trial_read
-from results_db.trials.sort_order import SortKey, TrialOrder
+from results_db.trials.sort_order import PageEnd, SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["trials"])
@@ -52,18 +53,44 @@ def list_trials(
     cursor: Annotated[
         str | None, Query(max_length=MAX_CURSOR, description="`next_cursor` of the previous page.")
     ] = None,
+    before: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_CURSOR,
+            description="`previous_cursor` of the next page, instead of `cursor`.",
+        ),
+    ] = None,
 ) -> TrialPage:
     """List the trials of a campaign that pass the filters, in the requested order.
 
     All pages are of the list at the time of the first page: trials that start or end meanwhile do
-    not move others, and each trial is listed once.
+    not move others, and each trial is listed once. `total` is of the list as it is now.
     """
     listed = TrialOrder(key=sort, descending=order == "desc")
-    after = None if cursor is None else read_trial_cursor(cursor, campaign.id, listed)
-    page = store.trial_page(campaign.id, wanted=wanted, order=listed, after=after, limit=limit)
+    if cursor is not None and before is not None:
+        raise PageInvalidError("cursor and before exclude each other; leave one of them out")
+
+    def read(given: str | None) -> PageEnd | None:
+        return None if given is None else read_trial_cursor(given, campaign.id, listed)
+
+    def write(edge: PageEnd | None) -> str | None:
+        return None if edge is None else write_trial_cursor(edge, campaign.id, listed)
+
+    page = store.trial_page(
+        campaign.id,
+        wanted=wanted,
+        order=listed,
+        after=read(cursor),
+        before=read(before),
+        limit=limit,
+    )
+    total, is_exact = store.count_listed_trials(campaign.id, wanted=wanted)
     return TrialPage(
         trials=[trial_read(trial) for trial in page.trials],
-        next_cursor=None if page.end is None else write_trial_cursor(page.end, campaign.id, listed),
+        next_cursor=write(page.end),
+        previous_cursor=write(page.start),
+        total=total,
+        is_total_exact=is_exact,
     )
 
 

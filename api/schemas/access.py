@@ -58,6 +58,14 @@ class TokenPage(Document):
     tokens: list[TokenRead]
 
 
+class SignInCodeCreated(Document):
+    """A one-time code with which the holder of a token signs in to the pages."""
+
+    code: str
+    """Open `/sign-in#code=<code>` of the service in a browser. It works once."""
+    expires_at: datetime
+
+
 class WhoAmI(Document):
     """The holder of the request's token."""
 

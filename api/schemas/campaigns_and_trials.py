@@ -247,6 +247,12 @@ class TrialPage(Document):
     trials: list[TrialRead]
     next_cursor: str | None
     """Pass it as `cursor` for the next page; null on the last."""
+    previous_cursor: str | None
+    """Pass it as `before` for the previous page; null on the first."""
+    total: int
+    """Number of trials that pass the filters, counted up to 10,000."""
+    is_total_exact: bool
+    """Whether `total` is all of them; false: there are more."""
 
 
 class RankedTrial(TrialRead):

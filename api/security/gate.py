@@ -1,33 +1,41 @@
 """The gate: the checks of every request, before its body is read.
 
-In order: authentication (401), rate limit (429), role (403), ownership (403). A request that passes
-carries its `Actor`.
+In order: authentication (401; a form token that is missing or wrong: 403), rate limit (429), role
+(403), ownership (403). A request that passes carries its `Actor`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from fastapi import Request
+from fastapi.routing import iter_route_contexts
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import AccessUndeclaredError
+from api.errors import AccessUndeclaredError, FormTokenInvalidError
 from api.http.problems import problem_response
 from api.http.route_map import Asked, RouteMap
+from api.security.authentication import (
+    WRONG_FORM_TOKEN,
+    Authentication,
+    Credential,
+    address_of,
+    is_api,
+    too_many,
+)
 from api.security.ownership import Owners
 from api.security.rate_limit import Throttle
 from api.security.roles import ACCESS, OPEN, AccessRule
+from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from api.security.stream_token_check import answer_while_valid
-from api.security.token_cache import Holder, TokenBook
-from api.security.token_guess_limit import Guesses
+from api.security.token_cache import Holder
 from results_db.access.actor import Actor, TokenRole
-from results_db.access.tokens import hash_of_token
 from results_db.errors import DatabaseUnavailableError
 
 BURST_S: Final = 5.0
@@ -52,14 +60,13 @@ class Gate:
         app: ASGIApp,
         *,
         routes: RouteMap,
-        book: TokenBook,
+        authentication: Authentication,
         owners: Owners,
-        guesses: Guesses,
         limits: Mapping[TokenRole, Throttle],
     ) -> None:
         self._app = app
-        self._routes, self._book, self._owners = routes, book, owners
-        self._guesses, self._limits = guesses, limits
+        self._routes, self._authentication, self._owners = routes, authentication, owners
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -68,69 +75,45 @@ class Gate:
         if scope["type"] != "http":
             raise NotImplementedError(f"the gate does not check {scope['type']} connections")
         asked = self._routes.asked(scope)
-        rule = _rule_of(asked, scope["path"])
-        refusal = None if rule is OPEN else await self._refusal(scope, asked, rule)
-        if refusal is None and rule is not None and rule.lasts:
-            await answer_while_valid(
-                self._app, scope, receive, send, functools.partial(self._is_valid, scope)
-            )
+        rule = _rule_of(asked, scope)
+        if rule is OPEN:
+            await self._app(scope, receive, send)
             return
-        await (refusal or self._app)(scope, receive, send)
-
-    async def _is_valid(self, scope: Scope) -> bool:
-        token = _token_of(scope)
-        return token is not None and await self._book.find(hash_of_token(token)) is not None
-
-    async def _refusal(
-        self, scope: Scope, asked: Asked | None, rule: AccessRule | None
-    ) -> Response | None:
-        """The refusal of a request; None: it passes, with its actor."""
-        address = scope["client"][0] if scope.get("client") else ""
         try:
-            holder = await self._holder(scope, address)
-            if isinstance(holder, Response):
-                return holder
-            wait_s = self._limits[holder.role].take(holder.token_id or holder.name)
-            if wait_s > 0:
-                return _too_many(f"the token {holder.name!r} asks too often", wait_s)
-            if asked is not None and rule is not None:
-                why = await self._why_not(holder, asked, rule)
-                if why is not None:
-                    return problem_response(HTTPStatus.FORBIDDEN, why)
+            credential = await self._checked(scope, asked, rule)
         except DatabaseUnavailableError as error:
-            return problem_response(
+            credential = problem_response(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 str(error),
                 kind="database-unavailable",
                 headers={"Retry-After": "1"},
             )
-        state = scope.setdefault("state", {})
-        state["holder"] = holder
-        state["actor"] = Actor(
-            name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64]
-        )
-        return None
+        if isinstance(credential, Response):
+            await credential(scope, receive, send)
+            return
+        _note(scope, credential)
+        if rule is not None and rule.lasts:
+            still_valid = functools.partial(self._authentication.is_valid, credential)
+            await answer_while_valid(self._app, scope, receive, send, still_valid)
+            return
+        await self._app(scope, receive, send)
 
-    async def _holder(self, scope: Scope, address: str) -> Holder | Response:
-        token = _token_of(scope)
-        if token is None:
-            return _unauthorized("the request carries no token")
-        hashed = hash_of_token(token)
-        wait_s = self._guesses.begin(address, hashed)
+    async def _checked(
+        self, scope: Scope, asked: Asked | None, rule: AccessRule | None
+    ) -> Credential | Response:
+        """The credential of a request that may pass, or the refusal."""
+        credential = await self._authentication.credential(scope)
+        if isinstance(credential, Response):
+            return credential
+        holder = credential.holder
+        wait_s = self._limits[holder.role].take(holder.token_id or holder.name)
         if wait_s > 0:
-            return _too_many("too many wrong tokens came from this address", wait_s)
-        try:
-            holder = await self._book.find(hashed)
-        except DatabaseUnavailableError:
-            self._guesses.was_not_judged(address, hashed)
-            raise
-        if holder is None:
-            self._guesses.was_wrong(address, hashed)
-            return _unauthorized(
-                "the request carries no valid token: it is unknown, expired or revoked"
-            )
-        self._guesses.was_right(address, hashed)
-        return holder
+            return too_many(f"the token {holder.name!r} asks too often", wait_s)
+        if asked is not None and rule is not None:
+            why = await self._why_not(holder, asked, rule)
+            if why is not None:
+                return problem_response(HTTPStatus.FORBIDDEN, why)
+        return credential
 
     async def _why_not(self, holder: Holder, asked: Asked, rule: AccessRule) -> str | None:
         if not rule.admits(holder.role):
@@ -141,6 +124,21 @@ class Gate:
         if rule.owned is None or holder.role == "admin":
             return None
         return await self._owners.why_not(rule.owned, asked.path_parameters, holder.name)
+
+
+def _note(scope: Scope, credential: Credential) -> None:
+    """Adds the credential, the holder and the actor to the state of a request."""
+    holder = credential.holder
+    state = scope.setdefault("state", {})
+    state["credential"], state["holder"] = credential, holder
+    state["actor"] = Actor(
+        name=holder.name,
+        role=holder.role,
+        token_id=holder.token_id,
+        address=address_of(scope)[:64],
+    )
+    if credential.session_secret is not None and not is_api(scope):
+        state["csrf_token"] = form_token(credential.session_secret)
 
 
 def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
@@ -161,48 +159,47 @@ def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
 async def judged(request: Request) -> None:
     """Checks the route that answers again, in case the gate found another one: a fault of ours.
 
+    It also checks the form token of a form, which the gate cannot read.
+
     Raises:
         AccessUndeclaredError: the rule of the route does not admit the actor.
+        FormTokenInvalidError: a form of a page has no token of its session.
     """
     operation = request.scope["route"].name
     rule = ACCESS.get(operation)
     actor: Actor | None = getattr(request.state, "actor", None)
     if rule is None or not (rule is OPEN or _admits(rule, actor)):
         raise AccessUndeclaredError(f"{operation} was asked for past the gate")
+    credential: Credential | None = getattr(request.state, "credential", None)
+    if credential is not None and not credential.is_proven:
+        form = await request.form()
+        assert credential.session_secret is not None  # a token needs no proof
+        if not is_form_token(credential.session_secret, form.get(FORM_FIELD)):
+            raise FormTokenInvalidError(WRONG_FORM_TOKEN)
+
+
+def refuse_unjudged(routes: Sequence[BaseRoute]) -> None:
+    """Checks that every route that changes something has the dependency `judged`.
+
+    Raises:
+        AccessUndeclaredError: a route lacks it.
+    """
+    for route in iter_route_contexts(routes):
+        if not set(route.methods or ()) - {"GET", "HEAD"}:
+            continue
+        if not any(each.call is judged for each in route.dependant.dependencies):
+            raise AccessUndeclaredError(
+                f"the route {route.name} lacks the dependency `judged`: it would accept forms of "
+                "other sites' pages"
+            )
 
 
 def _admits(rule: AccessRule, actor: Actor | None) -> bool:
     return actor is not None and actor.role != "system" and rule.admits(actor.role)
 
 
-def _rule_of(asked: Asked | None, path: str) -> AccessRule | None:
+def _rule_of(asked: Asked | None, scope: Scope) -> AccessRule | None:
     """The rule of a request; None: no route below /v1 matches, which only token holders may see."""
     if asked is not None:
         return ACCESS[asked.operation]
-    return None if path == "/v1" or path.startswith("/v1/") else OPEN
-
-
-def _token_of(scope: Scope) -> bytes | None:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, given = bytes(value).partition(b" ")
-            return given.strip() if scheme.lower() == b"bearer" else None
-    return None
-
-
-def _unauthorized(why: str) -> Response:
-    return problem_response(
-        HTTPStatus.UNAUTHORIZED,
-        f'{why}; send a valid one as "Authorization: Bearer <token>" (the data directory has a token '
-        "file, `layout-tuner token create` makes more)",
-        headers={"WWW-Authenticate": 'Bearer realm="layout-tuner"'},
-    )
-
-
-def _too_many(why: str, wait_s: float) -> Response:
-    seconds = max(1, math.ceil(wait_s))
-    return problem_response(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"{why}; try again in {seconds} s",
-        headers={"Retry-After": str(seconds)},
-    )
+    return None if is_api(scope) else OPEN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from api.security.brief_cache import BELIEVED_FOR_S, MAX_REMEMBERED, BriefCache
+from api.security.session_cache import SessionBook
 from api.service.background_jobs import in_background
 from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
@@ -21,15 +22,17 @@ from results_db.database.outage_log import LoopOutage
 from results_db.database.store_base import Clock, utc_now
 from results_db.store import Store
 
-BELIEVED_FOR_S: Final = 1.0
-"""Seconds for which an answer of the database is used: revocation by another process may take that
-long to be noticed."""
-
-MAX_REMEMBERED: Final = 4096
-"""Cached tokens; the one that was used longest ago is removed first."""
-
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""
+
+__all__ = [
+    "BELIEVED_FOR_S",
+    "MAX_REMEMBERED",
+    "Holder",
+    "TokenBook",
+    "local_holders",
+    "noting_uses",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +57,6 @@ def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Ho
     return holders
 
 
-@dataclass(kw_only=True, slots=True)
-class _Belief:
-    holder: Holder
-    since: float
-    """Monotonic seconds."""
-
-
 class TokenBook:
     """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
@@ -80,10 +76,9 @@ class TokenBook:
             clock: decides whether a token has expired.
             ticks: monotonic seconds.
         """
-        self._store, self._local, self._clock, self._ticks = store, local, clock, ticks
-        self._beliefs: OrderedDict[str, _Belief] = OrderedDict()
+        self._local, self._clock = local, clock
+        self._cache = BriefCache(lambda hashed: _holder(store.token_by_hash(hashed)), ticks=ticks)
         self._used: set[int] = set()
-        self._num_forgotten = 0
 
     async def find(self, hashed: str) -> Holder | None:
         """The holder of the token with this hash; None if the token is not valid.
@@ -91,7 +86,7 @@ class TokenBook:
         Raises:
             DatabaseUnavailableError: the database cannot be asked.
         """
-        holder = self._local.get(hashed) or await self._find(hashed)
+        holder = self._local.get(hashed) or await self._cache.find(hashed)
         if holder is None or (holder.expires_at and self._clock() >= holder.expires_at):
             return None
         if holder.token_id is not None:
@@ -100,35 +95,12 @@ class TokenBook:
 
     def forget(self, token_id: int) -> None:
         """Removes a token from the cache, because it was revoked."""
-        self._num_forgotten += 1
-        for hashed, belief in list(self._beliefs.items()):
-            if belief.holder.token_id == token_id:
-                del self._beliefs[hashed]
+        self._cache.forget(lambda holder: holder.token_id == token_id)
 
     def take_uses(self) -> set[int]:
         """The ids of the tokens that were used since the previous call."""
         used, self._used = self._used, set()
         return used
-
-    async def _find(self, hashed: str) -> Holder | None:
-        belief = self._beliefs.get(hashed)
-        now = self._ticks()
-        if belief is not None:
-            if now - belief.since < BELIEVED_FOR_S:
-                return belief.holder
-            # Concurrent requests use the old answer: one query a second for any number of them.
-            belief.since = now
-        forgotten = self._num_forgotten
-        record = await run_in_threadpool(self._store.token_by_hash, hashed)
-        holder = _holder(record)
-        if holder is None:
-            self._beliefs.pop(hashed, None)
-        elif forgotten == self._num_forgotten:  # else it may have been revoked during the query
-            self._beliefs[hashed] = _Belief(holder=holder, since=now)
-            self._beliefs.move_to_end(hashed)
-            while len(self._beliefs) > MAX_REMEMBERED:
-                self._beliefs.popitem(last=False)
-        return holder
 
 
 def _holder(record: TokenRecord | None) -> Holder | None:
@@ -140,17 +112,23 @@ def _holder(record: TokenRecord | None) -> Holder | None:
 
 
 @asynccontextmanager
-async def noting_uses(book: TokenBook, store: Store) -> AsyncIterator[None]:
+async def noting_uses(book: TokenBook, sessions: SessionBook, store: Store) -> AsyncIterator[None]:
     """Stores the times of last use in the background while the block runs, and at its end."""
-    outage = LoopOutage(_log, "noting when tokens are used")
+    outage = LoopOutage(_log, "noting when tokens and sessions are used")
+
+    def write(used: set[int], used_sessions: set[str]) -> None:
+        if used:
+            store.note_tokens_used(used)
+        if used_sessions:
+            store.renew_sessions(used_sessions)
 
     async def note() -> None:
-        used = book.take_uses()
+        used, used_sessions = book.take_uses(), sessions.take_uses()
         try:
-            if used:
-                await run_in_threadpool(store.note_tokens_used, used)
+            if used or used_sessions:
+                await run_in_threadpool(write, used, used_sessions)
         except Exception as error:
-            outage.failed("when tokens were last used could not be kept", error)
+            outage.failed("when tokens and sessions were last used could not be kept", error)
         else:
             outage.worked()
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, func, insert, select, text
 
 from results_db.leaderboard.table import rebuild_campaigns
-from results_db.models.tables import Base, Campaign, LeaderboardRow, Trial
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReport, WorkerCreate

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,13 @@ from results_db.access.actor import TokenRole
 from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.models.service_tables import AuditRow, TokenRow, UserCluster, UserModel
+from results_db.models.service_tables import (
+    AuditRow,
+    BrowserSignIn,
+    TokenRow,
+    UserCluster,
+    UserModel,
+)
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
 
@@ -149,7 +155,7 @@ class Access(StoreSection):
             return None if row is None else record_of(TokenRecord, row)
 
     def revoke_token(self, token_id: int) -> TokenRecord:
-        """Revokes a token; revoking it again changes nothing.
+        """Revokes a token, and ends its sessions; revoking it again changes nothing.
 
         Raises:
             TokenNotFoundError: there is none with this id.
@@ -163,6 +169,9 @@ class Access(StoreSection):
                 )
             if row.revoked_at is None:
                 row.revoked_at = now
+                session.execute(
+                    delete(BrowserSignIn).where(BrowserSignIn.token_hash == row.secret_hash)
+                )
                 self._audit(session, "token.revoke", "token", row.name, role=row.role)
             return record_of(TokenRecord, row)
 

@@ -66,6 +66,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
     with new_file(path) as part:
         _copy(url, part, revision)
         refuse_damaged(part)
+        forget_sign_ins(part)
         counts = count_rows(part)
         size = part.stat().st_size
     return BackupReport(
@@ -103,6 +104,19 @@ def writing(path: Path) -> Iterator[None]:
         raise BackupPathError(
             f"{path} cannot be written: {said}; nothing of it is left, free space or name another place"
         ) from error
+
+
+def forget_sign_ins(path: Path) -> None:
+    """Deletes codes and sessions of browsers from a copy of a database.
+
+    After a restore, a session would be valid again that was signed out after the backup.
+    """
+    with closing(sqlite3.connect(path)) as connection, connection:
+        query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+        (found,) = connection.execute(query, ("browser_sign_ins",)).fetchone()
+        if found:
+            connection.execute("PRAGMA secure_delete = ON")
+            connection.execute("DELETE FROM browser_sign_ins")
 
 
 def refuse_damaged(path: Path) -> None:

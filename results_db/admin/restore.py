@@ -19,7 +19,7 @@ from typing import Final
 from sqlalchemy import Connection, inspect, text
 
 from results_db.admin import migrate
-from results_db.admin.backup import count_rows, new_file, refuse_damaged, writing
+from results_db.admin.backup import count_rows, forget_sign_ins, new_file, refuse_damaged, writing
 from results_db.admin.integrity import Finding, check_database
 from results_db.admin.transfer import to_postgresql
 from results_db.database.data_dir import DataDir
@@ -135,6 +135,7 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
             f"{path} is a database of another program: name a file that `layout-tuner db backup` wrote"
         )
     migrate.upgrade(_url(part))
+    forget_sign_ins(part)
     _skip_ids(part)
     findings = check_database(_url(part)).findings
     with closing(sqlite3.connect(part)) as connection:

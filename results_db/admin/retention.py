@@ -14,6 +14,7 @@ from typing import Any, Final, Self, cast
 from sqlalchemy import CursorResult, Delete, Select, delete, exists, select
 from sqlalchemy.orm import Session
 
+from results_db.access.sign_ins import SignIns
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
 from results_db.events.event_log import EventLog
@@ -79,7 +80,10 @@ class Pruning(StoreSection):
     """The store's method that deletes old rows."""
 
     def prune(self, retention: Retention) -> Pruned:
-        """Deletes rows that are older than their retention; returns the number of each kind."""
+        """Deletes rows that are older than their retention; returns the number of each kind.
+
+        Sign-ins that have expired are deleted too, and not counted: nobody can use them.
+        """
         before = self._limits(retention)
         gone: dict[str, int] = {}
         for kind, query in _old_rows(before).items():
@@ -88,6 +92,7 @@ class Pruning(StoreSection):
             gone["iterations"] = self._prune_iterations(before["iterations"])
         if "events" in before:
             gone["events"] = EventLog(self._db, self._clock).prune_events(before["events"])
+        SignIns(self._db, self._clock).prune_sign_ins()
         pruned = Pruned(**gone)
         if pruned.total:
             with self._db.write() as session:

@@ -24,7 +24,8 @@ from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.events.events import emit
 from results_db.models.service_tables import EventRow
-from results_db.models.tables import STANDINGS_VERSION, AnalysisRow, Campaign, Trial
+from results_db.models.standings import STANDINGS_VERSION
+from results_db.models.tables import AnalysisRow, Campaign, Trial
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
     campaign_record,
@@ -224,13 +225,16 @@ class Campaigns(StoreSection):
         chosen: CampaignFilter = EVERY_CAMPAIGN,
         before_id: int | None = None,
         limit: int | None = None,
+        offset: int = 0,
     ) -> list[CampaignRecord]:
-        """Campaigns that match the filter, the newest first."""
+        """Campaigns that match the filter, the newest first; `offset` of them are skipped."""
         query = select(Campaign).where(*conditions(chosen)).order_by(Campaign.id.desc())
         if before_id is not None:
             query = query.where(Campaign.id < before_id)
         if limit is not None:
             query = query.limit(limit)
+        if offset:
+            query = query.offset(offset)
         now = self._clock()
         with self._db.read() as session:
             return [campaign_record(row, now) for row in session.scalars(query)]

@@ -5,10 +5,10 @@ Decision 34 explains why numbers are assigned after the commit, and what readers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import (
     CursorResult,
@@ -25,11 +25,14 @@ from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
+from results_db.database.version_cache import VersionCache
 from results_db.events.events import COUNTER_ID
 from results_db.models.service_tables import EventCounter, EventRow
 from results_db.models.tables import Trial
 from results_db.records import EventKind
 from results_db.rows import record_of
+
+T = TypeVar("T")
 
 MAX_NUMBERED: Final = 5000
 """Most events that one transaction numbers."""
@@ -217,6 +220,22 @@ def page_version_of(session: Session, campaign_id: int) -> str:
     if session.connection().dialect.name != "sqlite":
         parts += [f"+{id_}" for (id_,) in _UNNUMBERED.rows(session, campaign=campaign_id)]
     return " ".join(parts)
+
+
+@dataclass(slots=True)
+class CampaignResults:
+    """Results of queries over one campaign in a transaction, of which some may be cached."""
+
+    cache: VersionCache
+    session: Session
+    campaign_id: int
+    _version: str | None = None
+
+    def get(self, asked: Hashable, compute: Callable[[], T]) -> T:
+        """A result that depends on the campaign's rows and on `asked`; see `VersionCache.get`."""
+        if self._version is None:
+            self._version = page_version_of(self.session, self.campaign_id)
+        return self.cache.get(self.campaign_id, self._version, asked, compute)
 
 
 def _microseconds(at: datetime) -> str:

@@ -18,7 +18,8 @@ from results_db.leaderboard.ranking import (
     spreads_of,
     wins_one_of,
 )
-from results_db.models.tables import LeaderboardRow, MeasurementRow, Trial
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import MeasurementRow, Trial
 from results_db.records import BaselineRead, CampaignRecord, GainRead
 from results_db.rows import baseline_of
 from search_spaces.errors import SearchSpaceError
@@ -124,8 +125,8 @@ def _ranked(
         .where(or_(is_baseline, others))
     )
     rows = rows_of(session, query)
-    # `is_other` is NULL, and not false, where a campaign has no winner. Of two rows of a campaign the
-    # later one stays: the other layout's.
+    # `is_other` is NULL, and not false, where a campaign has no winner. Of two rows of a campaign
+    # the later one stays: the other layout's.
     in_order = sorted(rows, key=lambda row: bool(row.is_other))
     leaders = {row.campaign_id: row.trial_id for row in in_order}
     spreads = spreads_of(session, leaders)

@@ -16,20 +16,17 @@ from sqlalchemy import Integer, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from results_db.database.compiled_statement import DriverStatement
+from results_db.leaderboard.pages import PageStatements, RankedPage
 from results_db.leaderboard.ranking import (
-    PageStatements,
-    RankedPage,
-    Ranking,
     best_first,
-    count_listed,
     in_campaign_of_parameter,
     ranked_columns,
     rows_of,
 )
+from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import (
     BreakdownRow,
     Import,
-    LeaderboardRow,
     MeasurementRow,
     StageMemoryRow,
     Trial,
@@ -143,16 +140,14 @@ class DocumentStatements:
         return [dict(zip(_DOCUMENT, each, strict=True)) for each in made]
 
     def total_and_source(
-        self, session: Session, ranking: Ranking, page: RankedPage
+        self, session: Session, campaign_id: int, page: RankedPage
     ) -> tuple[int, str | None]:
         """The number of layouts that are listed in all, and the source of an imported campaign."""
-        if ranking.listing.is_whole:
-            ((total, source),) = self.about.rows(session, campaign=ranking.campaign_id)
+        if page.num_listed is None:
+            ((total, source),) = self.about.rows(session, campaign=campaign_id)
             return total, source
-        query = select(Import.source).where(Import.campaign_id == ranking.campaign_id)
-        counted = count_listed(ranking, page.first).scalar_subquery()
-        ((total, source),) = rows_of(session, select(counted, query.scalar_subquery()))
-        return total, source
+        source = session.scalar(select(Import.source).where(Import.campaign_id == campaign_id))
+        return page.num_listed, source
 
     def _measurements(
         self, session: Session, parts: Mapping[str, Sequence[Column]], page: RankedPage

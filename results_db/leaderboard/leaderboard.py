@@ -1,6 +1,6 @@
 """The leaderboard: the layouts that a campaign measured, ranked.
 
-`results_db.leaderboard.table` keeps one row for each layout, and `results_db.leaderboard.ranking`
+`results_db.leaderboard.table` keeps one row for each layout, and `results_db.leaderboard.pages`
 selects pages of these rows. Here they become records or documents.
 """
 
@@ -18,16 +18,17 @@ from sqlalchemy.orm import Session
 from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import page_version_of
+from results_db.events.event_log import CampaignResults, page_version_of
 from results_db.leaderboard.layout_documents import document_statements
+from results_db.leaderboard.listing import rank_of_row
+from results_db.leaderboard.pages import PageStatements, select_page
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
 from results_db.leaderboard.ranking import (
-    PageStatements,
     RankedRow,
     Ranking,
+    best_in_full,
     ranked_columns,
     rows_of,
-    select_page,
     spreads_of,
     wins_one_of,
 )
@@ -35,7 +36,8 @@ from results_db.leaderboard.table import (
     completed,
     ranked,
 )
-from results_db.models.tables import Campaign, LeaderboardRow, MeasurementRow, Trial
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import WITH_MEASUREMENT, objectives_of, trial_record
 
@@ -100,7 +102,11 @@ class Leaderboard(StoreSection):
             own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
             ranking = Ranking.of(campaign_id, objective, own=own, listing=listing)
             page = select_page(
-                session, _record_statements(ranking.by.key), ranking, limit=limit, offset=offset
+                CampaignResults(self._cache, session, campaign_id),
+                _record_statements(ranking.by.key),
+                ranking,
+                limit=limit,
+                offset=offset,
             )
             if not page.rows:
                 return []
@@ -158,16 +164,19 @@ class Leaderboard(StoreSection):
             if not heads:
                 raise campaign_not_found(campaign)
             ((campaign_id, own, max_peak_memory_bytes, spec),) = heads
+            version = None
             if check_version is not None:
-                check_version(page_version_of(session, campaign_id))
+                version = page_version_of(session, campaign_id)
+                check_version(version)
+            results = CampaignResults(self._cache, session, campaign_id, version)
             by = objective or own
             ranking = Ranking.of(campaign_id, by, own=own, listing=listing)
             objectives = objectives_of(spec)
             cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)
             shown = tuple(dict.fromkeys((*objectives, by, *cheapest)))
             statements = document_statements(ranking.by.key, shown)
-            page = select_page(session, statements.page, ranking, limit=limit, offset=offset)
-            total, source = statements.total_and_source(session, ranking, page)
+            page = select_page(results, statements.page, ranking, limit=limit, offset=offset)
+            total, source = statements.total_and_source(session, campaign_id, page)
             memory_bytes = spec["cluster"].get("device_memory_bytes")
             return PageOfLayouts(
                 objective=by,
@@ -177,6 +186,35 @@ class Leaderboard(StoreSection):
                 source=source,
                 layouts=statements.documents(session, page, memory_bytes),
             )
+
+    def rank_of(self, campaign_id: int, trial_id: int, objective: str | None = None) -> int | None:
+        """The rank of a trial's layout on the whole leaderboard, from 1.
+
+        Args:
+            campaign_id: the campaign.
+            trial_id: any trial of the layout, also a repeat.
+            objective: the objective that ranks; None: the campaign's own.
+
+        Returns:
+            None: the layout is not ranked, or the campaign has no such trial.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        key = select(Trial.layout_key).where(Trial.id == trial_id, Trial.campaign_id == campaign_id)
+        with self._db.read() as session:
+            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
+            if own is None:
+                raise campaign_not_found(campaign_id)
+            ranking = Ranking.of(campaign_id, objective or own, own=own)
+            query = select(*ranked_columns(ranking.by)).where(
+                ranking.in_campaign, LeaderboardRow.layout_key == key.scalar_subquery()
+            )
+            found, best = rows_of(session, query), best_in_full(session, ranking)
+            if not found or best is None:
+                return None
+            return rank_of_row(session, ranking, best[0], RankedRow._make(found[0]))
 
     def winner(self, campaign_id: int, objective: str) -> RankedLayout | None:
         """The best layout that was measured in full; None while there is none."""

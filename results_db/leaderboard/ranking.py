@@ -1,7 +1,7 @@
-"""Selects pages of the leaderboard: the order of its rows, their ranks, intervals and ties.
+"""The order of a leaderboard, its first layout, and intervals and ties of the others.
 
-This is the only place that ranks. `results_db.leaderboard.leaderboard` makes records of a page,
-`results_db.leaderboard.layout_documents` makes documents of it.
+`results_db.leaderboard.listing` selects which layouts are listed, and
+`results_db.leaderboard.pages` selects pages of them.
 """
 
 from __future__ import annotations
@@ -9,37 +9,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Row,
-    Select,
-    bindparam,
-    case,
-    func,
-    select,
-    text,
-    true,
-)
+from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, case, select, text
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.errors import ObjectiveUnknownError
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
-from results_db.models.tables import Campaign, LeaderboardRow, MeasurementRow, Trial
-from results_db.trials.filter_sql import conditions
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Campaign
 from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.statistics.confidence import Estimate, can_be_told_apart
 from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares
 
-_FULL: Final = LeaderboardRow.shortened.is_(False)
+FULL: Final = LeaderboardRow.shortened.is_(False)
 _REPEATED: Final = text("num_runs > 1")  # as in the partial index
-_MOST_ROWS: Final = 2**31 - 1
-_MOST_IDS: Final = 1000
-"""Trial ids in one statement; for more, the ranks of the whole campaign are read."""
 
 
 class RankedRow(NamedTuple):
@@ -129,12 +115,10 @@ class Ranking:
         """Selects the campaign's rows."""
         return LeaderboardRow.campaign_id == self.campaign_id
 
-    def order(self, first_trial_id: int) -> tuple[Any, ...]:
-        """The order of the ranks: the first layout, then the others, the best first.
-
-        The first layout is named since a shortened one may have a larger value.
-        """
-        return _before_all([first_trial_id]), *best_first(self.by)
+    @property
+    def whole(self) -> Ranking:
+        """The same leaderboard with all layouts listed."""
+        return replace(self, listing=WHOLE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,180 +152,58 @@ class First:
         return estimate.factor, not can_be_told_apart(self.estimate, scaled)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageStatements:
-    """The statements that select pages ranked by one column; build them once."""
-
-    query: Select[*tuple[Any, ...]]
-    """One row for each layout, of any campaign and in any order."""
-    top: DriverStatement
-    """The first rows of a campaign."""
-    repeats: DriverStatement
-    """The layouts of a campaign that were measured more than once."""
-
-    @classmethod
-    def of(cls, by: str, query: Select[*tuple[Any, ...]]) -> Self:
-        """The statements of a query.
-
-        Args:
-            by: the name of the column of `LeaderboardRow` that ranks.
-            query: selects `ranked_columns(by)` first, from `LeaderboardRow` joined with `Trial` and
-                `MeasurementRow`.
-        """
-        column = getattr(LeaderboardRow, by)
-        in_campaign, most = in_campaign_of_parameter(), bindparam("most", type_=Integer)
-        # Without ORDER BY: for the order, SQLite would read all rows of the campaign.
-        repeats = select(
-            LeaderboardRow.runs_squares, LeaderboardRow.num_runs, column, LeaderboardRow.trial_id
-        ).where(in_campaign, _REPEATED)
-        return cls(
-            query=query,
-            top=DriverStatement(query.where(in_campaign).order_by(*best_first(column)).limit(most)),
-            repeats=DriverStatement(repeats),
-        )
-
-
 def in_campaign_of_parameter() -> ColumnElement[bool]:
     """Selects the rows of the campaign that a statement's parameter names."""
     return LeaderboardRow.campaign_id == bindparam("campaign", type_=Integer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedPage:
-    """A page of the leaderboard: rows, and for each row its rank, confidence and tie."""
-
-    selected: Sequence[Sequence[Any]] = ()
-    """The rows with all columns of the query."""
-    rows: Sequence[RankedRow] = ()
-    ranks: Sequence[int] = ()
-    """Ranks on the whole leaderboard, from 1."""
-    factors: Sequence[float | None] = ()
-    """The confidence of each value, as `First.compare` returns it."""
-    ties: Sequence[bool] = ()
-    """Whether each layout is the first, or cannot be told apart from it."""
-    first: First | None = None
-    """None: the leaderboard is empty."""
-    is_top: bool = False
-    """Whether these are the first rows of the whole leaderboard."""
+def repeats_statement(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> DriverStatement:
+    """Selects the layouts of a campaign that were measured more than once, for `first_of`."""
+    # Without ORDER BY: for the order, SQLite would read all rows of the campaign.
+    query = select(
+        LeaderboardRow.runs_squares, LeaderboardRow.num_runs, by, LeaderboardRow.trial_id
+    )
+    return DriverStatement(query.where(in_campaign_of_parameter(), _REPEATED))
 
 
-def select_page(
-    session: Session,
-    statements: PageStatements,
-    ranking: Ranking,
-    *,
-    limit: int | None = None,
-    offset: int = 0,
-) -> RankedPage:
-    """Selects a page of the leaderboard.
-
-    The first layout is the best one that was measured in full, or the best of all where none was: a
-    shortened run was slower than the best of its time, and remains so if that best is later
-    rejected for its losses.
+def first_of(session: Session, repeats: DriverStatement, ranking: Ranking, row: RankedRow) -> First:
+    """The first layout of a leaderboard, with the spread of its campaign's repeats.
 
     Args:
         session: a transaction.
-        statements: for the column that ranks.
+        repeats: made by `repeats_statement` for the column that ranks.
         ranking: the leaderboard.
-        limit: most layouts; None: all.
-        offset: number of listed layouts to skip.
+        row: the first layout.
     """
-    is_top = ranking.listing.is_whole and not offset
-    if is_top:
-        most = _MOST_ROWS if limit is None else limit
-        top = statements.top.rows(session, campaign=ranking.campaign_id, most=most)
-        if not top:
-            return RankedPage()
-        best = RankedRow._make(top[0][:_NUM_RANKED])
-        if not best.shortened:
-            first = _first(session, statements, ranking, best)
-            return _page(top, range(1, len(top) + 1), first, is_top=True)
-    found = _best_in_full(session, ranking)
-    if found is None:
-        return RankedPage()
-    first = _first(session, statements, ranking, found)
-    page = statements.query.where(*listed(ranking, first)).order_by(*_order(ranking, first))
-    selected = rows_of(session, page.limit(limit).offset(offset or None))
-    ranks = _ranks(session, ranking, first, [row[1] for row in selected], offset)
-    return _page(selected, ranks, first, is_top=False)
-
-
-def _page(
-    selected: Sequence[Sequence[Any]], ranks: Sequence[int], first: First, *, is_top: bool
-) -> RankedPage:
-    rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
-    compared = [first.compare(row) for row in rows]
-    return RankedPage(
-        selected=selected,
-        rows=rows,
-        ranks=ranks,
-        factors=[factor for factor, _ in compared],
-        ties=[is_tied for _, is_tied in compared],
-        first=first,
-        is_top=is_top,
-    )
-
-
-def _first(session: Session, statements: PageStatements, ranking: Ranking, row: RankedRow) -> First:
-    found = statements.repeats.rows(session, campaign=ranking.campaign_id)
-    # In the order of `Ranking.order`: the last digits of a sum depend on the order.
-    repeats = sorted(found, key=lambda each: (each[3] != row.trial_id, -each[2], each[3]))
-    spread = spread_of_squares((squares, num_runs) for squares, num_runs, *_ in repeats)
+    found = repeats.rows(session, campaign=ranking.campaign_id)
+    # In the order of the ranks: the last digits of a sum depend on the order.
+    in_order = sorted(found, key=lambda each: (each[3] != row.trial_id, -each[2], each[3]))
+    spread = spread_of_squares((squares, num_runs) for squares, num_runs, *_ in in_order)
     return First(row=row, estimate=row.estimate(spread), spread=spread)
 
 
-def _best_in_full(session: Session, ranking: Ranking) -> RankedRow | None:
-    query = select(*ranked_columns(ranking.by)).where(ranking.in_campaign).limit(1)
-    best = session.execute(query.order_by(*best_first(ranking.by))).first()
-    if best is not None and best.shortened:
-        best = session.execute(query.where(_FULL).order_by(*best_first(ranking.by))).first() or best
-    return None if best is None else RankedRow._make(best)
+def best_in_full(session: Session, ranking: Ranking) -> tuple[RankedRow, bool] | None:
+    """The first layout of a leaderboard, and whether it has the largest value; None: it is empty.
 
-
-def _ranks(
-    session: Session, ranking: Ranking, first: First, trial_ids: Sequence[int], offset: int
-) -> list[int]:
-    """The ranks of listed trials on the whole leaderboard, from 1; `offset` were skipped."""
-    if ranking.listing.is_whole:
-        return [offset + 1 + place for place in range(len(trial_ids))]
-    rank = func.row_number().over(order_by=ranking.order(first.row.trial_id))
-    whole = (
-        select(LeaderboardRow.trial_id, rank.label("rank")).where(ranking.in_campaign).subquery()
+    It is the best one that was measured in full, or the best of all where none was: a shortened run
+    was slower than the best of its time, and remains so if that best is later rejected for its
+    losses.
+    """
+    # Its id first, from columns that an index has; its other columns then.
+    query = (
+        select(LeaderboardRow.trial_id, LeaderboardRow.shortened)
+        .where(ranking.in_campaign)
+        .order_by(*best_first(ranking.by))
+        .limit(1)
     )
-    query = select(whole.c.trial_id, whole.c.rank)
-    if len(trial_ids) <= _MOST_IDS:
-        query = query.where(whole.c.trial_id.in_(trial_ids))
-    ranks: dict[int, int] = dict(tuple(row) for row in rows_of(session, query))
-    return [ranks[trial_id] for trial_id in trial_ids]
-
-
-def listed(ranking: Ranking, first: First | None) -> list[ColumnElement[bool]]:
-    """The conditions that the listed rows of a leaderboard meet."""
-    listing = ranking.listing
-    found = [ranking.in_campaign, *conditions(listing.wanted)]
-    if listing.front:
-        found.append(LeaderboardRow.on_front == true())
-    if listing.within_percent is not None and first is not None:
-        found.append(ranking.by >= first.row.value * (1.0 - listing.within_percent / 100.0))
-        if not first.row.shortened:
-            found.append(_FULL)
-    return found
-
-
-def count_listed(ranking: Ranking, first: First | None) -> Select[int]:
-    """Counts the layouts that are listed in all."""
-    query = select(func.count()).select_from(LeaderboardRow).where(*listed(ranking, first))
-    if not ranking.listing.is_unfiltered:
-        query = query.join(Trial, Trial.id == LeaderboardRow.trial_id).join(
-            MeasurementRow, MeasurementRow.trial_id == LeaderboardRow.trial_id
-        )
-    return query
-
-
-def _order(ranking: Ranking, first: First) -> tuple[Any, ...]:
-    if ranking.listing.within_percent is not None:
-        return LeaderboardRow.tokens_per_node_hour.desc(), *best_first(ranking.by)
-    return ranking.order(first.row.trial_id)
+    largest = rows_of(session, query)
+    if not largest:
+        return None
+    in_full = rows_of(session, query.where(FULL)) if largest[0].shortened else largest
+    best_id = (in_full or largest)[0].trial_id
+    columns = select(*ranked_columns(ranking.by))
+    (row,) = rows_of(session, columns.where(LeaderboardRow.trial_id == best_id))
+    return RankedRow._make(row), best_id == largest[0].trial_id
 
 
 def spreads_of(session: Session, winners: Mapping[int, int]) -> dict[int, Spread | None]:

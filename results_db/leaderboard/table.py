@@ -22,15 +22,11 @@ from sqlalchemy.orm import Session
 
 from results_db.database.bulk_insert import insert_many
 from results_db.database.session import Database
-from results_db.models.tables import (
-    STANDINGS_VERSION,
-    Campaign,
-    IterationRow,
-    LeaderboardRow,
-    MeasurementRow,
-    Trial,
-)
+from results_db.models.standings import STANDINGS_VERSION, LeaderboardRow
+from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import objectives_of
+from results_db.trials.filter import KNOB_FIELDS
+from results_db.trials.filter_sql import MEASURED_METRICS
 from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.outcome import Measurement
 from search_spaces.spec.objectives import (
@@ -55,8 +51,10 @@ _FRONT_COLUMNS: Final = (
 )
 """The columns of a row that decide whether it is on the Pareto front."""
 
-_OF_TRIAL: Final = ("id", "layout_key", "num_nodes")
-_OF_MEASUREMENT: Final = ("shortened", "step_time_s", *OBJECTIVE_FIGURES)
+_OF_TRIAL: Final = ("id", "layout_key", *KNOB_FIELDS)
+_OF_MEASUREMENT: Final = tuple(
+    dict.fromkeys(("shortened", "step_time_s", *OBJECTIVE_FIGURES, *MEASURED_METRICS))
+)
 """The fields of a run that its layout's row is computed from, with those of its trial."""
 
 Run = Any
@@ -279,6 +277,8 @@ def _row_of_runs(
         **dict.fromkeys(_WEIGHED),
         **dict(zip(_WEIGHED, _pooled_objectives(campaign, runs), strict=False)),
         "on_front": False,
+        **{name: getattr(first, name) for name in KNOB_FIELDS},
+        **{column: getattr(first, name) for name, column in MEASURED_METRICS.items()},
     }
 
 

@@ -55,6 +55,27 @@ class TokenRow(Base):
     """Accurate to a minute; None: never."""
 
 
+class BrowserSignIn(Base):
+    """A one-time code, or a session of a browser. Backups do not contain these rows."""
+
+    __tablename__ = "browser_sign_ins"
+    __table_args__ = (
+        CheckConstraint(one_of("kind", ("code", "session")), name="kind"),
+        CheckConstraint("length(secret_hash) = 64", name="is_hashed"),
+        Index(None, "token_hash", "kind", "expires_at"),
+        Index(None, "expires_at"),
+    )
+
+    secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """SHA-256 of the code, or of the cookie's secret."""
+    kind: Mapped[str] = mapped_column(String(8))
+    token_hash: Mapped[str] = mapped_column(String(64))
+    """SHA-256 of the token that it stands for. Without a foreign key: tokens of the data directory
+    are not in the database."""
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
 class AuditRow(Base):
     """One change: the actor, the time, and the target."""
 

@@ -1,4 +1,4 @@
-"""Tables of campaigns, trials, measurements, leaderboards, analyses and imports.
+"""Tables of campaigns, trials, measurements, analyses and imports.
 
 Every value that is ranked or filtered has a typed column.
 """
@@ -113,7 +113,7 @@ class Campaign(Base):
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """Notes of its users."""
     standings_version: Mapped[int] = mapped_column(server_default="0")
-    """`STANDINGS_VERSION` when its leaderboard was computed; 0: it was not."""
+    """`standings.STANDINGS_VERSION` when its leaderboard was computed; 0: it was not."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]
@@ -376,73 +376,6 @@ class TrialLog(Base):
         ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
     )
     tail: Mapped[str] = mapped_column(Text)
-
-
-STANDINGS_VERSION: Final = 1
-"""Version of the computation of leaderboard rows. Increase it with every change of that
-computation: an upgrade rebuilds rows of other versions."""
-
-
-class LeaderboardRow(Base):
-    """A ranked layout of a campaign: a row of the leaderboard table.
-
-    It is computed from all of the layout's runs that count by `results_db.leaderboard.table`, in
-    the transaction that changes them, so that no request has to rank a campaign.
-    """
-
-    __tablename__ = "standings"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["trial_id", "campaign_id"], ["trials.id", "trials.campaign_id"], ondelete="CASCADE"
-        ),
-        UniqueConstraint("campaign_id", "layout_key"),
-        CheckConstraint("num_runs > 0 AND step_time_s > 0", name="was_measured"),
-        Index(None, "campaign_id", "value"),
-        Index(
-            "ix_standings_campaign_id_on_front",
-            "campaign_id",
-            sqlite_where=text("on_front = 1"),
-            postgresql_where=text("on_front"),
-        ),
-        Index(
-            "ix_standings_campaign_id_repeated",
-            "campaign_id",
-            sqlite_where=text("num_runs > 1"),
-            postgresql_where=text("num_runs > 1"),
-        ),
-    )
-
-    trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """The first of the runs that count."""
-    campaign_id: Mapped[int]
-    layout_key: Mapped[str] = mapped_column(String(120))
-    num_runs: Mapped[int]
-    shortened: Mapped[bool]
-    """Whether every run was stopped early."""
-    step_time_s: Mapped[float]
-    """Median of the runs; the next columns are at this step time."""
-    value: Mapped[float]
-    """The campaign's own objective, one of the next five."""
-    tokens_per_s_per_device: Mapped[float]
-    tokens_per_s: Mapped[float]
-    model_tflops_per_device: Mapped[float]
-    hardware_tflops_per_device: Mapped[float]
-    tokens_per_node_hour: Mapped[float]
-    log_step_time_s: Mapped[float]
-    """Logarithm of the median step time, from the iterations."""
-    iterations_variance: Mapped[float | None]
-    """`search_spaces.statistics.pooling.PooledRuns.variance`."""
-    iterations_dof: Mapped[int]
-    runs_squares: Mapped[float]
-    """`search_spaces.statistics.pooling.squares_of_runs`; 0 for a single run."""
-    weighed_1: Mapped[float | None]
-    """The campaign's objectives in order, as compared for its front; None: not measured, or the
-    campaign has fewer."""
-    weighed_2: Mapped[float | None]
-    weighed_3: Mapped[float | None]
-    on_front: Mapped[bool]
-    """Whether no other layout is at least as good in all of the campaign's objectives, and better
-    in one."""
 
 
 class AnalysisRow(Base):

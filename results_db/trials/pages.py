@@ -13,25 +13,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
+from results_db.events.event_log import CampaignResults
 from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.trials.filter import TrialFilter
-from results_db.trials.filter_sql import conditions, metric_column
+from results_db.trials.filter_sql import conditions, knob_number, metric_column
 from results_db.trials.sort_order import (
     BY_NUMBER,
     KNOWN_AT_THE_END,
+    MAX_COUNTED,
     PageEnd,
     SortKey,
     TrialOrder,
     TrialPageRecord,
 )
 from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS
 
 EVERY_TRIAL: Final = TrialFilter()
 
@@ -49,6 +50,7 @@ class TrialPages(StoreSection):
         wanted: TrialFilter = EVERY_TRIAL,
         order: TrialOrder = BY_NUMBER,
         after: PageEnd | None = None,
+        before: PageEnd | None = None,
         limit: int,
     ) -> TrialPageRecord:
         """A page of the campaign's trials.
@@ -58,24 +60,54 @@ class TrialPages(StoreSection):
             wanted: the filter.
             order: the order of the list.
             after: the end of the page before, in the same order; None: the first page.
+            before: the start of the page after, in the same order, instead of `after`; None: the
+                first page.
             limit: most trials.
         """
+        edge = after or before
         with self._db.read() as session:
-            if after is None:
+            if edge is None:
                 query = select(Campaign.last_ended_seq).where(Campaign.id == campaign_id)
                 ended_seq = session.scalar(query) or 0
             else:
-                ended_seq = after.ended_seq
+                ended_seq = edge.ended_seq
             of_list = _TrialList(campaign_id, wanted, order, ended_seq)
-            # One more than requested, to see whether there is a next page.
-            found = _find(session, of_list, after, limit + 1)
-            page = found[:limit]
+            # One more than requested, to see whether the list goes on.
+            if before is None:
+                found = _find(session, of_list, after, limit + 1)
+                page, has_next, has_previous = found[:limit], len(found) > limit, after is not None
+            else:
+                found = _find_before(session, of_list, before, limit + 1)
+                page, has_next, has_previous = found[-limit:], True, len(found) > limit
             trials = _records(session, [trial_id for trial_id, _ in page])
-        end = None
-        if len(found) > limit:
-            trial_id, value = page[-1]
-            end = PageEnd(ended_seq=ended_seq, value=value, trial_id=trial_id)
-        return TrialPageRecord(trials=trials, end=end)
+
+        def edge_at(place: int) -> PageEnd:
+            trial_id, value = page[place]
+            return PageEnd(ended_seq=ended_seq, value=value, trial_id=trial_id)
+
+        return TrialPageRecord(
+            trials=trials,
+            end=edge_at(-1) if page and has_next else None,
+            start=edge_at(0) if page and has_previous else None,
+        )
+
+    def count_listed_trials(
+        self, campaign_id: int, *, wanted: TrialFilter = EVERY_TRIAL
+    ) -> tuple[int, bool]:
+        """The number of the campaign's trials that pass a filter, and whether it is exact.
+
+        Counting stops at `MAX_COUNTED`: if the number is not exact, there are more. The result is
+        cached until the campaign changes.
+        """
+        query = select(Trial.id).where(Trial.campaign_id == campaign_id, *conditions(wanted))
+        if wanted.needs_measurement:
+            query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        some = query.limit(MAX_COUNTED + 1).subquery()
+        counted = select(func.count()).select_from(some)
+        with self._db.read() as session:
+            results = CampaignResults(self._cache, session, campaign_id)
+            found = results.get(("trials", wanted), lambda: session.scalar(counted) or 0)
+        return min(found, MAX_COUNTED), found <= MAX_COUNTED
 
 
 class _TrialList:
@@ -95,8 +127,8 @@ class _TrialList:
         """Whether trials may lack a value of the key."""
         return self._order.key in KNOWN_AT_THE_END
 
-    def valued(self, after: PageEnd | None) -> Select[*tuple[Any, ...]]:
-        """The trials with a value, after the end of a page."""
+    def valued(self, edge: PageEnd | None, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
+        """The trials with a value, after the end of a page; backward: before its start."""
         query = select(Trial.id, self._key).where(
             Trial.campaign_id == self._campaign_id, *conditions(self._wanted)
         )
@@ -106,33 +138,38 @@ class _TrialList:
             )
         if self.has_valueless:
             query = query.where(self._key.is_not(None), Trial.ended_seq <= self._ended_seq)
-        if after is not None:
-            query = query.where(self._is_after(after))
+        if edge is not None:
+            query = query.where(self._is_beyond(edge, backward=backward))
+        if backward:
+            key = self._key.asc() if self._order.descending else self._key.desc()
+            return query.order_by(key, Trial.id.desc())
         key = self._key.desc() if self._order.descending else self._key.asc()
         return query.order_by(key, Trial.id)
 
-    def valueless(self, after_id: int) -> Select[*tuple[Any, ...]]:
-        """The trials without a value, now or when the first page was read."""
+    def valueless(self, edge_id: int, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
+        """The trials without a value, now or when the first page was read; see `valued`."""
         query = select(Trial.id, cast(None, Integer)).where(
             Trial.campaign_id == self._campaign_id,
-            Trial.id > after_id,
+            Trial.id < edge_id if backward else Trial.id > edge_id,
             *conditions(self._wanted),
         )
         has_none = [Trial.ended_seq.is_(None), Trial.ended_seq > self._ended_seq]
         if self._needs_measurement:
             query = query.outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
             has_none.append(self._key.is_(None))
-        return query.where(or_(*has_none)).order_by(Trial.id)
+        return query.where(or_(*has_none)).order_by(Trial.id.desc() if backward else Trial.id)
 
     @property
     def _needs_measurement(self) -> bool:
         return self._order.key in METRICS or self._wanted.needs_measurement
 
-    def _is_after(self, end: PageEnd) -> ColumnElement[bool]:
-        beyond = self._key < end.value if self._order.descending else self._key > end.value
+    def _is_beyond(self, edge: PageEnd, *, backward: bool) -> ColumnElement[bool]:
+        is_smaller = self._order.descending != backward
+        beyond = self._key < edge.value if is_smaller else self._key > edge.value
         # The first condition follows from the second; with it, an index finds the start.
-        reached = self._key <= end.value if self._order.descending else self._key >= end.value
-        return and_(reached, or_(beyond, Trial.id > end.trial_id))
+        reached = self._key <= edge.value if is_smaller else self._key >= edge.value
+        is_beyond_among_equals = Trial.id < edge.trial_id if backward else Trial.id > edge.trial_id
+        return and_(reached, or_(beyond, is_beyond_among_equals))
 
 
 def _find(session: Session, of_list: _TrialList, after: PageEnd | None, limit: int) -> list[_Keyed]:
@@ -144,6 +181,21 @@ def _find(session: Session, of_list: _TrialList, after: PageEnd | None, limit: i
         after_id = after.trial_id if after is not None and after.value is None else 0
         found += _rows(session, of_list.valueless(after_id).limit(missing))
     return found
+
+
+def _find_before(
+    session: Session, of_list: _TrialList, before: PageEnd, limit: int
+) -> list[_Keyed]:
+    """The last trials before the start of a page, in the order of the list."""
+    found: list[_Keyed] = []
+    is_valued = before.value is not None
+    if not is_valued:
+        query = of_list.valueless(before.trial_id, backward=True)
+        found = _rows(session, query.limit(limit))
+    if len(found) < limit:
+        query = of_list.valued(before if is_valued else None, backward=True)
+        found += _rows(session, query.limit(limit - len(found)))
+    return found[::-1]
 
 
 def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[_Keyed]:
@@ -163,10 +215,4 @@ def _key_column(key: SortKey) -> ColumnElement[Any]:
         return metric_column(key)
     if key == "ended_at":
         return Trial.ended_seq  # type: ignore[return-value]
-    column: ColumnElement[Any] = getattr(Trial, key)
-    knob = KNOBS.get(key)
-    if knob is None or knob.is_number:
-        return column
-    if knob.is_switch:
-        return cast(column, Integer)
-    return case({word: knob.code(word) for word in knob.choices}, value=column)
+    return knob_number(key, getattr(Trial, key))

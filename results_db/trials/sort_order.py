@@ -36,9 +36,13 @@ class TrialOrder:
 BY_NUMBER: Final = TrialOrder()
 
 
+MAX_COUNTED: Final = 10_000
+"""Most trials of a list that are counted."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageEnd:
-    """The last trial of a page, and as of when the list is."""
+    """The last or the first trial of a page, and as of when the list is."""
 
     ended_seq: int
     """The campaign's trial that had ended last when the first page was read: what ended since
@@ -56,3 +60,5 @@ class TrialPageRecord:
     trials: tuple[TrialRecord, ...]
     end: PageEnd | None
     """Where the next page goes on; None on the last."""
+    start: PageEnd | None = None
+    """Where the previous page ends; None on the first."""

@@ -2,80 +2,135 @@
 // Every state is in the URL: without this script the same links and forms load whole pages.
 "use strict";
 
-const REFRESH_MS = 300; // at most this often while events arrive
-const regions = (root) => new Map([...root.querySelectorAll("[data-region]")].map((e) => [e.id, e]));
-let loading = null; // the request that is under way
+const REFRESH_MS = 300; // at most one refresh in this time while events arrive
+const MOST_WAIT_MS = 15000; // between tries after a refresh failed
+const FIELDS = "input:not([type=checkbox]):not([type=radio]):not([type=hidden]), textarea, select";
+const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
 
-/** Loads a page and replaces those regions of this one that differ. */
-async function swap(address, { push = false, quiet = false } = {}) {
+const regions = (root) => new Map([...root.querySelectorAll("[data-region]")].map((e) => [e.id, e]));
+const asLoaded = new WeakMap(); // by region: its markup as the service sent it
+let loading = null; // the request of the reader that is under way
+let at = location.href; // the address of what is shown
+
+/** Loads a page that the reader asked for, and replaces those regions of this one that differ. */
+async function swap(address, { push = false } = {}) {
   loading?.abort();
   const mine = (loading = new AbortController());
   const main = document.querySelector("main");
-  if (!quiet) main.setAttribute("aria-busy", "true");
+  main.setAttribute("aria-busy", "true");
   try {
-    const answer = await fetch(address, {
-      headers: { Accept: "text/html" },
-      signal: mine.signal,
-    });
-    if (!(answer.headers.get("content-type") ?? "").startsWith("text/html")) {
-      throw new Error(`the service answered ${answer.status}`);
-    }
-    if (answer.redirected && new URL(answer.url).pathname !== new URL(address, location.href).pathname) {
-      location.assign(answer.url); // the session has ended, or the page has moved
-      return;
-    }
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const answer = await fetched(address, mine.signal);
+    if (answer === null) return;
+    if (answer.problem) return say(answer.problem);
     if (push) history.pushState(null, "", answer.url);
-    replace(page);
-    document.dispatchEvent(new CustomEvent("page-swapped"));
+    at = location.href;
+    replace(answer.page, { quiet: false });
   } catch (error) {
-    if (error.name === "AbortError") return;
-    if (quiet) throw error;
-    say(`This page could not be loaded: ${error.message}`);
+    if (error.name !== "AbortError") say(`This page could not be loaded: ${error.message}`);
   } finally {
     if (loading === mine) {
       loading = null;
       main.removeAttribute("aria-busy");
+      if (stale) refresh();
     }
   }
 }
 
-function replace(page) {
+/** The page at an address; null: the browser goes there, since it is another page. */
+async function fetched(address, signal) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" }, signal });
+  const moved = new URL(answer.url).pathname !== new URL(address, location.href).pathname;
+  if (moved || answer.status === 401) {
+    location.assign(moved ? answer.url : location.href); // the session has ended, or a redirect
+    return null;
+  }
+  if (!(answer.headers.get("content-type") ?? "").startsWith("text/html")) {
+    throw new Error(`the service answered ${answer.status}`);
+  }
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const problem = answer.ok ? "" : (page.querySelector("[data-problem]")?.textContent ?? "");
+  if (!answer.ok && !problem) throw new Error(`the service answered ${answer.status}`);
+  return { page, problem, status: answer.status, url: answer.url };
+}
+
+function replace(page, { quiet }) {
   document.title = page.title;
-  const focused = document.activeElement?.id;
-  const open = new Set([...document.querySelectorAll("details[open][id]")].map((e) => e.id));
   const fresh = regions(page);
   for (const [id, old] of regions(document)) {
     const next = fresh.get(id);
-    if (!next || next.outerHTML === old.dataset.asLoaded) continue;
-    if (old.contains(document.activeElement) && isTyping(document.activeElement)) continue;
-    const asLoaded = next.outerHTML;
+    if (!next) continue;
+    // What was said about an action stays until the reader asks for another page.
+    if (quiet && (id === "messages" || isEdited(old))) continue;
+    const markup = next.outerHTML;
+    if (markup === asLoaded.get(old) && (quiet || !isEdited(old)) && id !== "messages") continue;
+    const focused = placeOfFocus(old);
+    if (quiet) keepChoices(old, next);
     markChanges(old, next);
     const adopted = document.adoptNode(next);
     old.replaceWith(adopted);
-    adopted.dataset.asLoaded = asLoaded;
+    asLoaded.set(adopted, markup);
+    if (focused) adopted.querySelectorAll(FOCUSABLE)[focused(adopted)]?.focus({ preventScroll: true });
   }
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   dates();
+  document.dispatchEvent(new CustomEvent("page-swapped"));
+}
+
+/** Whether the reader has typed or chosen something that was not sent. */
+const isEdited = (region) =>
+  [...region.querySelectorAll(FIELDS)].some((field) =>
+    field.matches("select")
+      ? [...field.options].some((o) => o.selected !== o.defaultSelected) &&
+        [...field.options].some((o) => o.defaultSelected)
+      : field.value !== field.defaultValue,
+  ) || (region.contains(document.activeElement) && document.activeElement.matches(FIELDS));
+
+/** Where the focus is inside of a region: finds the same element in the region's next version. */
+function placeOfFocus(region) {
+  const focused = document.activeElement;
+  if (!region.contains(focused)) return null;
+  const number = [...region.querySelectorAll(FOCUSABLE)].indexOf(focused);
+  const key = (e) => e.id || `${e.closest("[data-row]")?.dataset.row} ${e.name} ${e.textContent}`;
+  const wanted = key(focused);
+  return (next) => {
+    const same = [...next.querySelectorAll(FOCUSABLE)].findIndex((e) => key(e) === wanted);
+    return same >= 0 ? same : number;
+  };
+}
+
+/** Ticked boxes, opened details and scrolled tables stay as they are when events come. */
+function keepChoices(old, next) {
+  for (const box of old.querySelectorAll("input[type=checkbox], input[type=radio]")) {
+    const same = `input[name="${CSS.escape(box.name)}"][value="${CSS.escape(box.value)}"]`;
+    const other = next.querySelector(same);
+    if (other) other.checked = box.checked;
+  }
+  for (const details of old.querySelectorAll("details[id]")) {
+    const other = next.querySelector(`#${CSS.escape(details.id)}`);
+    if (other) other.open = details.open;
+  }
+  const scrolled = [...old.querySelectorAll(".wide")].map((e) => e.scrollLeft);
+  queueMicrotask(() =>
+    next.querySelectorAll(".wide").forEach((e, place) => (e.scrollLeft = scrolled[place] ?? 0)),
+  );
 }
 
 /** Marks rows that are new or differ, so that the style can show them. */
 function markChanges(old, next) {
-  const before = new Map([...old.querySelectorAll("tr[data-row]")].map((r) => [r.dataset.row, r]));
-  for (const row of next.querySelectorAll("tr[data-row]")) {
-    const was = before.get(row.dataset.row);
-    if (before.size && was?.textContent !== row.textContent) row.classList.add("changed");
+  const was = new DOMParser().parseFromString(asLoaded.get(old) ?? "", "text/html");
+  const said = (row) => row.dataset.state ?? row.textContent;
+  const before = new Map([...was.querySelectorAll("[data-row]")].map((r) => [r.dataset.row, said(r)]));
+  for (const row of next.querySelectorAll("[data-row]")) {
+    if (before.size && before.get(row.dataset.row) !== said(row)) row.classList.add("changed");
   }
 }
-
-const isTyping = (e) => e.matches("input:not([type=checkbox]):not([type=radio]), textarea, select");
 
 function say(words) {
   const line = document.createElement("p");
   line.className = "problem";
   line.textContent = words;
-  document.getElementById("messages").replaceChildren(line);
+  const messages = document.getElementById("messages");
+  messages.replaceChildren(line);
+  messages.scrollIntoView({ block: "nearest" });
 }
 
 /** Shows times in the reader's time zone; the page has them in UTC. */
@@ -91,10 +146,10 @@ function dates() {
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-swap]");
-  if (link && event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey) {
-    event.preventDefault();
-    swap(link.href, { push: true });
-  }
+  if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey) return;
+  if (new URL(link.href).pathname !== location.pathname) return; // another page has other regions
+  event.preventDefault();
+  swap(link.href, { push: true });
 });
 
 document.addEventListener("submit", (event) => {
@@ -102,7 +157,7 @@ document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm;
   if (question && !form.dataset.confirmed) {
     event.preventDefault();
-    ask(question, () => {
+    ask(question, event.submitter, () => {
       form.dataset.confirmed = "yes";
       form.requestSubmit(event.submitter);
     });
@@ -112,8 +167,10 @@ document.addEventListener("submit", (event) => {
   if (form.matches("form[data-swap]")) {
     event.preventDefault();
     const given = new URLSearchParams();
-    for (const [name, value] of new FormData(form)) if (value !== "") given.append(name, value);
-    swap(`${form.action.split("?")[0]}?${given}`, { push: true });
+    for (const [name, value] of new FormData(form, event.submitter)) {
+      if (value !== "") given.append(name, value);
+    }
+    swap(`${form.getAttribute("action").split("?")[0]}?${given}`, { push: true });
   } else if (form.method === "post") {
     // A second press must not send the form twice.
     setTimeout(() => form.querySelectorAll("button").forEach((b) => (b.disabled = true)));
@@ -121,19 +178,23 @@ document.addEventListener("submit", (event) => {
 });
 
 document.addEventListener("change", (event) => {
-  const form = event.target.closest("form[data-swap]");
-  if (form && !event.target.matches("[type=text], [type=search], [type=number]")) form.requestSubmit();
+  const form = event.target.form;
+  if (form?.matches("form[data-swap]") && !event.target.matches("[type=text], [type=search], [type=number]")) {
+    form.requestSubmit();
+  }
 });
 
-function ask(question, then) {
+function ask(question, button, then) {
   const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-labelledby", "question");
   const words = document.createElement("p");
+  words.id = "question";
   words.textContent = question;
   const no = document.createElement("button");
   no.textContent = "Back";
   const yes = document.createElement("button");
   yes.className = "danger";
-  yes.textContent = "Yes";
+  yes.textContent = button.textContent.trim();
   const row = document.createElement("div");
   row.className = "actions";
   row.append(no, yes);
@@ -145,67 +206,102 @@ function ask(question, then) {
   dialog.showModal();
 }
 
-addEventListener("popstate", () => swap(location.href));
+addEventListener("popstate", () => {
+  // A jump within the page also comes here; it needs nothing from the service.
+  if (location.href.split("#")[0] !== at.split("#")[0]) swap(location.href);
+  at = location.href;
+});
 
 // The event stream.
 
 const prefix = document.querySelector("meta[name=prefix]").content;
-const follows = document.body.dataset.follows; // "campaigns", or the ids of campaigns
-let due = null;
+const follows = (document.body.dataset.follows ?? "").split(" ").filter(Boolean);
+// "campaigns" (every event), or the ids of campaigns
+let stream = ""; // "live" or "lost"
+let stale = false; // whether events came that the page does not show yet
+let due = null; // the timer of the next refresh
+let refreshed = 0; // when the last refresh began
+let wait = 1000;
 
 function refresh() {
-  if (due !== null) return;
-  due = setTimeout(async () => {
+  stale = true;
+  if (due !== null || document.hidden || loading) return; // each of them refreshes at its end
+  due = setTimeout(load, Math.max(0, refreshed + REFRESH_MS - Date.now()));
+}
+
+/** Loads this page again for what events told; the timer `due` stands until it is done. */
+async function load() {
+  stale = false;
+  refreshed = Date.now();
+  const address = location.href;
+  try {
+    const answer = await fetched(address);
+    if (answer === null) return;
+    if (answer.status >= 500) throw new Error(answer.problem);
+    if (answer.problem) return location.reload(); // it was deleted, or may not be seen any more
+    if (!loading && address === location.href) replace(answer.page, { quiet: true });
+    wait = 1000;
+    show(stream);
+  } catch {
+    show("lost");
+    stale = true;
+    refreshed = Date.now() + wait - REFRESH_MS;
+    wait = Math.min(2 * wait, MOST_WAIT_MS);
+  } finally {
     due = null;
-    if (document.hidden) return;
-    try {
-      await swap(location.href, { quiet: true });
-      show("live");
-    } catch {
-      show("lost");
-      setTimeout(refresh, 1000);
-    }
-  }, REFRESH_MS);
+    if (stale) refresh();
+  }
 }
 
 function show(state) {
   const shown = document.getElementById("connection");
-  if (!shown) return;
+  if (!shown || !state) return;
   const words = { live: "live", lost: "connection lost; trying again" }[state];
   if (shown.textContent !== words) shown.textContent = words;
   shown.className = `connection ${state}`;
 }
 
 const concerns = (event) =>
-  follows === "campaigns" ||
-  event.campaign_id === undefined ||
-  follows.split(" ").includes(String(event.campaign_id));
+  follows.includes("campaigns") ||
+  event.campaign_id == null || // a worker or nodes: the reason why a campaign waits may change
+  follows.includes(String(event.campaign_id));
 
 function take({ kind, event }) {
-  if (kind === "stream.lost") show("lost");
+  if (kind === "stream.lost") show((stream = "lost"));
   else if (kind === "stream.opened") {
-    show("live");
-    if (event.missed || event.reopened) refresh();
+    const returned = stream === "lost";
+    show((stream = "live"));
+    if (event.missed || returned) refresh();
   } else if (concerns(event)) {
     document.dispatchEvent(new CustomEvent("service-event", { detail: { kind, event } }));
     refresh();
   }
 }
 
-if (follows) {
-  if (window.SharedWorker) {
-    // One stream for all tabs: browsers open six connections to a host at most.
-    const worker = new SharedWorker(document.body.dataset.stream, { name: prefix });
-    worker.port.onmessage = (message) => take(message.data);
-    worker.port.postMessage({
-      stream: `${prefix}/v1/events`,
-      kinds: document.body.dataset.kinds.split(" "),
-    });
-    worker.onerror = () => show("lost");
-  }
+function follow() {
+  const asked = {
+    stream: `${prefix}/v1/events`,
+    kinds: document.body.dataset.kinds.split(" "),
+  };
+  // One stream for all tabs: browsers open six connections to a host at most. Where there are no
+  // shared workers, each tab has a stream of its own.
+  const script = document.body.dataset.stream;
+  const worker = window.SharedWorker ? new SharedWorker(script, { name: prefix }) : new Worker(script);
+  const port = worker.port ?? worker;
+  port.onmessage = (message) => take(message.data);
+  port.postMessage(asked);
+  worker.onerror = () => show((stream = "lost"));
+  addEventListener("pagehide", () => port.postMessage({ leaves: true }));
+  addEventListener("pageshow", (event) => {
+    if (!event.persisted) return;
+    port.postMessage(asked); // the browser kept this page while events came
+    refresh();
+  });
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) refresh();
+    if (!document.hidden && stale) refresh();
   });
 }
 
+for (const region of regions(document).values()) asLoaded.set(region, region.outerHTML);
 dates();
+if (follows.length) follow();

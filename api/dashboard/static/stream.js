@@ -1,49 +1,67 @@
-// A shared worker: one event stream for all tabs of this service.
+// A worker with the event stream of this service: shared by all tabs, or one for each tab.
 "use strict";
 
-const KINDS_OF_STREAM = ["stream.opened", "stream.closed"];
-const MOST_WAIT_MS = 15000;
+const FIRST_WAIT_MS = 500;
+const MOST_WAIT_MS = 5000;
 const ports = new Set();
+let kinds = [];
+let address = "";
 let source = null;
+let timer = null; // set while the stream is closed and will be opened again
 let last = null; // number of the last event
-let wait = 500;
-let opened = false;
+let wait = FIRST_WAIT_MS;
+let isLive = false;
 
 const tell = (message) => ports.forEach((port) => port.postMessage(message));
 
-function open(address) {
+function open() {
+  timer = null;
   source = new EventSource(last === null ? address : `${address}?after=${last}`);
-  const take = (event) => {
-    if (event.lastEventId) last = event.lastEventId;
-    if (event.type === "stream.opened") {
-      wait = 500;
-      const about = { ...JSON.parse(event.data), reopened: opened };
-      opened = true;
-      tell({ kind: event.type, event: about });
-    } else if (event.type === "stream.closed") again(address);
-    else tell({ kind: event.type, event: JSON.parse(event.data) });
-  };
-  for (const kind of [...KINDS_OF_STREAM, ...kinds]) source.addEventListener(kind, take);
+  source.addEventListener("stream.opened", (event) => {
+    wait = FIRST_WAIT_MS;
+    last = event.lastEventId || last;
+    const { missed } = JSON.parse(event.data);
+    // The end of a stream after an hour is no loss: the next one goes on after the last event.
+    if (!isLive || missed) tell({ kind: "stream.opened", event: { missed } });
+    isLive = true;
+  });
+  source.addEventListener("stream.closed", () => again());
+  for (const kind of kinds) {
+    source.addEventListener(kind, (event) => {
+      last = event.lastEventId || last;
+      tell({ kind, event: JSON.parse(event.data) });
+    });
+  }
   // After an HTTP error the browser does not open the stream again by itself.
-  source.onerror = () => again(address);
+  source.onerror = () => {
+    if (timer !== null) return; // the service has closed it
+    isLive = false;
+    tell({ kind: "stream.lost" });
+    again();
+  };
 }
 
-function again(address) {
+function again() {
   source.close();
-  tell({ kind: "stream.lost" });
-  setTimeout(open, wait, address);
+  if (timer !== null) return;
+  timer = setTimeout(open, wait);
   wait = Math.min(2 * wait, MOST_WAIT_MS);
 }
 
-let kinds = [];
-self.onconnect = ({ ports: [port] }) => {
-  ports.add(port);
+function serve(port) {
   port.onmessage = ({ data }) => {
-    if (source === null) {
-      kinds = data.kinds;
-      open(data.stream);
-    } else if (opened && source.readyState === EventSource.OPEN) {
-      port.postMessage({ kind: "stream.opened", event: { missed: false, reopened: false } });
+    if (data.leaves) {
+      ports.delete(port);
+      return;
     }
+    ports.add(port);
+    if (source === null) {
+      ({ kinds, stream: address } = data);
+      open();
+    } else if (isLive) port.postMessage({ kind: "stream.opened", event: { missed: false } });
+    else if (timer !== null) port.postMessage({ kind: "stream.lost" });
   };
-};
+}
+
+if ("onconnect" in self) self.onconnect = ({ ports: [port] }) => serve(port);
+else serve(self);

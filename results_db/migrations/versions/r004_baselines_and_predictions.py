@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r004"
-down_revision = "r001"
+down_revision = "r003"
 branch_labels = None
 depends_on = None
 

@@ -1,6 +1,7 @@
 """`layout-tuner up`: what it refuses to start on, and that nothing outlives it."""
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from tests.api.process import ServeProcess, run_command, wait_until
+from tests.api.security.signed_in import Person
 from tests.e2e.conftest import Service
 
 
@@ -95,6 +97,12 @@ def test_a_service_that_up_runs_is_ended_by_ending_up_and_its_token_is_nowhere_p
             shown += os.read(ours, 65536)
         line = refused_line("--port", "0", "--data-dir", str(data))
         assert f"end it with `kill {up.pid}`" in line
+        address = re.search(r"sign in +(http://\S+)/sign-in#code=(\S+)", shown.decode())
+        assert address is not None
+        person = Person(address[1])
+        assert person.sign_in_with_code(address[2]).status_code == 200
+        assert person.open("/").status_code == 200
+        person.http.close()
     finally:
         up.terminate()
         assert up.wait(60) == 0

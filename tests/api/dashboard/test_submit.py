@@ -69,7 +69,6 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
     expect(check).to_contain_text("1 of 1 combinations are legal. 1 of them are likely to fit")
     submit(page)
     page.wait_for_url("**/campaigns/steps")
-    visitor.faults.clear()  # the page of a campaign is not of this test
     made = campaign(shared, "steps").json()
     assert made["num_legal_layouts"] == 1
     assert made["created_by"] == "a-submitter"
@@ -91,7 +90,6 @@ def test_a_campaign_like_another_one_has_its_fields_and_a_free_name(
     expect(page.get_by_label("Trials")).to_have_value("6")
     submit(page)
     page.wait_for_url("**/campaigns/ended-2")
-    visitor.faults.clear()
     original, made = campaign(shared, "ended").json(), campaign(shared, "ended-2").json()
     assert made["spec"] == {
         **original["spec"],
@@ -116,7 +114,6 @@ def test_a_file_is_opened_as_it_stands_and_its_problems_are_shown(
     expect(page.locator("#check")).to_contain_text("Nothing is wrong")
     submit(page)
     page.wait_for_url("**/campaigns/of-a-file")
-    visitor.faults.clear()
 
 
 def test_a_preset_of_spaces_starts_a_campaign_by_link(shared: Populated) -> None:
@@ -150,7 +147,6 @@ def test_a_double_click_makes_one_campaign(visitor: Visitor, shared: Populated) 
     fill(page, name="once")
     page.get_by_role("button", name="Submit campaign").dblclick()
     page.wait_for_url("**/campaigns/once")
-    visitor.faults.clear()
     # The same request again, as a browser sends it that lost the answer.
     form = {
         "do": "submit",
@@ -198,7 +194,6 @@ def test_the_form_works_without_script(browser: Browser, shared: Populated) -> N
         page.locator("[name='space.dp']").fill("1")
         submit(page)
         page.wait_for_url("**/campaigns/no-script")
-        visitor.faults.clear()
 
 
 def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None:
@@ -215,7 +210,6 @@ def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None
     page.get_by_role("button", name="Submit campaign").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/campaigns/by-keyboard")
-    visitor.faults.clear()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -20,6 +20,7 @@ UNAUDITED = {
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
     "post_outcome": "attempts tell how they ended",
+    "sign_out": "a session has ended, which a request with a token does not have",
 }
 TABLE_HEADER = {"Content-Type": "text/csv"}
 
@@ -130,6 +131,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
         lambda a: a.ask("POST", "/tokens", json={"name": "ci", "role": "viewer"}),
     ),
     "revoke_token": ("token.revoke", Group.revoked),
+    "create_sign_in_code": ("sign_in.code", lambda a: a.ask("POST", "/sign-in-codes")),
 }
 """A change by each route, and what the audit calls it."""
 

@@ -31,10 +31,15 @@ OPEN_OPERATIONS = {
     "openapi",
     "docs-assets",
     "read_docs",
-    "read_root",
+    "read_asset",
+    "show_sign_in",
+    "sign_in",
     "read_health",
     "read_readiness",
 }
+OF_EVERY_HOLDER = {"sign_out"}
+OF_EVERYBODY_BUT_WORKERS = {"create_sign_in_code"}
+"""Writes that viewers may make: what they change is a sign-in of their own."""
 WORKER_OPERATIONS = {
     "register_worker",
     "drain_worker",
@@ -89,6 +94,10 @@ def may(role: str, operation: Operation) -> bool:
         return role in ("worker", "admin")
     if operation.name in ADMIN_OPERATIONS:
         return role == "admin"
+    if operation.name in OF_EVERY_HOLDER:
+        return True
+    if operation.name in OF_EVERYBODY_BUT_WORKERS:
+        return role != "worker"
     if operation.method in ("GET", "HEAD"):
         return role != "worker" or operation.name in WORKERS_READ
     return role in ("submitter", "admin")
@@ -148,7 +157,10 @@ def test_the_open_routes_are_these_and_take_no_token(service: Service) -> None:
     assert opened == OPEN_OPERATIONS
     for operation in OPERATIONS:
         if operation.name in OPEN_OPERATIONS:
-            assert service.ask(None, operation.method, operation.url()).status_code < 400
+            # An asset of this name does not exist, and a sign-in comes from the service's page.
+            refusal = {"read_asset": 404, "sign_in": 403}.get(operation.name)
+            status = service.ask(None, operation.method, operation.url()).status_code
+            assert status == refusal or (refusal is None and status < 400)
 
 
 def test_every_line_of_the_table_has_its_route() -> None:
@@ -158,7 +170,9 @@ def test_every_line_of_the_table_has_its_route() -> None:
 def test_every_write_is_kept_from_viewers_and_nearly_every_read_from_workers() -> None:
     for operation in GUARDED:
         rule: AccessRule = ACCESS[operation.name]
-        if operation.method not in ("GET", "HEAD"):
+        if operation.name in OF_EVERY_HOLDER | OF_EVERYBODY_BUT_WORKERS:
+            assert rule.admits("worker") == (operation.name in OF_EVERY_HOLDER)
+        elif operation.method not in ("GET", "HEAD"):
             assert not rule.admits("viewer"), operation
         else:
             assert rule.admits("worker") == (operation.name in WORKERS_READ), operation

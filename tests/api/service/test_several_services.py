@@ -24,6 +24,7 @@ from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import run_command, wait_until
+from tests.api.security.signed_in import Person
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
 
 
@@ -189,3 +190,46 @@ def test_leases_do_not_run_out_while_no_service_is_there(machines: Machines) -> 
     assert machines.state == "RUNNING"
     machines.sweep(0, 1, seconds=6)
     assert machines.state == "PENDING"
+
+
+def sign_in(service: Serve, code: str) -> tuple[httpx.Response, Person]:
+    person = Person(str(service.http.base_url).removesuffix("/v1/"))
+    return person.sign_in_with_code(code), person
+
+
+@pytest.mark.slow
+def test_a_session_holds_and_ends_in_every_service(services: list[Serve]) -> None:
+    """Browsers reach the services by one address, as behind a proxy: cookies have its port."""
+    first, second = services
+    made = first.request("POST", "/tokens", {"name": "ana", "role": "viewer"})
+    held = {"Authorization": f"Bearer {made['token']}"}
+    code = first.http.post("/sign-in-codes", headers=held).json()["code"]
+    begun, person = sign_in(second, code)
+    assert begun.status_code == 200
+    spent, thief = sign_in(first, code)
+    assert spent.status_code == 401
+    host = httpx.URL(person.url).netloc.decode()
+
+    def status_at(service: Serve) -> int:
+        cookie = "; ".join(f"{name}={value}" for name, value in person.cookies.items())
+        headers = {"Host": host, "Cookie": cookie, "Sec-Fetch-Site": "same-origin"}
+        url = f"{service.http.base_url}whoami"
+        return httpx.get(url, headers=headers, trust_env=False).status_code
+
+    assert [status_at(service) for service in services] == [200, 200]
+    first.request("DELETE", f"/tokens/{made['id']}")
+    assert status_at(first) == 401
+    wait_until("the other service knows", lambda: status_at(second) == 401, 5)
+    for each in (person, thief):
+        each.http.close()
+    other, person = sign_in(first, second.request("POST", "/sign-in-codes")["code"])
+    assert other.status_code == 200
+    host = httpx.URL(person.url).netloc.decode()
+    assert [status_at(service) for service in services] == [200, 200]
+    cookies = dict(person.cookies)
+    assert person.send_form("/sign-out", {"csrf_token": person.form_token()}).status_code == 303
+    for name, value in cookies.items():
+        person.http.cookies.set(name, value)
+    assert status_at(first) == 401
+    wait_until("the other service knows", lambda: status_at(second) == 401, 5)
+    person.http.close()

@@ -14,7 +14,8 @@ from sqlalchemy import delete, update
 
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.leaderboard.table import rebuild_campaigns, rebuild_outdated
-from results_db.models.tables import Campaign, LeaderboardRow
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Campaign
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.leases import LEASE_S

@@ -1,0 +1,155 @@
+"""Forms that change a campaign or one of its trials; each answers with a page that says so."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Form, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import ValidationError
+
+from api.dashboard.campaign_view import campaign_path, render_campaign
+from api.dashboard.rendering import page_url
+from api.dependencies import CampaignDep, StoreDep
+from api.routes.campaigns import SubmissionDep
+from api.routes.trials import TrialPath
+from api.schemas.campaigns_and_trials import CampaignChange
+from api.security.ownership import OwnCampaignDep
+from results_db.records import CampaignRecord
+from results_db.store import Store
+
+router = APIRouter()
+
+Back = Annotated[Literal["trial", "trials"], Form()]
+"""The page that a form of a trial goes back to: the trial's, or the campaign's list."""
+
+_Bound = Annotated[str, Form(max_length=40)]
+
+_BOUNDS: Final = ("trials", "node_hours", "wall_time_s")
+
+
+@router.post("/campaigns/{campaign}/pause", include_in_schema=False)
+def do_pause_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
+    """Pauses a campaign."""
+    return _back(request, store.pause_campaign(campaign.id), "paused")
+
+
+@router.post("/campaigns/{campaign}/resume", include_in_schema=False)
+def do_resume_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
+    """Resumes a paused campaign."""
+    return _back(request, store.resume_campaign(campaign.id), "resumed")
+
+
+@router.post("/campaigns/{campaign}/cancel", include_in_schema=False)
+def do_cancel_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
+    """Ends a campaign now."""
+    return _back(request, store.cancel_campaign(campaign.id), "cancelled")
+
+
+@router.post("/campaigns/{campaign}/clone", include_in_schema=False)
+def do_clone_campaign(
+    request: Request,
+    campaign: CampaignDep,
+    submission: SubmissionDep,
+    name: Annotated[str, Form(max_length=64)],
+) -> Response:
+    """Submits a copy of a campaign under another name."""
+    clone, _is_replay = submission.clone(campaign, {"name": name}, None)
+    return _back(request, clone, "cloned")
+
+
+@router.post("/campaigns/{campaign}/change", include_in_schema=False)
+def do_change_campaign(
+    request: Request,
+    campaign: OwnCampaignDep,
+    store: StoreDep,
+    notes: Annotated[str, Form()] = "",
+    trials: _Bound = "",
+    node_hours: _Bound = "",
+    wall_time_s: _Bound = "",
+) -> Response:
+    """Changes the notes of a campaign, and its budget while it is open.
+
+    A bound that is left empty is removed.
+    """
+    given = zip(_BOUNDS, (trials, node_hours, wall_time_s), strict=True)
+    try:
+        change = CampaignChange.model_validate(
+            {
+                "notes": notes.replace("\r\n", "\n"),  # browsers send line ends as CR LF
+                "budget": {name: value or None for name, value in given},
+            }
+        )
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+    budget = {name: getattr(change.budget, name) for name in _BOUNDS}
+    changed = store.update_campaign(
+        campaign.id, budget=None if campaign.ended_at else budget, notes=change.notes
+    )
+    return _back(request, changed, "changed")
+
+
+@router.get("/campaigns/{campaign}/delete", include_in_schema=False)
+def show_delete_campaign(
+    request: Request, campaign: OwnCampaignDep, store: StoreDep
+) -> HTMLResponse:
+    """What the deletion of a campaign loses, and what depends on the campaign."""
+    return render_campaign(
+        request,
+        store,
+        campaign,
+        "campaign_delete.html",
+        dependents=store.campaigns_from(campaign.name),
+        num_ranked=store.ranked_summary(campaign.id).num_ranked,
+    )
+
+
+@router.post("/campaigns/{campaign}/delete", include_in_schema=False)
+def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
+    """Deletes a campaign that has ended, with all of its measurements."""
+    store.delete_campaign(campaign.id)
+    return RedirectResponse(page_url(request, "/", done="deleted"), HTTPStatus.SEE_OTHER)
+
+
+@router.post("/trials/{trial_id}/requeue", include_in_schema=False)
+def do_requeue_trial(
+    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
+) -> Response:
+    """Tries the layout of a trial without a result again."""
+    added = store.requeue_trial(trial_id)
+    return _back_to(request, store, back, trial_id, added.campaign_id, "trial-requeued")
+
+
+@router.post("/trials/{trial_id}/repeat", include_in_schema=False)
+def do_repeat_trial(
+    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
+) -> Response:
+    """Measures the layout of a completed trial once more."""
+    added = store.measure_again(trial_id)[0]
+    return _back_to(request, store, back, trial_id, added.campaign_id, "trial-repeated")
+
+
+@router.post("/trials/{trial_id}/cancel", include_in_schema=False)
+def do_cancel_trial(
+    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
+) -> Response:
+    """Cancels a trial that waits or runs."""
+    cancelled = store.cancel_trial(trial_id)
+    return _back_to(request, store, back, trial_id, cancelled.campaign_id, "trial-cancelled")
+
+
+def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
+    address = page_url(request, campaign_path(campaign), done=done)
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+
+
+def _back_to(
+    request: Request, store: Store, back: str, trial_id: int, campaign_id: int, done: str
+) -> Response:
+    if back == "trial":
+        path = f"/trials/{trial_id}"
+    else:
+        path = f"{campaign_path(store.campaign(campaign_id))}/trials"
+    return RedirectResponse(page_url(request, path, done=done), HTTPStatus.SEE_OTHER)

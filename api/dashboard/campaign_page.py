@@ -1,0 +1,106 @@
+"""The page of a campaign: what it found, and its leaderboard."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from api.dashboard.campaign_view import campaign_path, render_campaign
+from api.dashboard.leaderboard_table import COLUMNS, PAGE, leaderboard_table
+from api.dashboard.rendering import page_url
+from api.dependencies import CampaignDep, StoreDep
+from api.http.query_parameters import StatedFilterDep
+from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
+from api.service.findings import finding_of, lead
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.records import CampaignRecord
+from results_db.store import Store
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.spec.objectives import OBJECTIVES
+
+router = APIRouter()
+
+MAX_COLUMNS: Final = len(COLUMNS)
+
+_OF_PAGE: Final = ("column", "offset", "jump", "done")
+"""Query parameters of the page that the API's leaderboard does not have, or not so."""
+
+
+@router.get("/campaigns/{campaign}", include_in_schema=False)
+def show_campaign(
+    request: Request,
+    campaign: CampaignDep,
+    store: StoreDep,
+    wanted: StatedFilterDep,
+    objective: Ranking = None,
+    front: Front = False,
+    within: Within = None,
+    sort: Sort = None,
+    order: Order = "asc",
+    column: Annotated[list[str] | None, Query(max_length=MAX_COLUMNS)] = None,
+    offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    jump: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+) -> Response:
+    """The winner in sentences, and 100 rows of the leaderboard.
+
+    Raises:
+        ColumnUnknownError: there is no such column.
+        TrialNotFoundError: the campaign has no trial of the number `jump`.
+    """
+    if jump is not None:
+        return _to_trial(request, store, campaign, jump, objective)
+    table = leaderboard_table(
+        store,
+        campaign,
+        LeaderboardQuery(
+            front=front,
+            wanted=wanted,
+            within_percent=within,
+            sort=sort,
+            descending=order == "desc",
+        ),
+        objective=objective or campaign.objective,
+        columns=column or (),
+        offset=offset,
+    )
+    finding = finding_of(store, campaign)
+    return render_campaign(
+        request,
+        store,
+        campaign,
+        "campaign.html",
+        finding=finding,
+        lead=lead(finding),
+        source=store.import_source(campaign.id),
+        table=table,
+        objectives=OBJECTIVES,
+        csv=_table_address(request, campaign, "csv"),
+        parquet=_table_address(request, campaign, "parquet"),
+    )
+
+
+def _table_address(request: Request, campaign: CampaignRecord, form: str) -> str:
+    """The address of the listed layouts as a measurement table."""
+    query = request.query_params
+    asked = {name: query.getlist(name) for name in query if name not in _OF_PAGE}
+    path = f"/v1{campaign_path(campaign)}/leaderboard"
+    return page_url(request, path, **asked, format=form, intervals="true", limit=1000)
+
+
+def _to_trial(
+    request: Request, store: Store, campaign: CampaignRecord, number: int, objective: str | None
+) -> Response:
+    """Goes to the page of the whole leaderboard that has a trial."""
+    trial = store.trial_by_number(campaign.id, number)
+    rank = store.rank_of(campaign.id, trial.id, objective)
+    path = campaign_path(campaign)
+    if rank is None:
+        address = page_url(request, path, done="unranked", objective=objective)
+    else:
+        offset = (rank - 1) // PAGE * PAGE
+        address = page_url(request, path, offset=offset or None, objective=objective)
+        address += f"#rank-{rank}"
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER)

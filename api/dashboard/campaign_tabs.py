@@ -1,0 +1,218 @@
+"""Tabs of a campaign: its trials, its failures, and its events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from api.dashboard.campaign_view import render_campaign
+from api.dependencies import CampaignDep, StoreDep
+from api.errors import PageInvalidError
+from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
+from api.http.query_parameters import StatedFilterDep
+from api.service.findings import REASONS
+from results_db.campaigns.charts import FailureCount
+from results_db.events.event_log import EventRecord
+from results_db.records import CampaignRecord, TrialDetail
+from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import PageEnd, TrialOrder
+from search_spaces.documents.limits import MAX_ID
+from search_spaces.protocol.worker_messages import TrialState
+
+PAGE: Final = 100
+"""Trials or events on one page."""
+
+LOG_LINES: Final = 14
+"""Last lines of a failed trial's log that are shown."""
+
+_NEWEST_FIRST: Final = TrialOrder(key="number", descending=True)
+_WITHOUT_RESULT: Final[tuple[TrialState, ...]] = ("FAILED", "INFEASIBLE")
+
+Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR)]
+
+router = APIRouter(prefix="/campaigns/{campaign}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureReason:
+    """The trials of a campaign without a result, for one reason."""
+
+    state: str
+    reason: str
+    meaning: str
+    num_trials: int
+    nodes: Sequence[tuple[str, int]]
+    """Nodes where the failure occurred first with their numbers of trials, the most first."""
+    example: TrialDetail
+    """The newest of these trials."""
+    log: str
+    """The last lines of its log."""
+
+
+@router.get("/trials", include_in_schema=False)
+def show_trials(
+    request: Request,
+    campaign: CampaignDep,
+    store: StoreDep,
+    wanted: StatedFilterDep,
+    cursor: Cursor = None,
+    before: Cursor = None,
+) -> HTMLResponse:
+    """All trials with their states, the newest first."""
+    return render_campaign(
+        request,
+        store,
+        campaign,
+        "campaign_trials.html",
+        **_page_of_trials(store, campaign, wanted, cursor, before),
+        phases=store.running_phases(campaign.id),
+        wanted=wanted,
+    )
+
+
+@router.get("/failures", include_in_schema=False)
+def show_failures(
+    request: Request,
+    campaign: CampaignDep,
+    store: StoreDep,
+    wanted: StatedFilterDep,
+    cursor: Cursor = None,
+    before: Cursor = None,
+) -> HTMLResponse:
+    """Failures by reason, each with an example, and the trials that failed."""
+    if not wanted.states:
+        wanted = TrialFilter(**wanted.stated, states=_WITHOUT_RESULT)
+    return render_campaign(
+        request,
+        store,
+        campaign,
+        "campaign_failures.html",
+        reasons=_reasons(store, campaign),
+        **_page_of_trials(store, campaign, wanted, cursor, before),
+        wanted=wanted,
+    )
+
+
+@router.get("/events", include_in_schema=False)
+def show_events(
+    request: Request,
+    campaign: CampaignDep,
+    store: StoreDep,
+    before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+) -> HTMLResponse:
+    """What happened in the campaign, the newest first."""
+    # One event more than the page shows whether there are older ones.
+    found = store.newest_events(campaign.id, before=before, limit=PAGE + 1)
+    return render_campaign(
+        request,
+        store,
+        campaign,
+        "campaign_events.html",
+        events=[(event, event_sentence(event)) for event in found[:PAGE]],
+        older=found[PAGE - 1].seq if len(found) > PAGE else None,
+        is_newest=before is None,
+    )
+
+
+def _page_of_trials(
+    store: Store,
+    campaign: CampaignRecord,
+    wanted: TrialFilter,
+    cursor: str | None,
+    before: str | None,
+) -> dict[str, Any]:
+    """The variables of a template that lists trials."""
+    if cursor is not None and before is not None:
+        raise PageInvalidError("cursor and before exclude each other; leave one of them out")
+
+    def read(given: str | None) -> PageEnd | None:
+        return None if given is None else read_trial_cursor(given, campaign.id, _NEWEST_FIRST)
+
+    def write(edge: PageEnd | None) -> str | None:
+        return None if edge is None else write_trial_cursor(edge, campaign.id, _NEWEST_FIRST)
+
+    page = store.trial_page(
+        campaign.id,
+        wanted=wanted,
+        order=_NEWEST_FIRST,
+        after=read(cursor),
+        before=read(before),
+        limit=PAGE,
+    )
+    total, is_exact = store.count_listed_trials(campaign.id, wanted=wanted)
+    return {
+        "trials": page.trials,
+        "total": total,
+        "is_total_exact": is_exact,
+        "older": write(page.end),
+        "newer": write(page.start),
+    }
+
+
+def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:
+    """The failures by reason, the most frequent first."""
+    counts: dict[tuple[str, str], list[FailureCount]] = {}
+    for each in store.failures(campaign.id):
+        counts.setdefault((each.state, each.reason), []).append(each)
+    found = []
+    for (state, reason), of_nodes in counts.items():
+        newest = max(each.last_number for each in of_nodes)
+        example = store.trial_detail(store.trial_by_number(campaign.id, newest).id)
+        nodes: Counter[str] = Counter()
+        for each in of_nodes:
+            nodes[each.node] += each.num_trials
+        found.append(
+            FailureReason(
+                state=state,
+                reason=reason or state.lower(),
+                meaning=REASONS.get(reason, ""),
+                num_trials=nodes.total(),
+                nodes=nodes.most_common(),
+                example=example,
+                log="\n".join(example.log_tail.splitlines()[-LOG_LINES:]),
+            )
+        )
+    return sorted(found, key=lambda each: -each.num_trials)
+
+
+_OF_CAMPAIGN: Final[Mapping[str, str]] = {
+    "campaign.created": "The campaign was submitted.",
+    "campaign.paused": "The campaign was paused.",
+    "campaign.resumed": "The campaign was resumed.",
+    "campaign.deleted": "The campaign was deleted.",
+    "campaign.analysed": "A new analysis of the knobs is available.",
+}
+
+
+def event_sentence(event: EventRecord) -> str:
+    """An event as a sentence; the template puts a link on the trial's number."""
+    data = event.data
+    if event.kind in _OF_CAMPAIGN:
+        return _OF_CAMPAIGN[event.kind]
+    if event.kind == "campaign.changed":
+        return f"The campaign's {' and '.join(map(str, data.get('fields', ())))} changed."
+    if event.kind == "campaign.ended":
+        return f"The campaign ended: {data.get('state')} ({data.get('reason')})."
+    return _of_trial(event.kind, data)
+
+
+def _of_trial(kind: str, data: Mapping[str, Any]) -> str:
+    state, reason = str(data.get("state")), data.get("reason")
+    because = f" ({reason})" if reason else ""
+    if kind == "trial.added":
+        return "waits for a worker."
+    if kind == "trial.leased":
+        return f"was leased to a worker, attempt {data.get('attempt')}."
+    if kind == "trial.returned":
+        return f"was returned or lost by its worker and is {state}{because} now."
+    if kind == "trial.judged":
+        return f"is {state}{because} now, after a comparison of losses."
+    if kind == "trial.ended":
+        return f"ended as {state}{because}."
+    return f"{kind}."

@@ -1,0 +1,252 @@
+"""The leaderboard as a table: its columns, its filters, and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from api.errors import ColumnUnknownError
+from api.http.filter_encoding import SINGULAR
+from api.service.formatting import figure, memory, percent
+from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.records import CampaignRecord
+from results_db.store import Store
+from results_db.trials.filter import KNOB_FIELDS
+from search_spaces.documents.reading import nearest, shown
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import KNOBS
+
+PAGE: Final = 100
+"""Rows on one page."""
+
+COLUMNS: Final = (*KNOB_FIELDS, *METRICS)
+"""Columns that readers can choose, besides rank, trial and value."""
+
+_SHOWN_METRICS: Final = ("mfu", "peak_memory_bytes")
+"""Metrics that are shown unless the reader chooses columns."""
+
+_SMALL_IS_GOOD: Final = frozenset({*KNOB_FIELDS, "step_time_s", "peak_memory_bytes"})
+"""Columns that are sorted with the smallest value first by default."""
+
+_INTERVAL_WIDTH: Final = 110.0
+_MARGIN: Final = 5.0
+
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "peak_memory_bytes": memory,
+    "mfu": percent,
+    "hfu": percent,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderboardColumn:
+    """A column of a knob or a metric."""
+
+    name: str
+    """The sort key."""
+    heading: str
+    is_number: bool
+    sorted: str
+    """The value of aria-sort: ascending, descending or none."""
+    next_order: str
+    """The order after the reader has chosen the heading: asc or desc."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderboardLine:
+    """A layout as a row of the table."""
+
+    ranked: RankedLayout
+    cells: Sequence[str]
+    """One for each column."""
+    marks: Sequence[str]
+    """Words such as "tied" and "stopped early"."""
+    drawn: tuple[float, float, float] | None
+    """The interval's lower end, the value and the upper end in units of the drawing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnobFacet:
+    """A knob that readers can filter by."""
+
+    name: str
+    parameter: str
+    """The query parameter."""
+    label: str
+    counts: Mapping[str, int]
+    """Layouts by value, on the whole leaderboard."""
+    chosen: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderboardTable:
+    """A page of the leaderboard with everything around it."""
+
+    objective: str
+    listing: LeaderboardQuery
+    columns: Sequence[LeaderboardColumn]
+    lines: Sequence[LeaderboardLine]
+    constant: Mapping[str, str]
+    """Knobs that are the same in all listed layouts, with their values."""
+    facets: Sequence[KnobFacet]
+    bounds: Sequence[tuple[str, str, float | None, float | None]]
+    """Of each metric: its name, its heading, and the bounds of the filter."""
+    total: int
+    offset: int
+    chosen: frozenset[str]
+    """The columns that the reader has chosen; empty: the default ones."""
+
+    @property
+    def width(self) -> float:
+        """Width of the drawing of an interval."""
+        return _INTERVAL_WIDTH
+
+
+def leaderboard_table(
+    store: Store,
+    campaign: CampaignRecord,
+    listing: LeaderboardQuery,
+    *,
+    objective: str,
+    columns: Sequence[str],
+    offset: int,
+) -> LeaderboardTable:
+    """A page of a campaign's leaderboard.
+
+    Args:
+        store: the store.
+        campaign: the campaign.
+        listing: which layouts are listed, in which order.
+        objective: the objective that ranks.
+        columns: the columns to show; empty: knobs that differ, and some metrics.
+        offset: listed layouts to skip.
+
+    Raises:
+        ColumnUnknownError: there is no such column.
+    """
+    for name in columns:
+        if name not in COLUMNS:
+            raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, COLUMNS)}")
+    everywhere = store.knob_values(campaign.id)
+    values = store.knob_values(campaign.id, listing=listing)
+    total = sum(values["num_nodes"].values())
+    if listing.within_percent is not None and objective != campaign.objective:
+        # Which layouts are within some percent of the best depends on the objective.
+        total = store.page_of_layouts(campaign.id, objective, listing=listing, limit=1).total
+    layouts = store.ranked_layouts(
+        campaign.id, objective, listing=listing, limit=PAGE, offset=offset
+    )
+    constant = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    names = [name for name in COLUMNS if name in columns] or [
+        *(name for name in KNOB_FIELDS if name not in constant),
+        *_SHOWN_METRICS,
+    ]
+    return LeaderboardTable(
+        objective=objective,
+        listing=listing,
+        columns=[_column(name, listing) for name in names],
+        lines=_lines(store, campaign, layouts, names),
+        constant={
+            heading_of(name): _text(value)
+            for name, value in constant.items()
+            if name not in names and not (name in KNOBS and value == KNOBS[name].default)
+        },
+        facets=[_facet(name, found, listing) for name, found in everywhere.items()],
+        bounds=[(name, heading_of(name), *listing.wanted.bounds(name)) for name in METRICS],
+        total=total,
+        offset=offset,
+        chosen=frozenset(columns),
+    )
+
+
+def heading_of(name: str) -> str:
+    """The heading of a knob's or a metric's column."""
+    knob = KNOBS.get(name)
+    if knob is not None:
+        return knob.heading or knob.word
+    return {
+        "num_devices": "devices",
+        "global_batch_size": "batch",
+        "step_time_s": "step time, s",
+        "mfu": "MFU",
+        "hfu": "HFU",
+        "peak_memory_bytes": "peak memory",
+    }.get(name) or name.replace("_per_", "/").replace("tflops", "TFLOP/s").replace("_", " ")
+
+
+def _column(name: str, listing: LeaderboardQuery) -> LeaderboardColumn:
+    first = "asc" if name in _SMALL_IS_GOOD else "desc"
+    is_sorted = listing.sort == name
+    order = "desc" if listing.descending else "asc"
+    return LeaderboardColumn(
+        name=name,
+        heading=heading_of(name),
+        is_number=name not in KNOBS or KNOBS[name].is_number,
+        sorted=("descending" if listing.descending else "ascending") if is_sorted else "none",
+        next_order=first if not is_sorted else ("asc" if order == "desc" else "desc"),
+    )
+
+
+def _facet(name: str, counts: Mapping[Any, int], listing: LeaderboardQuery) -> KnobFacet:
+    return KnobFacet(
+        name=name,
+        parameter=SINGULAR.get(name, name),
+        label=heading_of(name),
+        counts={_text(value): number for value, number in counts.items()},
+        chosen=frozenset(_text(value) for value in getattr(listing.wanted, name)),
+    )
+
+
+def _text(value: Any) -> str:
+    """A value of a knob as the query parameter has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lines(
+    store: Store, campaign: CampaignRecord, layouts: Sequence[RankedLayout], names: Sequence[str]
+) -> list[LeaderboardLine]:
+    front = store.front(campaign) if len(campaign.objectives) > 1 else frozenset()
+    place = _scale(layouts)
+    return [
+        LeaderboardLine(
+            ranked=ranked,
+            cells=[_cell(ranked, name) for name in names],
+            marks=_marks(ranked, is_on_front=ranked.trial.id in front),
+            drawn=None
+            if ranked.low is None or ranked.high is None
+            else (place(ranked.low), place(ranked.value), place(ranked.high)),
+        )
+        for ranked in layouts
+    ]
+
+
+def _cell(ranked: RankedLayout, name: str) -> str:
+    """A knob of the layout, or a metric of its first run: as filters and orders use it."""
+    trial = ranked.trial
+    if name in KNOB_FIELDS:
+        return _text(getattr(trial.layout, name))
+    measured = trial.measurement
+    assert measured is not None  # it is ranked
+    if METRICS[name].is_measured:
+        return _FORMATS.get(name, figure)(getattr(measured, name))
+    return figure(trial.objective(name))
+
+
+def _marks(ranked: RankedLayout, *, is_on_front: bool) -> list[str]:
+    found = {
+        "tied": ranked.is_tied and ranked.rank > 1,
+        "stopped early": ranked.shortened,
+        "front": is_on_front,
+        "baseline": getattr(ranked.trial, "is_baseline", False),
+    }
+    return [word for word, holds in found.items() if holds]
+
+
+def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
+    """Maps values to positions in the drawings of a page, which have one scale."""
+    ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
+    low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    reach = (high - low) or 1.0
+    length = _INTERVAL_WIDTH - 2 * _MARGIN
+    return lambda value: round(_MARGIN + (value - low) / reach * length, 1)

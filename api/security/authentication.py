@@ -1,0 +1,263 @@
+"""Authentication of requests: by a token in a header, or by the session of a browser.
+
+The Authorization header wins over the cookie. A request with a cookie that changes something has to
+prove that one of this service's own pages sent it: the cookie is SameSite=Strict, the browser's own
+headers name the page (`why_foreign`), and the request has a form token of the session. A page's
+script sends the form token in a header. A plain form has it among its fields, which are checked
+where the body is read (`judged`).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import Scope
+
+from api.http.browser_guard import browser_host, why_foreign
+from api.http.problems import problem_response
+from api.http.url_prefix import route_path
+from api.security.session_cache import SessionBook
+from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
+from api.security.token_cache import Holder, TokenBook
+from api.security.token_guess_limit import Guesses
+from results_db.access.tokens import hash_of_token
+from results_db.errors import DatabaseUnavailableError
+
+_READING: Final = ("GET", "HEAD")
+_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+_CONTINUE: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0;url={url}">
+<title>layout-tuner</title>
+<p><a href="{url}">Continue</a></p>
+</html>
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credential:
+    """What a request was authenticated with."""
+
+    holder: Holder
+    token_hash: str
+    session_secret: str | None = field(default=None, repr=False)
+    """The secret of the browser's session; None: the request has a token."""
+    is_proven: bool = True
+    """Whether the request needs no form token, or has had a right one in its header."""
+
+
+class Authentication:
+    """Finds the holder of a request. Not thread-safe: the event loop uses it."""
+
+    def __init__(
+        self,
+        *,
+        book: TokenBook,
+        sessions: SessionBook,
+        guesses: Guesses,
+        session_guesses: Guesses,
+        cookie: SessionCookie,
+    ) -> None:
+        """Uses the given books.
+
+        Args:
+            book: finds tokens.
+            sessions: finds sessions.
+            guesses: counts wrong tokens and codes.
+            session_guesses: counts wrong cookies, which browsers send by themselves after a session
+                has ended.
+            cookie: the cookie of sessions.
+        """
+        self.book, self.sessions, self.cookie = book, sessions, cookie
+        self.guesses = guesses
+        self._session_guesses = session_guesses
+
+    async def credential(self, scope: Scope) -> Credential | Response:
+        """The credential of a request, or its refusal.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be asked.
+        """
+        headers = Headers(scope=scope)
+        if "authorization" in headers:
+            return await self._of_token(_token_in(headers["authorization"]), address_of(scope))
+        secret = self.cookie.secret(scope)
+        if secret is None:
+            return self._unauthenticated(scope, headers, "the request carries no token")
+        refusal = self._why_not_from_here(scope, headers)
+        if refusal is not None:
+            return problem_response(HTTPStatus.FORBIDDEN, refusal)
+        proof = headers.get(FORM_HEADER)
+        if proof is not None and not is_form_token(secret, proof):
+            return problem_response(HTTPStatus.FORBIDDEN, WRONG_FORM_TOKEN)
+        is_proven = proof is not None or scope["method"] in _READING
+        if not is_proven and not _is_form_of_page(scope, headers):
+            return problem_response(
+                HTTPStatus.FORBIDDEN,
+                f"a request with the cookie of a session needs its form token in {FORM_HEADER}",
+            )
+        return await self._of_session(scope, headers, secret, is_proven=is_proven)
+
+    async def session_holder(self, scope: Scope) -> Holder | None:
+        """The holder of the session of a request; None: it has no valid session."""
+        secret = self.cookie.secret(scope)
+        if secret is None:
+            return None
+        found = await self._of_session(scope, Headers(scope=scope), secret, is_proven=False)
+        return found.holder if isinstance(found, Credential) else None
+
+    async def is_valid(self, credential: Credential) -> bool:
+        """Whether the token, and the session, of an earlier request are still valid."""
+        if credential.session_secret is not None:
+            hashed = hash_of_token(credential.session_secret.encode())
+            if await self.sessions.find(hashed) is None:
+                return False
+        return await self.book.find(credential.token_hash) is not None
+
+    async def _of_token(self, token: bytes | None, address: str) -> Credential | Response:
+        if token is None:
+            return _unauthorized("the request carries no token")
+        hashed = hash_of_token(token)
+        wait_s = self.guesses.begin(address, hashed)
+        if wait_s > 0:
+            return too_many("too many wrong tokens came from this address", wait_s)
+        try:
+            holder = await self.book.find(hashed)
+        except DatabaseUnavailableError:
+            self.guesses.was_not_judged(address, hashed)
+            raise
+        if holder is None:
+            self.guesses.was_wrong(address, hashed)
+            return _unauthorized(
+                "the request carries no valid token: it is unknown, expired or revoked"
+            )
+        self.guesses.was_right(address, hashed)
+        return Credential(holder=holder, token_hash=hashed)
+
+    async def _of_session(
+        self, scope: Scope, headers: Headers, secret: str, *, is_proven: bool
+    ) -> Credential | Response:
+        address, hashed = address_of(scope), hash_of_token(secret.encode())
+        wait_s = self._session_guesses.begin(address, hashed)
+        if wait_s > 0:
+            return too_many("too many wrong cookies came from this address", wait_s)
+        try:
+            token_hash = await self.sessions.find(hashed)
+            holder = None if token_hash is None else await self.book.find(token_hash)
+        except DatabaseUnavailableError:
+            self._session_guesses.was_not_judged(address, hashed)
+            raise
+        if token_hash is None or holder is None:
+            self._session_guesses.was_wrong(address, hashed)
+            why = "the session has ended, or its token has expired or was revoked"
+            refusal = self._unauthenticated(scope, headers, why)
+            self.cookie.remove(scope, refusal)
+            return refusal
+        self._session_guesses.was_right(address, hashed)
+        return Credential(
+            holder=holder, token_hash=token_hash, session_secret=secret, is_proven=is_proven
+        )
+
+    def _why_not_from_here(self, scope: Scope, headers: Headers) -> str | None:
+        """Why a cookie does not count in a request; None: it does."""
+        if scope["method"] not in _READING:
+            why = why_foreign(headers, self.cookie.is_behind_proxy)
+            return None if why is None else f"the cookie of a session does not count: {why}"
+        site = headers.get("sec-fetch-site")
+        if site in ("same-origin", "none"):
+            return None
+        # Links of other sites lead to pages. Old browsers do not say where a request comes from.
+        is_page = not is_api(scope)
+        if is_page and (site is None or headers.get("sec-fetch-mode") == "navigate"):
+            return None
+        return (
+            "the cookie of a session counts only for pages of this service "
+            f"(Sec-Fetch-Site: {site!r}); send a token as Authorization instead"
+        )
+
+    def _unauthenticated(self, scope: Scope, headers: Headers, why: str) -> Response:
+        """The answer without a session: to a page the way to the sign-in page, else 401."""
+        if is_api(scope) or "text/html" not in headers.get("accept", ""):
+            return _unauthorized(why)
+        is_reading = scope["method"] in _READING
+        target = _target(scope) if is_reading else self._page_of(scope, headers)
+        url = f"{scope.get('root_path', '')}/sign-in?next={quote(target, safe='')}"
+        if is_reading and headers.get("sec-fetch-site") == "cross-site":
+            # A link of another site comes without the Strict cookie. The next request comes from
+            # this page and has it; the sign-in page sends a browser with a session on.
+            page = HTMLResponse(_CONTINUE.format(url=html.escape(url)))
+            page.headers["Cache-Control"] = "no-store"
+            page.headers["Referrer-Policy"] = "same-origin"
+            return page
+        return RedirectResponse(url, HTTPStatus.SEE_OTHER, headers={"Cache-Control": "no-store"})
+
+    def _page_of(self, scope: Scope, headers: Headers) -> str:
+        """The page whose form was sent, as its Referer names it; else the first page."""
+        try:
+            referer = urlsplit(headers.get("referer", ""))
+        except ValueError:
+            return "/"
+        if referer.netloc != browser_host(headers, self.cookie.is_behind_proxy):
+            return "/"
+        path = route_path({**scope, "path": referer.path})
+        return f"{path}?{referer.query}" if referer.query else path
+
+
+WRONG_FORM_TOKEN: Final = "the form is not of this session: reload the page and send it again"  # noqa: S105 - a message
+
+
+def is_api(scope: Scope) -> bool:
+    """Whether a request is of the API, not of a page."""
+    path = route_path(scope)
+    return path == "/v1" or path.startswith("/v1/")
+
+
+def address_of(scope: Scope) -> str:
+    """The address that a request came from."""
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def too_many(why: str, wait_s: float) -> Response:
+    """The answer 429."""
+    seconds = max(1, math.ceil(wait_s))
+    return problem_response(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{why}; try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def _unauthorized(why: str) -> Response:
+    return problem_response(
+        HTTPStatus.UNAUTHORIZED,
+        f'{why}; send a valid one as "Authorization: Bearer <token>" (the data directory has a token '
+        "file, `layout-tuner token create` makes more)",
+        headers={"WWW-Authenticate": 'Bearer realm="layout-tuner"'},
+    )
+
+
+def _token_in(authorization: str) -> bytes | None:
+    scheme, _, given = authorization.encode("latin-1").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else None
+
+
+def _is_form_of_page(scope: Scope, headers: Headers) -> bool:
+    """Whether the body is a form, whose fields have the form token."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return not is_api(scope) and kind in _FORMS
+
+
+def _target(scope: Scope) -> str:
+    """The path and query of a request, without the URL prefix."""
+    path, query = quote(route_path(scope)), scope.get("query_string", b"")
+    return f"{path}?{query.decode('latin-1')}" if query else path

@@ -1,0 +1,80 @@
+"""Answers of the database to each request's question, which are used for a second."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Generic, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+BELIEVED_FOR_S: Final = 1.0
+"""Seconds for which an answer of the database is used: revocation by another process may take that
+long to be noticed."""
+
+MAX_REMEMBERED: Final = 4096
+"""Cached answers; the one that was used longest ago is removed first."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Belief(Generic[Value]):
+    value: Value
+    since: float
+    """Monotonic seconds."""
+
+
+class BriefCache(Generic[Value]):
+    """Looks values up by a hash. Not thread-safe: the event loop uses it."""
+
+    def __init__(
+        self, look_up: Callable[[str], Value | None], *, ticks: Callable[[], float] = monotonic
+    ) -> None:
+        """An empty cache.
+
+        Args:
+            look_up: asks the database; it runs in a thread.
+            ticks: monotonic seconds.
+        """
+        self._look_up, self._ticks = look_up, ticks
+        self._beliefs: OrderedDict[str, _Belief[Value]] = OrderedDict()
+        self._num_forgotten = 0
+
+    async def find(self, hashed: str) -> Value | None:
+        """The value of this hash; None: there is none, which is not cached.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be asked.
+        """
+        belief = self._beliefs.get(hashed)
+        now = self._ticks()
+        if belief is not None:
+            if now - belief.since < BELIEVED_FOR_S:
+                return belief.value
+            # Concurrent requests use the old answer: one query a second for any number of them.
+            belief.since = now
+        forgotten = self._num_forgotten
+        value = await run_in_threadpool(self._look_up, hashed)
+        if value is None:
+            self._beliefs.pop(hashed, None)
+        elif forgotten == self._num_forgotten:  # else it may have ended during the query
+            self._beliefs[hashed] = _Belief(value=value, since=now)
+            self._beliefs.move_to_end(hashed)
+            while len(self._beliefs) > MAX_REMEMBERED:
+                self._beliefs.popitem(last=False)
+        return value
+
+    def forget(self, is_meant: Callable[[Value], bool]) -> None:
+        """Removes values, because they are no longer valid."""
+        self._num_forgotten += 1
+        for hashed, belief in list(self._beliefs.items()):
+            if is_meant(belief.value):
+                del self._beliefs[hashed]
+
+    def forget_hash(self, hashed: str) -> None:
+        """Removes the value of a hash, because it is no longer valid."""
+        self._num_forgotten += 1
+        self._beliefs.pop(hashed, None)

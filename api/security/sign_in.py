@@ -1,0 +1,100 @@
+"""Signing in: what a code or a token is exchanged for a session by."""
+
+from __future__ import annotations
+
+import math
+import re
+from http import HTTPStatus
+from typing import Final
+
+from starlette.concurrency import run_in_threadpool
+
+from api.errors import SignInRefusedError
+from api.security.authentication import Authentication
+from api.security.token_cache import Holder
+from results_db.access.actor import Actor
+from results_db.access.tokens import hash_of_token
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+
+MAX_TARGET: Final = 2000
+
+_LOCAL_PATH: Final = re.compile(r"/(?![/\\])[\x21\x23-\x5b\x5d-\x7e]*")
+"""A path of this service: no host (//), and neither spaces, quotes, backslashes nor control
+characters, which browsers drop or read as slashes."""
+
+_OF_SIGN_IN: Final = re.compile(r"/sign-(?:in|out)(?:[/?#].*)?")
+
+
+def local_target(given: str) -> str:
+    """The path to go on to after the sign-in: as given if it is one of this service, else /."""
+    is_fine = len(given) <= MAX_TARGET and _LOCAL_PATH.fullmatch(given)
+    return given if is_fine and not _OF_SIGN_IN.fullmatch(given) else "/"
+
+
+async def begin_session(
+    store: Store,
+    authentication: Authentication,
+    secret: str,
+    *,
+    address: str,
+    codes_only: bool = False,
+) -> str:
+    """Exchanges a one-time code, or a token, for a session; returns the session's secret.
+
+    Wrong ones count as wrong tokens of the address.
+
+    Args:
+        store: holds codes and sessions.
+        authentication: finds the holder of the token.
+        secret: the code or the token.
+        address: where the request came from.
+        codes_only: whether a token is refused.
+
+    Raises:
+        SignInRefusedError: it is neither, is a worker's token, or the address has to wait.
+        DatabaseUnavailableError: the database cannot be asked.
+    """
+    guesses, hashed = authentication.guesses, hash_of_token(secret.encode())
+    wait_s = guesses.begin(address, hashed)
+    if wait_s > 0:
+        raise SignInRefusedError(
+            "too many wrong codes and tokens came from this address; try again in "
+            f"{math.ceil(wait_s)} s",
+            status=HTTPStatus.TOO_MANY_REQUESTS,
+            wait_s=wait_s,
+        )
+    try:
+        of_code = await run_in_threadpool(store.token_of_code, hashed)
+        token_hash = of_code or (None if codes_only else hashed)
+        holder = None if token_hash is None else await authentication.book.find(token_hash)
+        session = None
+        if token_hash is not None and holder is not None and holder.role != "worker":
+            own = store.by(_actor(holder, address))
+            if of_code is not None:
+                session = await run_in_threadpool(own.exchange_code, hashed)
+            else:
+                session = await run_in_threadpool(own.create_session, token_hash)
+    except DatabaseUnavailableError:
+        guesses.was_not_judged(address, hashed)
+        raise
+    if holder is not None and holder.role == "worker":
+        guesses.was_right(address, hashed)
+        raise SignInRefusedError(
+            f"the token {holder.name!r} is a worker's, and workers have no pages: sign in with the "
+            "token of a viewer, a submitter or an admin",
+            status=HTTPStatus.FORBIDDEN,
+        )
+    if session is None:
+        guesses.was_wrong(address, hashed)
+        raise SignInRefusedError(
+            "this code or token does not sign in: it is wrong, has expired, was revoked, or is a "
+            "code that was used before; `layout-tuner login` prints an address with a new code",
+            status=HTTPStatus.UNAUTHORIZED,
+        )
+    guesses.was_right(address, hashed)
+    return session
+
+
+def _actor(holder: Holder, address: str) -> Actor:
+    return Actor(name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64])

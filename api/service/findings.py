@@ -1,0 +1,177 @@
+"""What a campaign has found, in sentences: for its page, its report, and comparisons.
+
+A sentence is a sequence of phrases. A phrase that carries the result is strong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from api.service.formatting import layout_extras, memory, objective_figure, unit, zero
+from results_db.campaigns.overview import RankedSummary
+from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.records import CampaignRecord
+from results_db.store import Store
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.terminal.plurals import counted
+
+TIES_LOOKED_AT: Final = 60
+"""Layouts of the leaderboard that are checked for ties."""
+
+REASONS: Final[Mapping[str, str]] = {
+    "out_of_memory": "a device's memory was not enough; the layout cannot run there",
+    "crashed": "a rank ended with an error",
+    "timeout": "the probe did not end by its deadline",
+    "diverged": "its losses were not finite, or are off those of the other layouts",
+    "implausible": "it measured more than the device can do",
+    "unsupported": "the trainer does not run such a layout",
+    "node_lost": "its attempts were lost with their nodes or workers",
+}
+"""Why trials have no result, with the meaning of each reason."""
+
+Phrase = tuple[str, bool]
+"""A part of a sentence, and whether it is strong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The result of a campaign."""
+
+    campaign: CampaignRecord
+    best: Sequence[RankedLayout]
+    """The first layouts of the leaderboard."""
+    summary: RankedSummary
+
+    @property
+    def winner(self) -> RankedLayout | None:
+        """The best layout; None if it was stopped early."""
+        first = self.best[0] if self.best else None
+        return None if first is None or first.shortened else first
+
+    @property
+    def tied(self) -> list[RankedLayout]:
+        """Layouts that are statistically tied with the winner, among the first."""
+        return [ranked for ranked in self.best[1:] if ranked.is_tied]
+
+
+def finding_of(store: Store, campaign: CampaignRecord) -> Finding:
+    """Reads the result of a campaign."""
+    return Finding(
+        campaign=campaign,
+        best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
+        summary=store.ranked_summary(campaign.id),
+    )
+
+
+def lead(finding: Finding) -> Iterator[Phrase]:
+    """The winner with its interval, what is as good, and the gain over the median."""
+    campaign, winner = finding.campaign, finding.winner
+    if campaign.ended_at is None:
+        yield f"The campaign is {campaign.state}: what follows may change. ", False
+    if winner is None:
+        yield f"No layout has been measured to the end. {campaign.message}", False
+        return
+    best = objective_figure(campaign.objective, winner.value)
+    if finding.summary.num_ranked == 1:
+        yield "The only measured layout", True
+    else:
+        yield "The best of ", False
+        yield f"{finding.summary.num_ranked:,} measured layouts", True
+    yield " runs at ", False
+    yield f"{best} {unit(campaign.objective)}", True
+    yield f", {bounds(campaign.objective, winner)}: ", False
+    yield short_layout(winner.trial.layout), True
+    yield ". ", False
+    tied = len(finding.tied)
+    if tied:
+        yield (
+            (
+                f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
+                "confidence; they are listed below. "
+            ),
+            False,
+        )
+    elif finding.summary.num_ranked > 1 and winner.low is not None:
+        yield "All others are slower with 95 % confidence. ", False
+    yield gain_over_median(finding), False
+
+
+def gain_over_median(finding: Finding) -> str:
+    """The winner over the median of the layouts that were measured to the end.
+
+    Layouts that were stopped early are slow, and their values are estimates. The median leaves them
+    out, so the gain is rather too small than too large.
+    """
+    winner, summary = finding.winner, finding.summary
+    middle = summary.median_complete
+    num_complete = summary.num_ranked - summary.num_shortened
+    if winner is None or not middle or num_complete < 3:
+        return _stopped_early(summary)
+    gain = (
+        f"That is {winner.value / middle:.2f} times the median of the {num_complete:,} layouts that "
+        "were measured to the end. "
+    )
+    return gain + _stopped_early(summary)
+
+
+def _stopped_early(summary: RankedSummary) -> str:
+    number = summary.num_shortened
+    if not number:
+        return ""
+    were, they = ("was", "it was") if number == 1 else ("were", "they were")
+    return (
+        f"{counted(number, 'more layout')} {were} stopped early, since {they} slower than the best "
+        "of the time."
+    )
+
+
+def short_layout(layout: Layout) -> str:
+    """A layout in one line: knobs with a column in tables, then others not at their default."""
+    words = [
+        f"{knob.word} {zero(layout)}"
+        if knob.name == "zero_stage"
+        else knob.words(getattr(layout, knob.name))
+        for knob in KNOBS.values()
+        if knob.heading and knob.name != "precision"
+    ]
+    return ", ".join(filter(None, (*words, layout_extras(layout), layout.precision)))
+
+
+def bounds(objective: str, ranked: RankedLayout) -> str:
+    """The 95 % interval of a layout's value."""
+    if ranked.low is None or ranked.high is None:
+        return "no interval: one iteration was timed"
+    return (
+        f"{objective_figure(objective, ranked.low)} to "
+        f"{objective_figure(objective, ranked.high)} (95 %)"
+    )
+
+
+def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
+    """The largest peak memory of a device, and the free share."""
+    measured = ranked.trial.measurement
+    found = None if measured is None else measured.peak_memory_bytes
+    if found is None or not device_memory_bytes:
+        return memory(found)
+    free = 1 - found / device_memory_bytes
+    return f"{memory(found)} of {memory(device_memory_bytes)}, {free:.0%} free"
+
+
+def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio of two values of different campaigns.
+
+    From the intervals of the logarithms, by the square root of the sum of their squared half-widths
+    (MOVER: Zou and Donner, Statistics in Medicine 27, 2008, equation 8). Differences between days
+    and machines are not in it.
+
+    Returns:
+        Both ends; None where one of the values has no interval.
+    """
+    if one.high is None or other.high is None:
+        return None
+    reach = math.hypot(math.log(one.high / one.value), math.log(other.high / other.value))
+    ratio, factor = one.value / other.value, math.exp(reach)
+    return ratio / factor, ratio * factor

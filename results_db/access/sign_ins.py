@@ -1,0 +1,191 @@
+"""Sign-ins of browsers: one-time codes, and the sessions that they are exchanged for.
+
+Both are 256 random bits, of which the database keeps the SHA-256, as of tokens. A row stands for a
+token: it has the hash of the token, not its name or role, so that a session is never worth more
+than the token is at the moment. Tokens in files of the data directory are not in the database;
+their hashes are, in these rows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, cast
+
+from sqlalchemy import CursorResult, Delete, delete, select, update
+from sqlalchemy.orm import Session
+
+from results_db.access.tokens import hash_of_token
+from results_db.database.retry import retried
+from results_db.database.store_base import StoreSection
+from results_db.models.service_tables import BrowserSignIn
+
+CODE_LIFE: Final = timedelta(minutes=10)
+"""How long a code may be exchanged."""
+
+SESSION_IDLE_LIFE: Final = timedelta(hours=12)
+"""How long a session lasts after its last use."""
+
+SESSION_LIFE: Final = timedelta(days=7)
+"""How long a session lasts at most."""
+
+MAX_OF_TOKEN: Final = 1000
+"""Codes, and sessions, that a token has at once; the one that ends first is deleted for a new one.
+
+Without a limit, one token could fill the table.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrowserSession:
+    """A session, without its secret."""
+
+    token_hash: str
+    """The token that it stands for."""
+    created_at: datetime
+    expires_at: datetime
+    """Moves with each use, up to `SESSION_LIFE` after `created_at`."""
+
+
+class SignIns(StoreSection):
+    """The store's methods for codes and sessions."""
+
+    def create_sign_in_code(self, token_hash: str) -> tuple[str, datetime]:
+        """Creates a code for the holder of a token; returns it and when it expires."""
+        now = self._clock()
+        with self._db.write() as session:
+            code = _add(session, "code", token_hash, now, now + CODE_LIFE)
+            self._audit(session, "sign_in.code", "session", self._actor.name)
+        return code, now + CODE_LIFE
+
+    def token_of_code(self, code_hash: str) -> str | None:
+        """The hash of the token that a code stands for; None: there is no such code any more."""
+        query = select(BrowserSignIn.token_hash).where(
+            BrowserSignIn.secret_hash == code_hash,
+            BrowserSignIn.kind == "code",
+            BrowserSignIn.expires_at > self._clock(),
+        )
+        return self._scalar(query)
+
+    @retried
+    def exchange_code(self, code_hash: str) -> str | None:
+        """Exchanges a code for a session; returns its secret. None: there is no such code any more.
+
+        Of several exchanges of one code, in any number of processes, one gets a session: the one
+        whose transaction deletes the row.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            row = session.execute(
+                select(BrowserSignIn.token_hash, BrowserSignIn.expires_at).where(
+                    BrowserSignIn.secret_hash == code_hash, BrowserSignIn.kind == "code"
+                )
+            ).one_or_none()
+            if row is None or not _deleted(session, _row(code_hash)) or row.expires_at <= now:
+                return None
+            return self._begin_session(session, row.token_hash, now, by="code")
+
+    def create_session(self, token_hash: str) -> str:
+        """Creates a session for the holder of a token; returns its secret."""
+        with self._db.write() as session:
+            return self._begin_session(session, token_hash, self._clock(), by="token")
+
+    def session_by_hash(self, secret_hash: str) -> BrowserSession | None:
+        """The session with this hash; None: it never existed, or has ended."""
+        query = select(BrowserSignIn).where(
+            BrowserSignIn.secret_hash == secret_hash,
+            BrowserSignIn.kind == "session",
+            BrowserSignIn.expires_at > self._clock(),
+        )
+        with self._db.read() as session:
+            row = session.scalar(query)
+            if row is None:
+                return None
+            return BrowserSession(
+                token_hash=row.token_hash, created_at=row.created_at, expires_at=row.expires_at
+            )
+
+    @retried
+    def renew_sessions(self, secret_hashes: Collection[str]) -> None:
+        """Records that these sessions were used now."""
+        now = self._clock()
+        with self._db.write() as session:
+            # In one order, so that two processes cannot deadlock.
+            for secret_hash in sorted(secret_hashes):
+                created_at = session.scalar(
+                    select(BrowserSignIn.created_at).where(
+                        BrowserSignIn.secret_hash == secret_hash,
+                        BrowserSignIn.kind == "session",
+                        BrowserSignIn.expires_at > now,
+                    )
+                )
+                if created_at is not None:
+                    expires_at = min(now + SESSION_IDLE_LIFE, created_at + SESSION_LIFE)
+                    session.execute(
+                        update(BrowserSignIn)
+                        .where(BrowserSignIn.secret_hash == secret_hash)
+                        .values(expires_at=expires_at)
+                    )
+
+    def end_session(self, secret_hash: str) -> None:
+        """Ends a session; ending it again changes nothing."""
+        with self._db.write() as session:
+            if _deleted(session, _row(secret_hash)):
+                self._audit(session, "session.end", "session", self._actor.name)
+
+    def end_sessions_of_token(self, token_hash: str) -> int:
+        """Ends all sessions of a token, and deletes its codes; returns how many there were."""
+        with self._db.write() as session:
+            of_token = delete(BrowserSignIn).where(BrowserSignIn.token_hash == token_hash)
+            return _deleted(session, of_token)
+
+    def prune_sign_ins(self) -> int:
+        """Deletes codes and sessions that have expired; returns how many there were."""
+        expired = delete(BrowserSignIn).where(BrowserSignIn.expires_at <= self._clock())
+        with self._db.write() as session:
+            return _deleted(session, expired)
+
+    def _begin_session(self, session: Session, token_hash: str, now: datetime, *, by: str) -> str:
+        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE)
+        self._audit(session, "session.begin", "session", self._actor.name, by=by)
+        return secret
+
+
+def _add(
+    session: Session,
+    kind: Literal["code", "session"],
+    token_hash: str,
+    now: datetime,
+    expires_at: datetime,
+) -> str:
+    secret = secrets.token_urlsafe(32)  # 256 random bits
+    surplus = (
+        select(BrowserSignIn.secret_hash)
+        .where(BrowserSignIn.token_hash == token_hash, BrowserSignIn.kind == kind)
+        .order_by(BrowserSignIn.expires_at.desc())
+        .offset(MAX_OF_TOKEN - 1)
+    )
+    hashes = session.scalars(surplus).all()
+    if hashes:
+        session.execute(delete(BrowserSignIn).where(BrowserSignIn.secret_hash.in_(hashes)))
+    row = BrowserSignIn(
+        secret_hash=hash_of_token(secret.encode()),
+        kind=kind,
+        token_hash=token_hash,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return secret
+
+
+def _row(secret_hash: str) -> Delete:
+    return delete(BrowserSignIn).where(BrowserSignIn.secret_hash == secret_hash)
+
+
+def _deleted(session: Session, statement: Delete) -> int:
+    done = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", done).rowcount

@@ -1,0 +1,285 @@
+"""Data of a campaign's charts: the history of the best, failures, and the timeline of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, union_all
+from sqlalchemy.orm import Session
+
+from results_db.campaigns.campaigns import by_id
+from results_db.database.store_base import StoreSection
+from results_db.errors import ObjectiveUnknownError
+from results_db.events.event_log import CampaignResults
+from results_db.models.service_tables import WorkerRow
+from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
+from results_db.trials.filter_sql import metric_column
+from search_spaces.spec.objectives import OBJECTIVES
+
+MAX_HISTORY: Final = 2000
+"""Most trials of a history."""
+
+MAX_TIMELINE: Final = 2000
+"""Most attempts of a timeline."""
+
+
+class HistoryPoint(NamedTuple):
+    """A trial that has ended, in the history of a campaign."""
+
+    ended_seq: int
+    """Position in the order in which the campaign's trials ended, from 1."""
+    trial_id: int
+    number: int
+    """The trial's number in its campaign."""
+    value: float | None
+    """The objective of this trial alone; None: not measured."""
+    state: str
+    reason: str | None
+    best: float | None
+    """The largest value up to here among trials that count; None: there was none yet."""
+    is_improvement: bool
+    """Whether this trial set a new best."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestSoFar:
+    """The history of a campaign's best: all trials that have ended, or a sample."""
+
+    objective: str
+    points: Sequence[HistoryPoint]
+    """In the order of the ends."""
+    num_ended: int
+    """Number of trials that have ended."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of ended trials that the sample leaves out."""
+        return self.num_ended - len(self.points)
+
+
+class FailureCount(NamedTuple):
+    """The trials that failed for one reason on one node."""
+
+    state: str
+    """INFEASIBLE or FAILED."""
+    reason: str
+    node: str
+    """Where the problem occurred first; empty: unknown."""
+    num_trials: int
+    last_number: int
+    """The number of the newest of these trials in its campaign."""
+
+
+class TimelineAttempt(NamedTuple):
+    """An attempt as a bar of a timeline."""
+
+    trial_id: int
+    number: int
+    """The trial's number in its campaign."""
+    attempt: int
+    worker_id: str
+    worker_name: str
+    num_nodes: int
+    """Nodes of the trial's layout."""
+    num_devices: int
+    """Devices of the trial's layout."""
+    started_at: datetime
+    ended_at: datetime | None
+    """None: it runs."""
+    ending: str | None
+    """reported, lost, returned or superseded; None: it runs."""
+    state: str
+    """The trial's state."""
+    reason: str | None
+    """Why the trial does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignTimeline:
+    """The newest attempts of a campaign."""
+
+    attempts: Sequence[TimelineAttempt]
+    """The newest first by their starts."""
+    num_attempts: int
+    """Number of the campaign's attempts in all."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of older attempts that are left out."""
+        return self.num_attempts - len(self.attempts)
+
+
+class CampaignCharts(StoreSection):
+    """The store's methods for charts of a campaign."""
+
+    def best_so_far(
+        self, campaign_id: int, objective: str | None = None, *, limit: int = MAX_HISTORY
+    ) -> BestSoFar:
+        """The values of trials in the order of their ends, with the best so far.
+
+        A trial counts for the best if it was measured in full, on devices of its own, and within
+        the campaign's constraints. Over the limit, trials are thinned evenly; those that set a new
+        best are kept before all others. The result is cached until the campaign changes.
+
+        Args:
+            campaign_id: the campaign.
+            objective: the throughput that is compared; None: the campaign's own.
+            limit: most trials.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: there is no such throughput.
+        """
+        with self._db.read() as session:
+            campaign = by_id(session, campaign_id)
+            name = objective or campaign.objective
+            if name not in OBJECTIVES:
+                raise ObjectiveUnknownError(
+                    f"objective {name!r} is not one of {', '.join(OBJECTIVES)}"
+                )
+            results = CampaignResults(self._cache, session, campaign_id)
+            return results.get(
+                ("history", name, limit), lambda: _best_so_far(session, campaign, name, limit)
+            )
+
+    def failures(self, campaign_id: int) -> list[FailureCount]:
+        """Trials that are INFEASIBLE or FAILED, counted by reason and node; the most first."""
+        count, newest = func.count(), func.max(Trial.number)
+        groups = (Trial.state, Trial.reason, Trial.node)
+        query = (
+            select(*groups, count, newest)
+            .where(Trial.campaign_id == campaign_id, Trial.state.in_(("INFEASIBLE", "FAILED")))
+            .group_by(*groups)
+            .order_by(count.desc(), newest.desc())
+        )
+        with self._db.read() as session:
+            return [FailureCount._make(row) for row in session.execute(query)]
+
+    def timeline(self, campaign_id: int, *, limit: int = MAX_TIMELINE) -> CampaignTimeline:
+        """The newest attempts of a campaign's trials, with those that run.
+
+        They are attempts of the trials that are open, and of as many as `limit` trials that ended
+        last: an attempt that is older than those is left out.
+        """
+        of_campaign = Trial.campaign_id == campaign_id
+        ended_last = (
+            select(Trial.id)
+            .where(of_campaign, Trial.ended_seq.is_not(None))
+            .order_by(Trial.ended_seq.desc())
+            .limit(limit)
+        )
+        is_open = Trial.state.in_(("PENDING", "RUNNING")) & (Trial.attempt > 0)
+        newest = union_all(
+            select(ended_last.subquery().c.id), select(Trial.id).where(of_campaign, is_open)
+        )
+        query = (
+            select(*_TIMELINE)
+            .join(Trial, Trial.id == Attempt.trial_id)
+            .join(WorkerRow, WorkerRow.id == Attempt.worker_id)
+            .where(Attempt.trial_id.in_(newest))
+            .order_by(Attempt.started_at.desc(), Attempt.trial_id.desc(), Attempt.attempt.desc())
+            .limit(limit)
+        )
+        # Attempts are numbered from 1: a trial has as many as its number says.
+        in_all = select(func.sum(Trial.attempt)).where(of_campaign)
+        with self._db.read() as session:
+            results = CampaignResults(self._cache, session, campaign_id)
+            return CampaignTimeline(
+                attempts=[TimelineAttempt._make(row) for row in session.execute(query)],
+                num_attempts=results.get("attempts", lambda: session.scalar(in_all)) or 0,
+            )
+
+
+_TIMELINE: Final = (
+    Trial.id,
+    Trial.number,
+    Attempt.attempt,
+    Attempt.worker_id,
+    WorkerRow.name,
+    Trial.num_nodes,
+    Trial.num_devices,
+    Attempt.started_at,
+    Attempt.ended_at,
+    Attempt.ending,
+    Trial.state,
+    Trial.reason,
+)
+"""The columns of `TimelineAttempt`."""
+
+
+def _best_so_far(session: Session, campaign: Campaign, objective: str, limit: int) -> BestSoFar:
+    value = metric_column(objective)
+    counted = case((_counts(campaign), value))
+    before = func.max(counted).over(order_by=Trial.ended_seq, rows=(None, -1))
+    ended = (
+        select(
+            Trial.ended_seq,
+            Trial.id,
+            Trial.number,
+            value.label("value"),
+            Trial.state,
+            Trial.reason,
+            counted.label("counted"),
+            before.label("before"),
+            func.row_number().over(order_by=Trial.ended_seq).label("place"),
+        )
+        .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None))
+        .cte("ended")
+    )
+    is_improvement = and_(
+        ended.c.counted.is_not(None),
+        or_(ended.c.before.is_(None), ended.c.counted > ended.c.before),
+    )
+    num_ended = session.scalar(
+        select(func.count()).where(Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None))
+    )
+    every = -(-(num_ended or 0) // limit) or 1
+    is_sampled = (ended.c.place - 1) % every == 0
+    query = (
+        select(ended, is_improvement.label("is_improvement"))
+        .where(or_(is_improvement, is_sampled))
+        .order_by(ended.c.place)
+    )
+    points = [_history_point(row) for row in session.execute(query)]
+    return BestSoFar(objective=objective, points=_thinned(points, limit), num_ended=num_ended or 0)
+
+
+def _counts(campaign: Campaign) -> ColumnElement[bool]:
+    """Whether a trial, joined with its measurement, may be the best."""
+    found = [
+        Trial.state == "COMPLETED",
+        MeasurementRow.oversubscribed.is_(False),
+        MeasurementRow.shortened.is_(False),
+    ]
+    if campaign.max_peak_memory_bytes is not None:
+        found.append(MeasurementRow.peak_memory_bytes <= campaign.max_peak_memory_bytes)
+    return and_(*found)
+
+
+def _history_point(row: Any) -> HistoryPoint:
+    known = [value for value in (row.before, row.counted) if value is not None]
+    return HistoryPoint._make((*row[:6], max(known, default=None), bool(row.is_improvement)))
+
+
+def _thinned(points: Sequence[HistoryPoint], limit: int) -> Sequence[HistoryPoint]:
+    """At most so many points in their order, those that set a new best before others."""
+    if len(points) <= limit:
+        return points
+    best = [place for place, point in enumerate(points) if point.is_improvement]
+    others = [place for place, point in enumerate(points) if not point.is_improvement]
+    kept = {*_spread(best, limit)}
+    kept.update(_spread(others, limit - len(kept)))
+    return [points[place] for place in sorted(kept)]
+
+
+def _spread(places: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many of the places, evenly, with both ends."""
+    if len(places) <= most:
+        return places
+    if most < 2:
+        return places[len(places) - most :]
+    return [places[round(index * (len(places) - 1) / (most - 1))] for index in range(most)]

@@ -1,0 +1,153 @@
+"""What pages show of campaigns besides their records: counts, choices, medians, newest events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import func, select
+
+from results_db.campaigns.campaigns import conditions
+from results_db.campaigns.filter import CampaignFilter
+from results_db.database.store_base import StoreSection
+from results_db.events.event_log import CampaignResults, EventRecord
+from results_db.models.service_tables import EventRow
+from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Attempt, Campaign, Trial
+from results_db.records import CampaignState
+from results_db.rows import record_of
+from search_spaces.protocol.worker_messages import AttemptPhase
+
+_EVENT: Final = ("seq", "campaign_id", "trial_id", "kind", "at", "data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedSummary:
+    """The leaderboard of a campaign in three figures."""
+
+    num_ranked: int
+    """Layouts on the leaderboard."""
+    num_shortened: int
+    """Those of them that were stopped early; their values are estimates."""
+    median_complete: float | None
+    """The median value of the others; None: there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningPhase:
+    """What the open attempt of a trial does."""
+
+    phase: AttemptPhase | None
+    """None: its worker reported none."""
+    waiting_because: str
+    """Why it waits for devices; empty: it does not."""
+
+
+class Overviews(StoreSection):
+    """The store's methods for pages about campaigns."""
+
+    def count_campaigns(self, chosen: CampaignFilter) -> int:
+        """The number of campaigns that match a filter."""
+        query = select(func.count()).select_from(Campaign).where(*conditions(chosen))
+        return self._scalar(query) or 0
+
+    def campaign_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """The values that campaigns have, with their numbers of campaigns, by column.
+
+        The columns are state, model_name, cluster_name and created_by; values are sorted.
+        """
+        columns = (
+            Campaign.state,
+            Campaign.model_name,
+            Campaign.cluster_name,
+            Campaign.created_by,
+        )
+        with self._db.read() as session:
+            return {
+                column.key: {
+                    row[0]: row[1]
+                    for row in session.execute(
+                        select(column, func.count()).group_by(column).order_by(column)
+                    )
+                }
+                for column in columns
+            }
+
+    def campaigns_from(self, name: str) -> list[tuple[str, CampaignState]]:
+        """Names and states of the campaigns that start from a campaign, the newest first."""
+        query = select(Campaign.name, Campaign.state, Campaign.spec).order_by(Campaign.id.desc())
+        with self._db.read() as session:
+            return [
+                (other, state)
+                for other, state, spec in session.execute(query)
+                if name in spec.get("start_from", ())
+            ]
+
+    def ranked_summary(self, campaign_id: int) -> RankedSummary:
+        """The number of ranked layouts, and their median by the campaign's own objective.
+
+        The result is cached until the campaign changes.
+        """
+        of_campaign = LeaderboardRow.campaign_id == campaign_id
+        numbers = select(LeaderboardRow.shortened, func.count()).where(of_campaign)
+        values = (
+            select(LeaderboardRow.value)
+            .where(of_campaign, LeaderboardRow.shortened.is_(False))
+            .order_by(LeaderboardRow.value)
+        )
+
+        def summarize() -> RankedSummary:
+            by_end = numbers.group_by(LeaderboardRow.shortened)
+            counts = {row[0]: row[1] for row in session.execute(by_end)}
+            complete = counts.get(False, 0)
+            # The middle value, or the two around the middle.
+            middle = values.offset(max(complete - 1, 0) // 2).limit(2 - complete % 2)
+            found = session.scalars(middle).all() if complete else ()
+            return RankedSummary(
+                num_ranked=sum(counts.values()),
+                num_shortened=counts.get(True, 0),
+                median_complete=sum(found) / len(found) if found else None,
+            )
+
+        with self._db.read() as session:
+            results = CampaignResults(self._cache, session, campaign_id)
+            return results.get("ranked summary", summarize)
+
+    def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
+        """What the running trials of a campaign do, by their ids."""
+        query = (
+            select(Attempt.trial_id, Attempt.phase, Attempt.waiting_because)
+            .join(Trial, Trial.id == Attempt.trial_id)
+            .where(
+                Trial.campaign_id == campaign_id,
+                Trial.state == "RUNNING",
+                Attempt.ending.is_(None),
+            )
+        )
+        with self._db.read() as session:
+            return {
+                trial_id: RunningPhase(phase=phase, waiting_because=why or "")  # type: ignore[arg-type]
+                for trial_id, phase, why in session.execute(query)
+            }
+
+    def newest_events(
+        self, campaign_id: int, *, before: int | None = None, limit: int
+    ) -> list[EventRecord]:
+        """Numbered events of a campaign, the newest first.
+
+        Args:
+            campaign_id: the campaign.
+            before: only events with smaller numbers; None: from the newest on.
+            limit: most events.
+        """
+        query = (
+            select(*(getattr(EventRow, name) for name in _EVENT))
+            .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
+            .order_by(EventRow.seq.desc())
+            .limit(limit)
+        )
+        if before is not None:
+            query = query.where(EventRow.seq < before)
+        with self._db.read() as session:
+            return [record_of(EventRecord, row) for row in session.execute(query)]

@@ -1,0 +1,139 @@
+"""A service below a URL prefix, behind a proxy that removes it and behind one that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.app import create_app
+from api.errors import ServiceStartError
+from api.http.url_prefix import read_prefix
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.local_api import HEADERS, TOKEN
+from tests.api.process import run_command
+from tests.api.security.signed_in import Signing, served
+
+PREFIX = "/group/tuner"
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
+    with served(tmp_path_factory.mktemp("prefix"), url_prefix=PREFIX) as signing:
+        yield signing
+
+
+@pytest.mark.parametrize("sent", [PREFIX, ""], ids=["passed on", "removed"])
+def test_pages_links_and_cookies_have_the_prefix(signing: Signing, sent: str) -> None:
+    """`sent` is what the proxy leaves of the prefix."""
+    person = signing.person()
+    answer = person.open(f"{sent}/?state=RUNNING")
+    where = f"{PREFIX}/sign-in?next=%2F%3Fstate%3DRUNNING"
+    assert (answer.status_code, answer.headers["Location"]) == (303, where)
+    page = person.open(f"{sent}/sign-in?next=%2F%3Fstate%3DRUNNING")
+    assert f'action="{PREFIX}/sign-in"' in page.text
+    assert 'name="next" value="/?state=RUNNING"' in page.text
+    for path in re.findall(r'(?:src|href)="([^"#]+)"', page.text):
+        assert path.startswith(f"{PREFIX}/"), path
+        asset = person.open(sent + path.removeprefix(PREFIX))
+        assert asset.status_code in (200, 303), path
+    document = {"code": signing.code(), "next": "/?state=RUNNING"}
+    begun = person.http.post(f"{sent}/sign-in", json=document, headers=person.own)
+    assert begun.json() == {"next": f"{PREFIX}/?state=RUNNING"}
+    (cookie,) = SimpleCookie(begun.headers["Set-Cookie"]).values()
+    assert cookie["path"] == PREFIX
+    kept = {"Cookie": f"{cookie.key}={cookie.value}"}
+    first = person.open(f"{sent}/", **kept)
+    assert first.status_code == 200
+    assert f'href="{PREFIX}/"' in first.text
+    token = re.search(r'name="csrf_token" value="([^"]+)"', first.text)
+    assert token is not None
+    fields = {"csrf_token": token[1]}
+    ended = person.send_form(f"{sent}/sign-out", fields, **kept)
+    assert (ended.status_code, ended.headers["Location"]) == (303, f"{PREFIX}/sign-in")
+    (removed,) = SimpleCookie(ended.headers["Set-Cookie"]).values()
+    assert (removed.value, removed["path"]) == ("", PREFIX)
+
+
+@pytest.mark.parametrize("sent", [PREFIX, ""])
+def test_the_api_and_its_page_answer_below_it(signing: Signing, sent: str) -> None:
+    with httpx.Client(base_url=signing.url, headers=HEADERS, trust_env=False) as http:
+        assert http.get(f"{sent}/v1/whoami").json()["role"] == "admin"
+        assert http.get(f"{sent}/v1/nothing").status_code == 404
+        refused = http.delete(f"{sent}/v1/campaigns")
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, POST")
+        page = http.get(f"{sent}/docs")
+        for path in re.findall(r"""(?:src|href|url)[=:]\s*["']([^"']+)["']""", page.text):
+            assert path.startswith(f"{PREFIX}/"), path
+            assert http.get(sent + path.removeprefix(PREFIX)).status_code == 200, path
+        assert http.get(f"{sent}/openapi.json").json()["servers"] == [{"url": PREFIX}]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{PREFIX}{PREFIX}/v1/campaigns",
+        f"{PREFIX}//v1/campaigns",
+        f"/{PREFIX}/v1/campaigns",
+        f"{PREFIX}/v1/",
+        f"{PREFIX}/%76%31/campaigns",
+        f"{PREFIX}/../v1/campaigns",
+        f"{PREFIX}x/v1/campaigns",
+        PREFIX,
+        f"{PREFIX}/",
+    ],
+)
+def test_no_spelling_of_the_prefix_leads_around_the_gate(signing: Signing, path: str) -> None:
+    assert httpx.get(f"{signing.url}{path}").status_code in (401, 404, 307)
+
+
+def test_a_prefix_is_a_path_of_plain_words() -> None:
+    assert [read_prefix(given) for given in ("", "/", "/tuner", "/a/b-c_d.e~/")] == [
+        "",
+        "",
+        "/tuner",
+        "/a/b-c_d.e~",
+    ]
+    for odd in (
+        "tuner",
+        "//tuner",
+        "/a//b",
+        "/..",
+        "/a/../b",
+        "/.a",
+        "/a b",
+        "/a;b",
+        "/a\r\nX: y",
+        "/ü",
+        "/a%2fb",
+        "/{a}",
+        "/a?b",
+        "/a#b",
+        "https://a",
+        "/" + "a" * 200,
+    ):
+        with pytest.raises(ServiceStartError, match=r"--url-prefix .* is not a path: write it as"):
+            read_prefix(odd)
+
+
+def test_a_prefix_that_begins_as_a_route_does_is_refused() -> None:
+    with closing(Store("sqlite:////never/opened")) as store:
+        for prefix in ("/v1", "/docs/tuner", "/sign-in", "/assets"):
+            settings = Settings(token=TOKEN, url_prefix=prefix)
+            with pytest.raises(ServiceStartError, match=r"begin it with another word than .*docs"):
+                create_app(settings, store)
+
+
+@pytest.mark.parametrize("command", ["serve", pytest.param("up", marks=pytest.mark.slow)])
+def test_a_prefix_that_is_no_path_is_one_clear_error(tmp_path: Path, command: str) -> None:
+    options = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--url-prefix", "tuner")
+    refused = run_command(command, *options)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: --url-prefix 'tuner' is not a path")

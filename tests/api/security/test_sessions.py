@@ -1,0 +1,419 @@
+"""Sessions under attack: stolen cookies, foreign pages, forged forms, and what ends a session."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import ssl
+from collections.abc import Iterator
+from datetime import timedelta
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from fastapi import APIRouter
+
+from api.errors import AccessUndeclaredError
+from api.security.gate import refuse_unjudged
+from api.security.session_cookie import form_token, is_form_token
+from results_db.access.tokens import hash_of_token
+from tests.api.local_api import CAMPAIGN, TOKEN
+from tests.api.security.signed_in import NAVIGATION, Person, Signing, served
+from tests.api.security.test_gate import OPERATIONS, Operation
+
+FOREIGN: list[dict[str, str]] = [
+    {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "none"},
+    {"Sec-Fetch-Site": ""},
+    {"Origin": ""},
+]
+"""What browsers write into requests of pages that are not the service's; each takes the place of
+what they write for its own."""
+
+_names = (f"person-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
+    path = tmp_path_factory.mktemp("sessions")
+    with served(path, wrong_tokens=1000) as signing:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        made = httpx.post(f"{signing.url}/v1/campaigns", json=CAMPAIGN, headers=headers)
+        assert made.status_code == 201
+        yield signing
+
+
+def of_role(signing: Signing, role: str) -> tuple[int, Person]:
+    """The id of a new token, and a person who is signed in with it."""
+    record, token = signing.store.create_token(next(_names), role)  # type: ignore[arg-type]
+    return record.id, signing.signed_in(token)
+
+
+def put_notes(person: Person, headers: dict[str, str]) -> httpx.Response:
+    """A change by a script of a page."""
+    return person.http.patch("/v1/campaigns/first", json={"notes": "n"}, headers=headers)
+
+
+def cookie_of(answer: httpx.Response) -> Any:
+    (morsel,) = SimpleCookie(answer.headers["Set-Cookie"]).values()
+    return morsel
+
+
+def test_the_cookie_is_strict_and_has_the_port_in_its_name(signing: Signing) -> None:
+    person = signing.person()
+    cookie = cookie_of(person.sign_in_with_code(signing.code()))
+    assert cookie.key == f"layout_tuner_{signing.address[1]}"
+    assert (cookie["path"], cookie["samesite"], cookie["httponly"]) == ("/", "strict", True)
+    assert (cookie["domain"], cookie["secure"]) == ("", "")
+    assert cookie.value != TOKEN
+    assert hash_of_token(TOKEN.encode()) not in cookie.value
+
+
+def test_over_tls_the_cookie_is_bound_to_the_host(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    service, browser = (trustme_context(authority, name) for name in ("service", "browser"))
+    with served(tmp_path, tls=service) as signing:
+        person = signing.person(verify=browser)
+        code = person.http.post(
+            "/v1/sign-in-codes", headers={"Authorization": f"Bearer {TOKEN}"}
+        ).json()["code"]
+        cookie = cookie_of(person.sign_in_with_code(code))
+        port = signing.address[1]
+        assert (cookie.key, cookie["secure"]) == (f"__Host-layout_tuner_{port}", True)
+        assert (cookie["path"], cookie["samesite"]) == ("/", "strict")
+        assert person.open("/").status_code == 200
+        # A page of plain HTTP on this host can set a cookie without the prefix, and no other.
+        with httpx.Client(base_url=signing.url, verify=browser) as other:
+            named = {**NAVIGATION, "Cookie": f"layout_tuner_{port}={cookie.value}"}
+            assert other.get("/", headers=named).status_code == 303
+
+
+def trustme_context(authority: trustme.CA, side: str) -> Any:
+    if side == "browser":
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        return context
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+def test_a_cookie_of_another_port_or_of_odd_bytes_is_none(signing: Signing) -> None:
+    person = signing.signed_in()
+    ((name, secret),) = person.cookies.items()
+    stranger = signing.person()
+    for cookie in (
+        f"layout_tuner_1={secret}",
+        f"layout_tuner={secret}",
+        f"__Host-{name}={secret}",
+        f"{name.upper()}={secret}",
+        f"{name} ={secret}",
+        f'{name}="{secret}"',
+        f"{name}={secret}x",
+        f"{name}={secret[:-1]}",
+        f"{name}=%{secret[1:]}",
+        f"{name}=",
+        name,
+        "=",
+        ";;;=;",
+        f"{name}=\xff\xfe\x00"[:-1],
+        f"{name}=" + "\xe9" * 43,
+        "x" * 20_000,
+    ):
+        headers = {**NAVIGATION, "Cookie": cookie}
+        answer = stranger.http.get(
+            "/", headers=[(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
+        )
+        assert answer.status_code == 303, cookie
+    # The right one counts wherever it stands, and beside another of its name.
+    for cookie in (f"a=b; {name}={secret}; c", f"{name}=old; {name}={secret}"):
+        headers = {**NAVIGATION, "Cookie": cookie}
+        assert stranger.http.get("/", headers=headers).status_code == 200, cookie
+
+
+def test_a_stolen_cookie_is_worth_nothing_after_the_sign_out(signing: Signing) -> None:
+    _, person = of_role(signing, "submitter")
+    thief = signing.person()
+    thief.take_cookies_of(person)
+    stolen_token = person.form_token()
+    assert thief.open("/").status_code == 200
+    answer = person.send_form("/sign-out", {"csrf_token": person.form_token()})
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/sign-in")
+    assert person.cookies == {}
+    assert thief.open("/").status_code == 303
+    thief.take_cookies_of(signing.signed_in())  # of another session
+    assert put_notes(thief, {**thief.own, "X-CSRF-Token": stolen_token}).status_code == 403
+    (entry,) = signing.store.audit(action="session.end", limit=1)
+    assert (entry.role, entry.address) == ("submitter", "127.0.0.1")
+
+
+def test_a_session_ends_with_its_token(signing: Signing) -> None:
+    token_id, person = of_role(signing, "viewer")
+    admin = {"Authorization": f"Bearer {TOKEN}"}
+    assert person.open("/").status_code == 200
+    assert httpx.delete(f"{signing.url}/v1/tokens/{token_id}", headers=admin).status_code == 200
+    assert person.open("/").status_code == 303
+    assert person.http.get("/v1/whoami", headers=person.own).status_code == 401
+
+
+def test_a_session_ends_when_its_token_expires(signing: Signing) -> None:
+    expires_at = signing.clock() + timedelta(hours=1)
+    _, token = signing.store.create_token(next(_names), "viewer", expires_at=expires_at)
+    person = signing.signed_in(token)
+    assert person.open("/").status_code == 200
+    signing.clock.forward(3600)
+    assert person.open("/").status_code == 303
+
+
+@pytest.mark.parametrize("end", ["sign-out", "revocation"])
+def test_an_event_stream_ends_with_the_session_that_opened_it(signing: Signing, end: str) -> None:
+    token_id, person = of_role(signing, "viewer")
+    token = person.form_token()
+    with person.http.stream("GET", "/v1/events", headers=person.own) as stream:
+        chunks = stream.iter_raw()
+        assert b"stream.opened" in next(chunks)
+        if end == "sign-out":
+            person.send_form("/sign-out", {"csrf_token": token})
+        else:
+            signing.store.revoke_token(token_id)
+        rest = b"".join(chunks)
+    assert b"event: stream.closed" in rest
+    assert b"the token is not valid any more" in rest
+
+
+CHANGES = [
+    operation
+    for operation in OPERATIONS
+    if operation.method not in ("GET", "HEAD") and operation.name != "sign_in"
+]
+
+
+@pytest.mark.parametrize("operation", CHANGES, ids=lambda operation: operation.name)
+def test_no_change_is_made_with_the_cookie_alone(signing: Signing, operation: Operation) -> None:
+    person = signing.signed_in()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for body, kind in ((b"{}", {"Content-Type": "application/json"}), (b"", {}), (b"a=b", form)):
+        answer = person.http.request(
+            operation.method, operation.url(), content=body, headers={**person.own, **kind}
+        )
+        assert answer.status_code == 403, (kind, answer.text)
+    assert person.open("/").status_code == 200
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=str)
+def test_a_foreign_page_changes_nothing_even_with_the_form_token(
+    signing: Signing, foreign: dict[str, str]
+) -> None:
+    person = signing.signed_in()
+    token = person.form_token()
+    refused = put_notes(person, {**foreign, "X-CSRF-Token": token})
+    assert refused.status_code == 403, refused.text
+    refused = person.http.post("/sign-out", data={"csrf_token": token}, headers=foreign)
+    assert refused.status_code == 403, refused.text
+    # Where one of the two headers is the service's own, the other still counts.
+    for name, value in foreign.items():
+        mixed = {**person.own, name: value, "X-CSRF-Token": token}
+        assert put_notes(person, mixed).status_code == 403, mixed
+    assert put_notes(person, {"X-CSRF-Token": token}).status_code == 403
+    assert person.open("/").status_code == 200
+    assert put_notes(person, {**person.own, "X-CSRF-Token": token}).status_code == 200
+
+
+def test_either_header_of_the_browser_is_enough(signing: Signing) -> None:
+    person = signing.signed_in()
+    token = {"X-CSRF-Token": person.form_token()}
+    assert put_notes(person, {**token, "Origin": person.url}).status_code == 200
+    assert put_notes(person, {**token, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_a_form_token_is_of_one_session(signing: Signing) -> None:
+    person, other = signing.signed_in(), signing.signed_in()
+    token = other.form_token()
+    refused = put_notes(person, {**person.own, "X-CSRF-Token": token})
+    assert refused.status_code == 403
+    assert "reload the page" in refused.json()["detail"]
+    refused = person.send_form("/sign-out", {"csrf_token": token})
+    assert refused.status_code == 403
+    assert "reload the page" in refused.text
+    assert person.send_form("/sign-out", {}).status_code == 403
+    assert person.open("/").status_code == 200
+    assert put_notes(other, {**other.own, "X-CSRF-Token": token}).status_code == 200
+
+
+def test_a_form_of_another_kind_is_refused(signing: Signing) -> None:
+    person = signing.signed_in()
+    body = f"csrf_token={person.form_token()}"
+    for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded2", ""):
+        answer = person.http.post(
+            "/sign-out", content=body, headers={**person.own, "Content-Type": kind}
+        )
+        assert answer.status_code == 403, kind
+    # The API reads no form: its requests have the token in the header.
+    form = {**person.own, "Content-Type": "application/x-www-form-urlencoded"}
+    answer = person.http.post("/v1/campaigns/first/pause", content=body, headers=form)
+    assert answer.status_code == 403
+    assert "X-CSRF-Token" in answer.text
+    files = {"csrf_token": (None, person.form_token())}
+    assert person.http.post("/sign-out", files=files, headers=person.own).status_code == 303
+
+
+def test_a_form_token_is_masked_anew_in_each_page_and_cannot_be_changed() -> None:
+    secret = "s" * 43
+    tokens = {form_token(secret) for _ in range(50)}
+    assert len(tokens) == 50
+    assert len({token[:20] for token in tokens}) == len({token[-20:] for token in tokens}) == 50
+    assert all(is_form_token(secret, token) for token in tokens)
+    token = tokens.pop()
+    assert not is_form_token("t" * 43, token)
+    raw = base64.urlsafe_b64decode(token)
+    for position in range(len(raw)):
+        changed = raw[:position] + bytes([raw[position] ^ 1]) + raw[position + 1 :]
+        assert not is_form_token(secret, base64.urlsafe_b64encode(changed).decode())
+    for odd in ("", "x", token[:-4], f"{token}AAAA", "ü" * 88, "=" * 88, None, 7, b"x"):
+        assert not is_form_token(secret, odd)
+
+
+@pytest.mark.parametrize(
+    ("headers", "api_status", "page_status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, 200, 200),
+        ({"Sec-Fetch-Site": "none"}, 200, 200),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, 403, 200),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, 403, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, 403),
+        ({}, 403, 200),
+    ],
+)
+def test_what_a_cookie_may_read(
+    signing: Signing, headers: dict[str, str], api_status: int, page_status: int
+) -> None:
+    person = signing.signed_in()
+    for path, expected in (("/v1/whoami", api_status), ("/", page_status)):
+        assert person.http.get(path, headers=headers).status_code == expected
+
+
+def test_a_token_in_the_header_wins_over_the_cookie(signing: Signing) -> None:
+    person = signing.signed_in()
+    name = next(_names)
+    _, viewer = signing.store.create_token(name, "viewer")
+    for given, status in ((f"Bearer {viewer}", 200), ("Bearer lt_wrong", 401), ("Basic x", 401)):
+        answer = person.http.get("/v1/whoami", headers={"Authorization": given})
+        assert answer.status_code == status, given
+        assert status == 401 or answer.json()["name"] == name
+    # It needs no form token, and gets no further with one.
+    headers = {"Authorization": f"Bearer {viewer}", "X-CSRF-Token": person.form_token()}
+    refused = put_notes(person, {**headers, **person.own})
+    assert refused.status_code == 403
+    assert f"the token '{name}' has the role viewer" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("role", ["viewer", "submitter", "admin"])
+def test_a_session_has_the_role_of_its_token(signing: Signing, role: str) -> None:
+    _, person = of_role(signing, role)
+    token = {**person.own, "X-CSRF-Token": person.form_token()}
+    document = {**CAMPAIGN, "name": f"of-{role}"}
+    made = person.http.post("/v1/campaigns", json=document, headers=token)
+    assert made.status_code == (403 if role == "viewer" else 201)
+    listed = person.http.get("/v1/tokens", headers=person.own)
+    assert listed.status_code == (200 if role == "admin" else 403)
+    others = put_notes(person, token)  # of the admin `local`
+    assert others.status_code == (200 if role == "admin" else 403)
+
+
+def test_a_session_makes_no_codes_for_further_sessions(signing: Signing) -> None:
+    person = signing.signed_in()
+    headers = {**person.own, "X-CSRF-Token": person.form_token()}
+    refused = person.http.post("/v1/sign-in-codes", headers=headers)
+    assert refused.status_code == 403
+    assert "layout-tuner login" in refused.json()["detail"]
+
+
+def test_a_form_of_a_session_that_has_ended_leads_to_the_sign_in_and_back(
+    signing: Signing,
+) -> None:
+    token_id, person = of_role(signing, "viewer")
+    fields = {"csrf_token": person.form_token()}
+    admin = {"Authorization": f"Bearer {TOKEN}"}
+    httpx.delete(f"{signing.url}/v1/tokens/{token_id}", headers=admin).raise_for_status()
+    referer = {"Referer": f"{signing.url}/campaigns/first?a=b"}
+    answer = person.send_form("/sign-out", fields, **referer)
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == "/sign-in?next=%2Fcampaigns%2Ffirst%3Fa%3Db"
+    foreign = person.send_form("/sign-out", fields, Referer="http://evil.example/x")
+    assert foreign.headers["Location"] == "/sign-in?next=%2F"
+
+
+def test_wrong_cookies_are_limited_and_lock_nobody_out(tmp_path: Path) -> None:
+    with served(tmp_path, wrong_tokens=2) as signing:
+        person, guesser = signing.signed_in(), signing.person()
+        assert person.open("/").status_code == 200
+        statuses = []
+        for number in range(22):
+            cookie = f"layout_tuner_{signing.address[1]}={number:043}"
+            answer = guesser.http.get("/v1/whoami", headers={**guesser.own, "Cookie": cookie})
+            statuses.append(answer.status_code)
+        assert statuses == [401] * 20 + [429] * 2
+        assert person.open("/").status_code == 200
+        # Cookies of sessions that ended do not use up the attempts of tokens.
+        assert signing.person().sign_in_by_form(TOKEN).status_code == 303
+
+
+PROXIED = {"Host": "127.0.0.1:8080", "X-Forwarded-Host": "tuner.example"}
+
+
+def test_behind_a_proxy_the_name_that_the_browser_sees_counts(tmp_path: Path) -> None:
+    with served(tmp_path, is_behind_proxy=True) as signing:
+        own = {"Origin": "https://tuner.example", "Sec-Fetch-Site": "same-origin"}
+        for host in ({"Host": "tuner.example"}, PROXIED):
+            person = signing.person(headers=host)
+            answer = person.sign_in_with_code(signing.code(), **own)
+            assert answer.status_code == 200, answer.text
+            cookie = cookie_of(answer)
+            # The page's Origin says that the browser uses TLS, where the proxy does not.
+            assert (cookie.key, cookie["secure"]) == ("__Host-layout_tuner", True)
+            sent = {"Cookie": f"{cookie.key}={cookie.value}"}
+            page = person.open("/", **sent)
+            assert page.status_code == 200
+            token = page.text.partition('name="csrf-token" content="')[2].partition('"')[0]
+            fields = {"csrf_token": token}
+            for foreign in ("https://evil.example", "null", "https://tuner.example:1"):
+                for site in ("same-origin", "cross-site"):
+                    attack = {**sent, "Origin": foreign, "Sec-Fetch-Site": site}
+                    refused = person.http.post("/sign-out", data=fields, headers=attack)
+                    assert refused.status_code == 403
+                refused = person.http.post(
+                    "/sign-out", data=fields, headers={**sent, "Origin": foreign}
+                )
+                assert refused.status_code == 403
+            assert person.http.post("/sign-out", data=fields, headers=sent).status_code == 403
+            answer = person.http.post("/sign-out", data=fields, headers={**sent, **own})
+            assert answer.status_code == 303
+            assert person.open("/", **sent).status_code == 303
+
+
+def test_without_a_proxy_nobody_states_another_host(signing: Signing) -> None:
+    person = signing.signed_in()
+    headers = {"X-Forwarded-Host": "evil.example", "X-CSRF-Token": person.form_token()}
+    refused = put_notes(person, {**headers, "Origin": "http://evil.example"})
+    assert refused.status_code == 403
+    assert put_notes(person, {**person.own, **headers}).status_code == 200
+
+
+def test_a_route_that_changes_something_has_to_check_forms() -> None:
+    router = APIRouter()
+
+    @router.post("/unchecked")
+    def change_unchecked() -> None:
+        """Lacks the dependency."""
+
+    with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
+        refuse_unjudged(router.routes)

@@ -1,0 +1,300 @@
+"""Signing in with codes and tokens: who gets a session, who does not, and where it leads."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.security.sign_in import local_target
+from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
+from results_db.access.tokens import hash_of_token
+from tests.api.local_api import TOKEN
+from tests.api.security.signed_in import Signing, served
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
+    path = tmp_path_factory.mktemp("sign-in")
+    worker_token = "lt_worker_of_this_directory"
+    with served(path, wrong_tokens=1000, worker_token=worker_token) as signing:
+        yield signing
+
+
+def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> None:
+    _, token = signing.store.create_token("ana", "viewer")
+    code, person, thief = signing.code(token), signing.person(), signing.person()
+    answer = person.sign_in_with_code(code, "/campaigns/first?sort=name")
+    assert answer.json() == {"next": "/campaigns/first?sort=name"}
+    assert answer.headers["Cache-Control"] == "no-store"
+    who = person.http.get("/v1/whoami", headers=person.own)
+    assert (who.json()["name"], who.json()["role"]) == ("ana", "viewer")
+    refused = thief.sign_in_with_code(code)
+    assert refused.status_code == 401
+    assert "was used before" in refused.json()["detail"]
+    assert thief.cookies == {}
+    assert thief.sign_in_by_form(code).status_code == 401
+    entry, *_ = signing.store.audit(actor="ana")
+    assert (entry.action, entry.address, entry.details) == (
+        "session.begin",
+        "127.0.0.1",
+        {"by": "code"},
+    )
+
+
+def test_a_code_that_expired_or_whose_token_was_revoked_does_not_sign_in(
+    signing: Signing,
+) -> None:
+    record, token = signing.store.create_token("bob", "viewer")
+    expired = signing.code(token)
+    signing.clock.forward(CODE_LIFE.total_seconds())
+    assert signing.person().sign_in_with_code(expired).status_code == 401
+    orphan = signing.code(token)
+    httpx.delete(
+        f"{signing.url}/v1/tokens/{record.id}", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    assert signing.person().sign_in_with_code(orphan).status_code == 401
+
+
+def test_a_token_is_accepted_by_the_form_alone_and_is_kept_nowhere(signing: Signing) -> None:
+    record, token = signing.store.create_token("eve", "submitter")
+    person = signing.person()
+    assert person.sign_in_with_code(token).status_code == 401
+    answer = person.sign_in_by_form(f" {token}\r\n", "/submit")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/submit")
+    assert token not in answer.text + str(answer.headers) + str(person.cookies)
+    assert person.http.get("/v1/whoami", headers=person.own).json()["name"] == "eve"
+    assert signing.person().sign_in_by_form(token).status_code == 303  # a token works again
+    signing.store.revoke_token(record.id)
+
+
+def test_the_whole_address_of_a_code_may_be_pasted(signing: Signing) -> None:
+    address = f"{signing.url}/sign-in#code={signing.code()}"
+    assert signing.person().sign_in_by_form(address).status_code == 303
+
+
+def test_a_workers_token_signs_nobody_in(signing: Signing) -> None:
+    _, token = signing.store.create_token("frontier", "worker")
+    for secret in (token, "lt_worker_of_this_directory"):
+        headers = {"Authorization": f"Bearer {secret}"}
+        refused = httpx.post(f"{signing.url}/v1/sign-in-codes", headers=headers)
+        assert refused.status_code == 403
+        person = signing.person()
+        answer = person.sign_in_by_form(secret)
+        assert answer.status_code == 403
+        assert "workers have no pages" in answer.text
+        assert person.cookies == {}
+    # Nor does a row that somebody wrote into the database.
+    code, _ = signing.store.create_sign_in_code(hash_of_token(token.encode()))
+    assert signing.person().sign_in_with_code(code).status_code == 403
+
+
+@pytest.mark.parametrize("secret", ["", "x", "ü" * 50, "\ud800", "a" * 400, "lt_\x00"])
+def test_what_is_no_code_is_refused_like_a_wrong_one(signing: Signing, secret: str) -> None:
+    person = signing.person()
+    document = b'{"code":"\\ud800"}' if secret == "\ud800" else None
+    if document is not None:
+        headers = {**person.own, "Content-Type": "application/json"}
+        assert person.http.post("/sign-in", content=document, headers=headers).status_code == 401
+        return
+    assert person.sign_in_with_code(secret).status_code == 401
+    page = person.sign_in_by_form(secret)
+    assert page.status_code == 401
+    assert "does not sign in" in page.text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"[]", "application/json", 401),
+        (b"{", "application/json", 401),
+        (b"[" * 5000, "application/json", 401),
+        (b'{"code": 7}', "application/json", 401),
+        (b"secret=" + b"x" * 9000, "application/x-www-form-urlencoded", 413),
+        (b"&a=b" * 20, "application/x-www-form-urlencoded", 401),
+        (b"\xff\xfe", "text/plain", 401),
+        (b"", "", 401),
+    ],
+)
+def test_odd_bodies_are_refused(signing: Signing, body: bytes, kind: str, status: int) -> None:
+    person = signing.person()
+    headers = {**person.own, "Content-Type": kind}
+    assert person.http.post("/sign-in", content=body, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+    ],
+)
+def test_another_sites_page_signs_nobody_in(signing: Signing, headers: dict[str, str]) -> None:
+    person, code = signing.person(), signing.code()
+    assert person.sign_in_with_code(code, **headers).status_code == 403
+    assert person.sign_in_by_form(code, **headers).status_code == 403
+    assert person.cookies == {}
+    bare = person.http.post("/sign-in", json={"code": code})
+    assert bare.status_code == 403
+    assert "neither Sec-Fetch-Site nor Origin" in bare.text
+    assert person.sign_in_with_code(code).status_code == 200  # it was not spent
+
+
+def test_wrong_codes_and_tokens_share_the_limit_of_wrong_tokens(tmp_path: Path) -> None:
+    with served(tmp_path, wrong_tokens=4) as signing:
+        _guess(signing)
+
+
+def _guess(signing: Signing) -> None:
+    person, code = signing.person(), signing.code()
+    statuses = [person.sign_in_with_code(f"{'x' * 42}{number}").status_code for number in range(2)]
+    statuses += [person.sign_in_by_form(f"lt_{number}").status_code for number in range(2)]
+    assert statuses == [401] * 4
+    refused = person.sign_in_with_code(code)
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert person.sign_in_by_form("lt_x").status_code == 429
+    wrong = {"Authorization": "Bearer lt_wrong"}
+    assert person.http.get("/v1/whoami", headers=wrong).status_code == 429
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    assert person.http.get("/v1/whoami", headers=right).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//evil.example",
+        "///evil.example",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "https://evil.example",
+        "javascript:alert(1)",
+        "evil",
+        "",
+        "/\t/evil.example",
+        "/\n/evil.example",
+        "/a\r\nSet-Cookie: x=y",
+        "/a b",
+        '/"><script>',
+        "/ü",
+        "/" + "x" * 3000,
+        "/sign-in?next=/sign-in",
+        "/sign-out",
+    ],
+)
+def test_a_target_that_is_no_page_of_ours_becomes_the_first_page(
+    signing: Signing, target: str
+) -> None:
+    assert local_target(target) == "/"
+    person = signing.person()
+    assert person.sign_in_with_code(signing.code(), target).json() == {"next": "/"}
+    answer = signing.person().sign_in_by_form(signing.code(), target)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert "x" not in answer.cookies
+    shown = person.http.get("/sign-in", params={"next": target}, headers={"Accept": "text/html"})
+    assert (shown.status_code, shown.headers["Location"]) == (303, "/")
+    unknown = signing.person().open(f"/sign-in?{httpx.QueryParams({'next': target})}")
+    assert 'name="next" value="/"' in unknown.text
+
+
+@pytest.mark.parametrize("target", ["/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"])
+def test_a_page_of_ours_is_gone_on_to(target: str) -> None:
+    assert local_target(target) == target
+
+
+def test_a_page_without_a_session_leads_to_the_sign_in_and_back(signing: Signing) -> None:
+    person = signing.person()
+    answer = person.open("/?state=RUNNING&name=%C3%BC//evil")
+    assert answer.status_code == 303
+    query = "state%3DRUNNING%26name%3D%25C3%25BC%2F%2Fevil"
+    assert answer.headers["Location"] == f"/sign-in?next=%2F%3F{query}"
+    page = person.open(answer.headers["Location"])
+    assert page.status_code == 200
+    found = re.search(r'name="next" value="([^"]*)"', page.text)
+    assert found is not None
+    target = found[1].replace("&amp;", "&")
+    assert target == "/?state=RUNNING&name=%C3%BC//evil"
+    assert person.sign_in_with_code(signing.code(), target).json()["next"] == target
+    assert person.open(answer.headers["Location"]).headers["Location"] == target
+    assert person.open(target).status_code == 200
+
+
+def test_programs_and_the_api_get_a_401_and_no_page(signing: Signing) -> None:
+    person = signing.person()
+    for path, accept in (("/v1/campaigns", "text/html"), ("/", "*/*"), ("/metrics", "text/plain")):
+        answer = person.http.get(path, headers={"Accept": accept})
+        assert answer.status_code == 401, path
+        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="layout-tuner"'
+
+
+def test_a_link_in_a_mail_arrives_with_the_session(signing: Signing) -> None:
+    """A link of another site comes without the Strict cookie; what our page asks for has it."""
+    person, stranger = signing.signed_in(), signing.person()
+    bare = stranger.open("/?state=RUNNING", **{"Sec-Fetch-Site": "cross-site"})
+    assert bare.status_code == 200
+    assert "set-cookie" not in bare.headers
+    found = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', bare.text)
+    assert found is not None
+    own = {"Sec-Fetch-Site": "same-origin"}
+    gone_on = person.open(found[1], **own)
+    assert (gone_on.status_code, gone_on.headers["Location"]) == (303, "/?state=RUNNING")
+    assert person.open(gone_on.headers["Location"], **own).status_code == 200
+    # Without a session the same way ends at the sign-in page: there is no circle.
+    assert "One-time code or token" in stranger.open(found[1], **own).text
+
+
+def test_a_strange_link_with_a_code_signs_in_only_after_a_click(signing: Signing) -> None:
+    person = signing.person()
+    assert "data-at-once" in person.open("/sign-in").text
+    assert "data-at-once" not in person.open("/sign-in", **{"Sec-Fetch-Site": "cross-site"}).text
+
+
+def test_the_page_says_how_browsers_may_use_it(signing: Signing) -> None:
+    page = signing.person().open("/sign-in")
+    assert page.headers["Referrer-Policy"] == "same-origin"  # else forms say "Origin: null"
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    assert page.headers["Cache-Control"] == "no-store"
+    assert page.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "<script>" not in page.text
+
+
+def test_a_second_sign_in_ends_the_session_of_before(signing: Signing) -> None:
+    person, thief = signing.signed_in(), signing.person()
+    thief.take_cookies_of(person)
+    assert thief.open("/").status_code == 200
+    assert person.sign_in_with_code(signing.code()).status_code == 200
+    assert thief.open("/").status_code == 303
+    assert person.open("/").status_code == 200
+
+
+def test_a_session_lasts_as_long_as_it_is_used(signing: Signing) -> None:
+    person = signing.signed_in()
+    signing.clock.forward(SESSION_IDLE_LIFE.total_seconds() - 1)
+    assert person.open("/").status_code == 200
+    signing.clock.forward(2)
+    answer = person.open("/")
+    assert answer.status_code == 303
+    assert person.cookies == {}  # the browser is told to forget it
+
+
+def test_no_secret_is_in_an_answer_or_sent_to_a_line_of_the_log(
+    signing: Signing, caplog: pytest.LogCaptureFixture
+) -> None:
+    person, code = signing.person(), signing.code()
+    person.sign_in_with_code(code)
+    (secret,) = person.cookies.values()
+    with socket.create_connection(signing.address) as raw:
+        raw.sendall(f"GET / HTTP/9\r\nCookie: layout_tuner={secret}\r\n\r\n".encode())
+        raw.recv(1000)
+    page = person.open("/")
+    assert secret not in page.text
+    assert code not in caplog.text
+    assert secret not in caplog.text

@@ -1,0 +1,188 @@
+"""One-time codes and sessions in the database, on both kinds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from results_db.access import sign_ins
+from results_db.access.actor import Actor
+from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE, SESSION_LIFE
+from results_db.access.tokens import hash_of_token
+from results_db.admin.backup import back_up
+from results_db.admin.restore import restore_into_data_dir
+from results_db.admin.retention import Pruned, Retention
+from results_db.database.data_dir import DataDir
+from results_db.store import Store
+from tests.results_db.factories import TurnableClock
+
+TOKEN = hash_of_token(b"lt_somebody")
+CI = Actor(name="ci", role="viewer", address="192.0.2.7")
+
+
+def hashed(secret: str) -> str:
+    return hash_of_token(secret.encode())
+
+
+def rows(store: Store) -> int:
+    with store._db.read() as session:
+        return int(session.scalar(text("SELECT count(*) FROM browser_sign_ins")) or 0)
+
+
+def test_a_code_becomes_one_session_of_its_token(store: Store, clock: TurnableClock) -> None:
+    code, expires_at = store.by(CI).create_sign_in_code(TOKEN)
+    assert expires_at == clock() + CODE_LIFE
+    assert store.token_of_code(hashed(code)) == TOKEN
+    secret = store.by(CI).exchange_code(hashed(code))
+    assert secret is not None
+    session = store.session_by_hash(hashed(secret))
+    assert session is not None
+    assert (session.token_hash, session.created_at) == (TOKEN, clock())
+    assert store.exchange_code(hashed(code)) is None
+    assert store.token_of_code(hashed(code)) is None
+    assert rows(store) == 1
+    actions = [(entry.action, entry.actor, entry.details) for entry in store.audit()]
+    assert actions == [("session.begin", "ci", {"by": "code"}), ("sign_in.code", "ci", {})]
+
+
+def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
+    code, _ = store.create_sign_in_code(TOKEN)
+    secret = store.create_session(TOKEN)
+    assert store.session_by_hash(hashed(code)) is None
+    assert store.exchange_code(hashed(secret)) is None
+    assert store.exchange_code(TOKEN) is None
+    assert store.exchange_code(code) is None  # the code itself is nowhere
+    assert store.session_by_hash(hashed(secret)) is not None
+    with store._db.read() as session:
+        kept = repr(session.execute(text("SELECT * FROM browser_sign_ins")).all())
+    assert code not in kept
+    assert secret not in kept
+
+
+def test_a_code_ends_after_its_time(store: Store, clock: TurnableClock) -> None:
+    code, _ = store.create_sign_in_code(TOKEN)
+    clock.forward(CODE_LIFE.total_seconds())
+    assert store.token_of_code(hashed(code)) is None
+    assert store.exchange_code(hashed(code)) is None
+
+
+def test_a_session_ends_without_use_and_after_a_week_in_any_case(
+    store: Store, clock: TurnableClock
+) -> None:
+    begun = clock()
+    unused, used = store.create_session(TOKEN), store.create_session(TOKEN)
+    hour_s = 3600.0
+    while clock() < begun + SESSION_LIFE - timedelta(hours=1):
+        clock.forward(hour_s)
+        store.renew_sessions([hashed(used), hashed("another")])
+        is_young = clock() < begun + SESSION_IDLE_LIFE
+        assert (store.session_by_hash(hashed(unused)) is not None) is is_young
+        assert store.session_by_hash(hashed(used)) is not None
+    clock.forward(hour_s)
+    store.renew_sessions([hashed(used)])
+    assert store.session_by_hash(hashed(used)) is None
+
+
+def test_a_session_that_was_ended_is_not_renewed(store: Store) -> None:
+    secret, other = store.create_session(TOKEN), store.create_session(TOKEN)
+    store.by(CI).end_session(hashed(secret))
+    store.renew_sessions([hashed(secret)])
+    store.by(CI).end_session(hashed(secret))
+    assert store.session_by_hash(hashed(secret)) is None
+    assert store.session_by_hash(hashed(other)) is not None
+    assert [entry.action for entry in store.audit(actor="ci")] == ["session.end"]
+
+
+def test_the_sessions_of_a_token_end_together_and_with_its_revocation(store: Store) -> None:
+    record, token = store.create_token("ci", "viewer")
+    mine = [store.create_session(hashed(token)), store.create_session(hashed(token))]
+    store.create_sign_in_code(hashed(token))
+    other = store.create_session(TOKEN)
+    assert store.end_sessions_of_token(TOKEN) == 1
+    assert store.session_by_hash(hashed(other)) is None
+    assert all(store.session_by_hash(hashed(secret)) is not None for secret in mine)
+    store.revoke_token(record.id)
+    assert rows(store) == 0
+
+
+def test_a_token_cannot_fill_the_table(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_ins, "MAX_OF_TOKEN", 3)
+    codes = [store.create_sign_in_code(TOKEN)[0] for _ in range(5)]
+    sessions = [store.create_session(TOKEN) for _ in range(5)]
+    assert rows(store) == 6
+    assert sum(store.token_of_code(hashed(code)) is not None for code in codes) == 3
+    assert store.session_by_hash(hashed(sessions[-1])) is not None
+
+
+def test_what_has_expired_is_pruned(store: Store, clock: TurnableClock) -> None:
+    store.create_sign_in_code(TOKEN)
+    clock.forward(CODE_LIFE.total_seconds())
+    secret = store.create_session(TOKEN)
+    assert store.prune(Retention()) == Pruned()
+    assert rows(store) == 1
+    assert store.session_by_hash(hashed(secret)) is not None
+
+
+EXCHANGE: str = """
+import sys
+from contextlib import closing
+from results_db.store import Store
+
+url, code_hash, times = sys.argv[1:]
+with closing(Store(url)) as store:
+    store.token_of_code(code_hash)  # connected
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(sum(store.exchange_code(code_hash) is not None for _ in range(int(times))))
+"""
+
+
+def test_two_processes_that_exchange_a_code_at_once_get_one_session(database_url: str) -> None:
+    with closing(Store(database_url)) as store:
+        code, _ = store.create_sign_in_code(TOKEN)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", EXCHANGE, database_url, hashed(code), "20"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        gained = [int(process.communicate(timeout=60)[0]) for process in processes]
+        assert sum(gained) == 1
+        assert rows(store) == 1
+
+
+def test_neither_a_backup_nor_a_restored_database_has_sign_ins(
+    database_url: str, tmp_path: Path
+) -> None:
+    path, restored = tmp_path / "backup.sqlite3", DataDir(tmp_path / "restored")
+    with closing(Store(database_url)) as store:
+        store.create_token("ci", "viewer")
+        store.create_sign_in_code(TOKEN)
+        secret = store.create_session(TOKEN)
+        back_up(database_url, path)
+        assert rows(store) == 2
+    assert hashed(secret).encode() not in path.read_bytes()
+    with closing(Store(f"sqlite:///{path}")) as copy:
+        assert rows(copy) == 0
+        assert len(copy.tokens()) == 1
+        late = copy.create_session(TOKEN)  # as in a copy that another program made
+    restore_into_data_dir(path, restored)
+    with closing(Store.open(restored)) as store:
+        assert rows(store) == 0
+        assert store.session_by_hash(hashed(late)) is None
