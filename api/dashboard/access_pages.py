@@ -10,7 +10,7 @@ from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import TypeAdapter, ValidationError
 
-from api.dashboard.rendering import render
+from api.dashboard.rendering import page_url, render
 from api.dependencies import BookDep, StoreDep
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
@@ -71,8 +71,7 @@ async def do_revoke_token(
 ) -> Response:
     """Revokes a token."""
     await revoke_token(token_id, store, book)
-    url = f"{request.scope.get('root_path', '')}/tokens?done=revoked"
-    return RedirectResponse(url, HTTPStatus.SEE_OTHER)
+    return RedirectResponse(page_url(request, "/tokens", done="revoked"), HTTPStatus.SEE_OTHER)
 
 
 def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any) -> HTMLResponse:

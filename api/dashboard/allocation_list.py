@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.dashboard.rendering import render
+from api.dashboard.rendering import page_url, render
 from api.dependencies import StoreDep
 from api.routes.allocations import AllocationId
 from api.schemas.from_records import allocation_reads
@@ -78,8 +78,7 @@ def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node
 
 
 def _back(request: Request, done: str) -> Response:
-    url = f"{request.scope.get('root_path', '')}/allocations?done={done}"
-    return RedirectResponse(url, HTTPStatus.SEE_OTHER)
+    return RedirectResponse(page_url(request, "/allocations", done=done), HTTPStatus.SEE_OTHER)
 
 
 def _idle_share(cost: Cost) -> float | None:

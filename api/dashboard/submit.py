@@ -23,7 +23,7 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dashboard.rendering import render
+from api.dashboard.rendering import page_url, render
 from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
 from api.http.documents import read_json, read_yaml
@@ -103,7 +103,7 @@ class SubmitPage:
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             check = self.check()
             return self.show(check if check.problems else _refused(error))
-        url = f"{self.request.scope.get('root_path', '')}/campaigns/{campaign.name}"
+        url = page_url(self.request, f"/campaigns/{campaign.name}")
         return RedirectResponse(url, HTTPStatus.SEE_OTHER)
 
     def check(self) -> SubmissionCheck:

@@ -160,7 +160,9 @@ async def refuse_unknown_query(request: Request) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    known = sorted(set(_parameters_of(route.dependant)))
+    # Every page may say what the last form did; see `api.dashboard.pages`.
+    of_pages = () if route.include_in_schema else ("done",)
+    known = sorted({*_parameters_of(route.dependant), *of_pages})
     for name in request.query_params:
         if name not in known:
             hint = nearest(name, known) if known else "; there is none here"
