@@ -123,6 +123,7 @@ async def _at_work(
         stopping=settings.stopping,
         interval_s=settings.event_poll_s,
         idle_interval_s=settings.event_idle_poll_s,
+        live_interval_s=settings.live_event_s,
         max_watchers=settings.max_watchers,
         max_waiting=settings.max_waiting_events,
     )

@@ -44,6 +44,8 @@ class Settings:
     """Seconds between queries of the event log while there are watchers."""
     event_idle_poll_s: float = 1.0
     """Seconds between queries without watchers; they number events for other processes."""
+    live_event_s: float = 1.0
+    """Seconds between live events of a campaign: progress within probes, cost; and of nodes."""
     event_ping_s: float = 15.0
     """Seconds without an event before a comment is sent, so that proxies keep the connection."""
     event_send_s: float = 10.0
