@@ -26,8 +26,8 @@ from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.list_versions import ListVersions
-from results_db.leaderboard.baselines import Baselines
 from results_db.events.live_state import LiveStates
+from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.leaderboard.overview import LeaderboardOverview
 from results_db.trials.leases import Leases
