@@ -104,6 +104,7 @@ def _copy_with_more_microbatches(
         told = {
             "id": own_id,
             "number": f"(t.number + {copy * trials})",
+            "ended_seq": f"(t.ended_seq + {100 * copy * trials})",
             "repeat_of": f"(t.repeat_of + {last + (copy - 1) * trials})",
             "num_microbatches": f"(t.num_microbatches + {more})",
             "global_batch_size": f"(t.dp * t.micro_batch_size * (t.num_microbatches + {more}))",
