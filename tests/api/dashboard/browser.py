@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -69,6 +69,16 @@ def accessibility_problems(page: Page) -> list[str]:
         f"{each['id']}: {', '.join(str(node['target']) for node in each['nodes'])}"
         for each in found
     ]
+
+
+def look_at(page: Page) -> None:
+    """Fails if a page is not accessible in light and dark, or is wider than a usual window."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=cast("Literal['light', 'dark']", scheme))
+        assert accessibility_problems(page) == []
+    for width in (380, 800, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert overflow_px(page) == 0
 
 
 def overflow_px(page: Page) -> int:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.api.dashboard.browser import accessibility_problems, overflow_px, visiting
+from tests.api.dashboard.browser import look_at, visiting
 from tests.api.populated_service import Populated
 
 
@@ -29,7 +29,8 @@ def test_preview_and_download_are_the_files_of_the_api(
             expect(page.get_by_role("listitem").filter(has_text=note)).to_be_visible()
         command = f"layout-tuner export first --format {format_name} --trial 1 --out job"
         expect(page.get_by_text(command)).to_be_visible()
-        assert f"format={format_name}" in page.url
+        page.get_by_role("button", name="Show").click()
+        expect(page).to_have_url(f"{shared.url}/campaigns/first/export?format={format_name}")
         with page.expect_download() as download:
             page.get_by_role("link", name=f"Download {file['name']}").click()
         assert download.value.suggested_filename == file["name"]
@@ -60,13 +61,6 @@ def test_a_file_that_is_not_in_the_export_is_refused(shared: Populated) -> None:
     assert "job.json" in answer.text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_preview_is_accessible_at_every_width(
-    browser: Browser, shared: Populated, scheme: str
-) -> None:
-    with visiting(browser, shared.url, shared.headers("viewer"), color_scheme=scheme) as visitor:
-        page = visitor.open("/campaigns/first/export?format=megatron-lm")
-        assert accessibility_problems(page) == []
-        for width in (380, 800, 1600):
-            page.set_viewport_size({"width": width, "height": 900})
-            assert overflow_px(page) == 0
+def test_the_preview_is_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
+    with visiting(browser, shared.url, shared.headers("viewer")) as visitor:
+        look_at(visitor.open("/campaigns/first/export?format=megatron-lm"))

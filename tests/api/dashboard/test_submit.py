@@ -12,12 +12,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.api.dashboard.browser import (
     Visitor,
-    accessibility_problems,
-    overflow_px,
+    look_at,
     visiting,
 )
 from tests.api.local_api import CAMPAIGN
 from tests.api.populated_service import Populated
+from tests.api.security.signed_in import served
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def test_a_campaign_like_another_one_has_its_fields_and_a_free_name(
     }
 
 
+@pytest.mark.slow
 def test_a_file_is_opened_as_it_stands_and_its_problems_are_shown(
     visitor: Visitor, shared: Populated, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_markup_in_a_document_stays_text(visitor: Visitor) -> None:
     expect(page.locator("#e-yaml")).to_contain_text("malformed YAML")
 
 
+@pytest.mark.slow
 def test_the_form_works_without_script(browser: Browser, shared: Populated) -> None:
     with visiting(
         browser, shared.url, shared.headers("submitter"), java_script_enabled=False
@@ -196,6 +198,7 @@ def test_the_form_works_without_script(browser: Browser, shared: Populated) -> N
         page.wait_for_url("**/campaigns/no-script")
 
 
+@pytest.mark.slow
 def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None:
     page = visitor.open("/submit?campaign=ended")
     page.get_by_label("Name").focus()
@@ -212,17 +215,10 @@ def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None
     page.wait_for_url("**/campaigns/by-keyboard")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_form_is_accessible_at_every_width(
-    browser: Browser, shared: Populated, scheme: str
-) -> None:
-    with visiting(browser, shared.url, shared.headers("admin"), color_scheme=scheme) as visitor:
+def test_the_form_is_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
+    with visiting(browser, shared.url, shared.headers("admin")) as visitor:
         for path in ("/submit", "/submit?campaign=ended&view=yaml", "/submit?model=nothing"):
-            page = visitor.open(path)
-            assert accessibility_problems(page) == []
-            for width in (380, 800, 1600):
-                page.set_viewport_size({"width": width, "height": 900})
-                assert overflow_px(page) == 0
+            look_at(visitor.open(path))
 
 
 def test_viewers_and_workers_do_not_submit(shared: Populated) -> None:
@@ -233,3 +229,22 @@ def test_viewers_and_workers_do_not_submit(shared: Populated) -> None:
         assert httpx.get(f"{shared.url}/submit", headers=shared.headers(role)).status_code == 403
     page = httpx.get(shared.url, headers=shared.headers("viewer"))
     assert "/submit" not in page.text
+
+
+def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Path) -> None:
+    """The form token goes with the form, with the file, and with the checks while typing."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**CAMPAIGN, "name": "mine", "seed": -1}))
+    with served(tmp_path / "service") as signing, visiting(browser, signing.url) as visitor:
+        page = visitor.open(f"/sign-in#code={signing.code()}")
+        page.wait_for_url(f"{signing.url}/")
+        visitor.open("/submit")
+        page.get_by_label("File, YAML or JSON").set_input_files(file)
+        page.get_by_role("button", name="Open the file").click()
+        expect(page.locator("#check")).to_contain_text("seed: -1 is not a whole number")
+        text = page.get_by_label("Campaign, as YAML or JSON")
+        text.fill(text.input_value().replace('"seed": -1', '"seed": 1'))
+        expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+        submit(page)
+        page.wait_for_url("**/campaigns/mine")
+        assert signing.store.campaign_by_name("mine").spec["seed"] == 1
