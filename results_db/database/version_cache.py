@@ -15,6 +15,9 @@ MAX_BYTES: Final = 64 << 20
 _SMALL_BYTES: Final = 256 << 10
 """What a result other than an array is counted as, in bytes."""
 
+_LEAST_BYTES: Final = 1 << 10
+"""What a short array is counted as, with its key, in bytes."""
+
 T = TypeVar("T")
 
 _Key = tuple[int, Hashable]
@@ -51,7 +54,9 @@ class VersionCache:
                 return cast("T", found[2])
         # Without the lock: two threads may compute the same, and none waits for another.
         result = compute()
-        num_bytes = result.nbytes if isinstance(result, np.ndarray) else _SMALL_BYTES
+        num_bytes = _SMALL_BYTES
+        if isinstance(result, np.ndarray):
+            num_bytes = max(result.nbytes, _LEAST_BYTES)
         if num_bytes <= self._max_bytes:
             with self._lock:
                 self._keep(key, version, num_bytes, result)

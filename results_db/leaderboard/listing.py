@@ -80,11 +80,12 @@ def part_of_list(
     is_near = limit is not None and offset + limit <= _NEAR
     if is_near and (first.has_largest_value or not _is_by_rank(ranking.listing)):
         query = _listed_in_order(ranking, first).limit(limit).offset(offset or None)
-        part = [trial_id for (trial_id,) in rows_of(results.session, query)]
-        return part, _count_listed(results, ranking, first)
+        asked = ("part", ranking.by.key, ranking.listing, limit, offset)
+        part = results.get(asked, lambda: _ids(results.session, query))
+        return part.tolist(), _count_listed(results, ranking, first)
     ids = listed_ids(results, ranking, first)
-    part = ids[offset : None if limit is None else offset + limit].tolist()
-    return part, len(ids)
+    part = ids[offset : None if limit is None else offset + limit]
+    return part.tolist(), len(ids)
 
 
 def part_of_whole(

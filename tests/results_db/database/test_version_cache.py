@@ -62,7 +62,7 @@ def test_the_results_that_were_used_last_are_kept_within_the_bound() -> None:
 
 
 def test_a_result_larger_than_the_bound_displaces_nothing() -> None:
-    small, large = np.zeros(10, np.int64), np.zeros(1000, np.int64)
+    small, large = np.zeros(500, np.int64), np.zeros(1000, np.int64)
     cache = VersionCache(max_bytes=small.nbytes)
     kept, too_large = counting(small), counting(large)
     cache.get(1, "v", "small", kept[0])

@@ -179,7 +179,7 @@ def test_a_list_is_the_whole_leaderboard_filtered_and_sorted_after_any_change(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@given_lists(25)
+@given_lists(15)
 def test_more_lists_are_the_whole_leaderboard_filtered_and_sorted(
     store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Any]
 ) -> None:
