@@ -69,7 +69,7 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
     rebuild_campaigns(store._db, range(2, min(campaigns, KINDS + 1) + 1))
     with _filling(store) as connection:
         _copy_standings(connection)
-    _tidy(store)
+    tidy(store)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def _filling(store: Store) -> Iterator[Connection]:
         yield connection
 
 
-def _tidy(store: Store) -> None:
+def tidy(store: Store) -> None:
     """Updates statistics and PostgreSQL's visibility map, as a database does in quiet hours."""
     engine = store._db.engine
     statement = "VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE"
@@ -170,7 +170,7 @@ def _value(name: str) -> str:
 
 
 def _make_template(store: Store, trials: int) -> None:
-    campaign = store.create_campaign(_spec(), num_legal_layouts=100_000)
+    campaign = store.create_campaign(campaign_spec(), num_legal_layouts=100_000)
     worker = store.register_worker(
         WorkerCreate(
             name="w1",
@@ -240,12 +240,12 @@ def _outcome(layout: Layout, step_time_s: float) -> Outcome:
         state="completed",
         duration_s=9.0,
         log_tail="the last line\n",
-        measurement=_measurement(layout, step_time_s),
+        measurement=made_measurement(layout, step_time_s),
         environment=_ENVIRONMENT,
     )
 
 
-def _measurement(layout: Layout, step_time_s: float) -> Measurement:
+def made_measurement(layout: Layout, step_time_s: float) -> Measurement:
     tokens_per_s = TOKENS_PER_STEP / step_time_s
     per_device = tokens_per_s / layout.num_devices
     peak = 40 << 30
@@ -304,7 +304,7 @@ _ENVIRONMENT: Final = Environment(
 )
 
 
-def _spec() -> dict[str, Any]:
+def campaign_spec() -> dict[str, Any]:
     return {
         "name": "campaign-1",
         "model": {"name": "a-model"},

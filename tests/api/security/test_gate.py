@@ -87,6 +87,10 @@ WORKERS_READ = {"list_clusters", "read_cluster", "read_whoami"}
 """All that a worker's token may read: clusters by name, and whose it is."""
 
 
+PAGES_OF_SUBMITTERS = {"show_delete_campaign"}
+"""Pages that only lead to a change."""
+
+
 def may(role: str, operation: Operation) -> bool:
     """Who may do what, once more, and in other words than the table's."""
     if operation.name in WORKER_OPERATIONS:
@@ -95,6 +99,8 @@ def may(role: str, operation: Operation) -> bool:
         return role == "admin"
     if operation.name in OF_EVERYBODY_BUT_WORKERS:
         return role != "worker"
+    if operation.name in PAGES_OF_SUBMITTERS:
+        return role in ("submitter", "admin")
     if operation.method in ("GET", "HEAD"):
         return role != "worker" or operation.name in WORKERS_READ
     return role in ("submitter", "admin")
