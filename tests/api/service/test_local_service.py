@@ -1,4 +1,4 @@
-"""Finding the service of this machine, and nobody else in its place."""
+"""CampaignFinding the service of this machine, and nobody else in its place."""
 
 import json
 import os
