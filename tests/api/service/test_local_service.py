@@ -1,4 +1,4 @@
-"""CampaignFinding the service of this machine, and nobody else in its place."""
+"""Finding the service of this machine, and nobody else in its place."""
 
 import json
 import os
