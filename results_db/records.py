@@ -104,6 +104,7 @@ EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
     *get_args(EventKind),
     *get_args(LiveEventKind),
 )
+"""All kinds of events that watchers get."""
 
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 

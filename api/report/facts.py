@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from api.service.findings import Finding, finding_of
+from api.service.findings import CampaignFinding, finding_of
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -79,7 +79,7 @@ class ReportFacts:
     campaign: CampaignRecord
     made_at: datetime
     counts: Mapping[TrialState, int]
-    finding: Finding
+    finding: CampaignFinding
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]

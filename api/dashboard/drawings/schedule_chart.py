@@ -60,7 +60,7 @@ class TimedSchedule:
         return 1.0 - busy / (len(self.ranks) * self.length)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def timed_schedule(
     *, pp: int, vpp: int, num_microbatches: int, backward_units: float
 ) -> TimedSchedule:
@@ -178,21 +178,34 @@ def bubble(layout: Layout) -> float:
 
 def _window(layout: Layout, backward: float) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
-    # In the middle the schedule repeats itself, so that fewer micro-batches have the same ends.
-    needed = int(MAX_UNITS / (vpp * (1.0 + backward))) + 3 * pp
-    needed += -needed % pp
-    drawn = min(num_microbatches, needed)
+    drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
     schedule = timed_schedule(pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward)
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
         scale = min(_LENGTH / schedule.length, _LONGEST_UNIT)
         until = since = schedule.length
     else:
-        # Long enough for the start of the last stage and the return of its gradients.
-        end = min(max(3.0 * pp + 12.0, _SHORTEST_END), MAX_UNITS / 2)
+        end = end_units(pp)
         scale = (_LENGTH - _GAP) / (2 * end)
         until, since = end, schedule.length - end
     return _Window(schedule=schedule, scale=scale, until=until, since=since, left_out=left_out)
+
+
+def end_units(pp: int) -> float:
+    """Length of each end of a long schedule that is drawn, in forward passes.
+
+    It holds the start of the last stage and the return of its gradients, up to a limit.
+    """
+    return min(max(3.0 * pp + 12.0, _SHORTEST_END), MAX_UNITS / 2)
+
+
+def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
+    """Micro-batches with which a schedule has the ends of any longer one.
+
+    In the middle a schedule repeats itself. Interleaved schedules have groups of pp micro-batches.
+    """
+    needed = int(MAX_UNITS / (vpp * (1.0 + backward_units))) + pp
+    return needed + -needed % pp
 
 
 def _rows(pp: int) -> list[int]:

@@ -10,6 +10,8 @@ import pytest
 from api.dashboard.drawings.schedule_chart import (
     MAX_STAGES,
     bubble,
+    end_units,
+    enough_microbatches,
     schedule_chart,
     timed_schedule,
 )
@@ -54,18 +56,28 @@ def test_passes_wait_for_their_input_and_run_in_the_trainers_order(
             assert start >= ends[False, stage, microbatch]
 
 
-@pytest.mark.parametrize(("pp", "vpp"), [(4, 1), (4, 2), (3, 3)])
-def test_the_ends_of_a_long_schedule_are_those_of_a_shorter_one(pp: int, vpp: int) -> None:
+@pytest.mark.parametrize("backward", [2.0, 3.0])
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (4, 1), (16, 1), (48, 1), (3, 2), (8, 4)])
+def test_the_drawn_ends_are_those_of_a_longer_schedule(pp: int, vpp: int, backward: float) -> None:
     """What allows the middle to be left out without computing it."""
-    short = timed_schedule(pp=pp, vpp=vpp, num_microbatches=6 * pp, backward_units=2.0)
-    long = timed_schedule(pp=pp, vpp=vpp, num_microbatches=20 * pp, backward_units=2.0)
-    more, later = 14 * pp, long.length - short.length
-    assert later == pytest.approx(more * vpp * 3.0)
-    for few, many in zip(short.ranks, long.ranks, strict=True):
-        half = len(few) // 2
-        assert few[:half] == many[:half]
-        assert [(p.chunk, p.microbatch + more, p.start + later) for p in few[half:]] == [
-            (p.chunk, p.microbatch, p.start) for p in many[-len(few) + half :]
+    few = enough_microbatches(pp, vpp, backward)
+    more = 3 * pp
+    short, long = (
+        timed_schedule(pp=pp, vpp=vpp, num_microbatches=number, backward_units=backward)
+        for number in (few, few + more)
+    )
+    later, end = long.length - short.length, end_units(pp)
+    assert later == pytest.approx(more * vpp * (1 + backward))
+    for drawn, whole in zip(short.ranks, long.ranks, strict=True):
+        assert [p for p in drawn if p.start < end] == [p for p in whole if p.start < end]
+        assert [
+            (p.chunk, p.is_backward, p.microbatch + more, p.start + later)
+            for p in drawn
+            if p.end > short.length - end
+        ] == [
+            (p.chunk, p.is_backward, p.microbatch, p.start)
+            for p in whole
+            if p.end > long.length - end
         ]
 
 
