@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -80,14 +79,12 @@ class Explored:
         return int(self.post("/campaigns", document, token)["id"])
 
     def run(self, campaign: int, layout: Layout, outcome: Outcome | None) -> int:
-        """Proposes a layout and posts its outcome; None: the trial goes on. Returns its id."""
+        """Proposes a layout and ends it with an outcome; None: it goes on. Returns its id."""
         trial = self.store.add_trial(campaign, layout).id
-        asked = {"max_trials": 1, "wait_s": 0}
-        (lease,) = self.post(f"/workers/{self.worker}/leases", asked)["leases"]
-        assert lease["trial_id"] == trial, "another trial waited"
+        (lease,) = self.store.lease(self.worker, 1)
+        assert lease.trial_id == trial, "another trial waited"
         if outcome is not None:
-            body = {"worker_id": self.worker, "attempt": 1, "outcome": dataclasses.asdict(outcome)}
-            self.post(f"/trials/{trial}/outcome", body)
+            self.store.post_outcome(trial, lease.attempt, outcome)
         return trial
 
     def measure(self, campaign: int, place: int, **changes: Any) -> int:

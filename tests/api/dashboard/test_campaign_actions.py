@@ -127,6 +127,7 @@ def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
     assert explored.store.campaign_by_name("first").state == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_submitter_changes_its_own_campaign(browser: Browser, explored: Explored) -> None:
     explored.submit("of-a-submitter", explored.token("submitter"))
     with explored.visitor(browser, "submitter") as visitor:
@@ -136,6 +137,7 @@ def test_a_submitter_changes_its_own_campaign(browser: Browser, explored: Explor
         assert explored.store.campaign_by_name("of-a-submitter").state == "PAUSED"
 
 
+@pytest.mark.slow
 def test_a_form_without_the_token_of_its_session_is_refused(
     browser: Browser, explored: Explored
 ) -> None:
