@@ -86,12 +86,14 @@ def list_trials(
         )
         print_json(page)
     else:
+        has_baseline = any(each.is_baseline for each in shown)
         columns = (
             *(">id", ">trial", "state"),
+            *(("baseline",) if has_baseline else ()),
             *LAYOUT_HEADINGS,
             *(">tokens/s", ">step", ">MFU", ">memory"),
         )
-        print_table(columns, [_row(each) for each in shown], keys=2)
+        print_table(columns, [_row(each, has_baseline=has_baseline) for each in shown], keys=2)
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -198,12 +200,13 @@ def _print_added(added: TrialsAdded, as_json: bool) -> None:
         click.echo(f"trial {each.id} (number {each.number}) is {each.state}: {each.layout_key}")
 
 
-def _row(trial: TrialRead) -> tuple[str, ...]:
+def _row(trial: TrialRead, *, has_baseline: bool) -> tuple[str, ...]:
     measured = trial.measurement
     return (
         str(trial.id),
         str(trial.number),
         state_words(trial.state, trial.reason),
+        *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         *layout_cells(trial.layout).values(),
         "-" if measured is None else figure(measured.tokens_per_s),
         "-" if measured is None else f"{measured.step_time_s:.4g} s",

@@ -125,8 +125,8 @@ def _ranked(
         .where(or_(is_baseline, others))
     )
     rows = rows_of(session, query)
-    # `is_other` is NULL, and not false, where a campaign has no winner. Of two rows of a campaign the
-    # later one stays: the other layout's.
+    # `is_other` is NULL, and not false, where a campaign has no winner. The leader of a campaign is
+    # the other layout, where there is one.
     in_order = sorted(rows, key=lambda row: bool(row.is_other))
     leaders = {row.campaign_id: row.trial_id for row in in_order}
     spreads = spreads_of(session, leaders)

@@ -158,6 +158,14 @@ def test_show_and_leaderboard_say_what_the_winner_gains(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("measured")
+def test_a_list_of_trials_marks_it(run: Run) -> None:
+    heading, _line, *rows = run("trial", "list", "first").splitlines()
+    assert "baseline" in heading
+    assert [number for number, row in enumerate(rows, 1) if " * " in row] == [1]
+    assert "baseline" not in run("trial", "list", "first", "--where", "tp=1")
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_leaderboard_without_the_baseline_has_no_column_for_it(run: Run) -> None:
     ranked = run("leaderboard", "first", "--where", "tp=1")
     assert "baseline" not in ranked.split("trial 2 gives")[0]

@@ -206,3 +206,12 @@ def test_repeats_of_it_are_marked_too(store: Store) -> None:
     FakeWorker(store).run_one()
     assert store.repeat_trial(1).is_baseline
     assert store.campaign(campaign.id).state == "RUNNING"
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
+def test_the_strategy_does_not_propose_it_again(store: Store, strategy: str) -> None:
+    spec = with_baseline(strategy=strategy)
+    search = CampaignSearch.rebuild(submit(store, spec), [])
+    asked = list(iter(search.ask, None))
+    assert asked[0] == spec.baseline
+    assert len(asked) == len(set(asked)) == len(spec.legal_set())
