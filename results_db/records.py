@@ -97,7 +97,13 @@ EventKind = Literal[
     "campaign.analysed",
 ]
 
-EVENT_KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
+LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed"]
+"""Kinds of events that only those get who watch at the moment; they are not stored."""
+
+EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
+    *get_args(EventKind),
+    *get_args(LiveEventKind),
+)
 
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -46,6 +47,7 @@ from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
 from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
 
@@ -147,7 +149,9 @@ def import_table(
         content = table.read_bytes()
     except OSError as error:
         raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
-    imported = client.import_table(content, name=name, cells=cells)
+    with work_line(sys.stderr, ticks=True) as line:
+        line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
+        imported = client.import_table(content, name=name, cells=cells)
     if as_json:
         print_json(imported)
         return
@@ -235,7 +239,7 @@ def analysis(name: str, as_json: bool, client: Client) -> None:
 @click.argument("name")
 @service_options
 def watch(name: str, client: Client) -> None:
-    """Follow a campaign until it ends: trials done, best so far, time left.
+    """Follow a campaign until it ends: current and best layout, failures, cost, time left.
 
     Exit code 0 when it completed, 1 when it failed or was cancelled, 130 when watching was
     interrupted.

@@ -1,23 +1,44 @@
-"""Follows a campaign: one line that is updated in a terminal, or a line per change in a file."""
+"""Follows a campaign: facts that are redrawn in place in a terminal, a line a change in a file."""
 
 from __future__ import annotations
 
+import math
 import sys
+import textwrap
 import time
-from collections.abc import Callable
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, takewhile
+from typing import Final, TypeVar
 
 import click
 
 from api.client import Client
 from api.errors import ServiceError
-from api.schemas.campaigns_and_trials import CampaignDetail
+from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from api.service.formatting import duration, figure, unit
-from search_spaces.terminal.console import LiveLine, escaped_line, on_interrupt, terminal_width
+from results_db.trials.filter import TrialFilter
+from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.objectives import measured_objective
+from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
+from search_spaces.terminal.live_output import LiveBlock, sparkline
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
 """How long the service may be away, for example during a restart, before watching ends."""
+
+MAX_READ: Final = 2000
+"""Most ended trials that are read at once, for the reasons of failures and the best so far."""
+
+_PAGE_AT_FIRST: Final = 1000
+_PAGE: Final = 20
+_LABEL: Final = 9
+"""Columns of a label, with the space after it."""
+_MAX_ROWS: Final = 3
+"""Most rows of one fact; the last is cut."""
+_MOST_BARS: Final = 120
+
+Answer = TypeVar("Answer")
 
 
 def watch_campaign(client: Client, name: str) -> CampaignDetail:
@@ -28,29 +49,41 @@ def watch_campaign(client: Client, name: str) -> CampaignDetail:
     ):
         if terminal_width(sys.stdout) is None:
             return _follow(client, name, _print_changes())
-        line = LiveLine(sys.stdout)
+        block, view = LiveBlock(sys.stdout), CampaignView(client, name)
+
+        def lines(campaign: CampaignDetail) -> list[str]:
+            # Read for every drawing: the terminal may have been resized.
+            width = terminal_width(sys.stdout) or 80
+            return view.lines(campaign, width - 1, encoding=sys.stdout.encoding)
+
+        def show(campaign: CampaignDetail) -> None:
+            _patiently(lambda: view.update(campaign))
+            block.show(lines(campaign))
+
         try:
-            ended = _follow(client, name, lambda campaign: line.show(progress_line(campaign)))
+            ended = _follow(client, name, show)
         finally:
-            line.clear()
-        click.echo(progress_line(ended))
+            block.clear()
+        for line in lines(ended):
+            click.echo(line)
         return ended
 
 
 def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -> CampaignDetail:
     while True:
-        campaign = _read_patiently(client, name)
+        campaign = _patiently(lambda: client.campaign(name))
         show(campaign)
         if campaign.ended_at is not None:
             return campaign
         time.sleep(POLL_S)
 
 
-def _read_patiently(client: Client, name: str) -> CampaignDetail:
+def _patiently(read: Callable[[], Answer]) -> Answer:
+    """Reads from the service, which may be away for `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return client.campaign(name)
+            return read()
         except ServiceError as error:
             is_away = error.status is None or error.status >= 500
             if not is_away or time.monotonic() > deadline:
@@ -73,14 +106,14 @@ def _print_changes() -> Callable[[CampaignDetail], None]:
     return show
 
 
-def progress_line(campaign: CampaignDetail) -> str:
+def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     """The state, ended trials, the best so far and the time left, in one line."""
     progress = campaign.progress
     of = "" if progress.trials_planned is None else f" of {progress.trials_planned}"
     parts = [f"{campaign.name}: {campaign.state}", f"{progress.trials_ended}{of} trials done"]
     if progress.trials["RUNNING"]:
         parts.append(f"{progress.trials['RUNNING']} running")
-    if progress.best is not None:
+    if with_best and progress.best is not None:
         parts.append(f"best {figure(progress.best)} {unit(campaign.objective)}")
     if campaign.ended_at is not None:
         parts.append(f"ended: {campaign.message or campaign.reason}")
@@ -89,3 +122,146 @@ def progress_line(campaign: CampaignDetail) -> str:
     elif progress.seconds_left is not None:
         parts.append(f"about {duration(progress.seconds_left)} left")
     return escaped_line(", ".join(parts))
+
+
+class CampaignView:
+    """What is shown of a campaign in a terminal; it reads only what has changed.
+
+    Args:
+        client: of the service.
+        name: of the campaign.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._running: Sequence[TrialRead] = ()
+        self._failures: dict[int, str] = {}
+        """Reasons by the ids of trials."""
+        self._values: dict[int, float] = {}
+        """Objectives of completed trials by their ids, in the order in which they ended."""
+        self._counts: dict[TrialState, int] = {}
+
+    def update(self, campaign: CampaignDetail) -> None:
+        """Reads running trials, and trials that have ended since the last call."""
+        now = campaign.progress.trials
+        self._running = (
+            self._client.trial_page(
+                self._name, wanted=TrialFilter(states=("RUNNING",)), limit=1
+            ).trials
+            if now["RUNNING"]
+            else ()
+        )
+        if self._has_changed(now, "FAILED", "INFEASIBLE"):
+            for trial in self._newest(("FAILED", "INFEASIBLE"), self._failures):
+                self._failures[trial.id] = trial.reason or "failed"
+        if self._has_changed(now, "COMPLETED"):
+            for trial in self._newest(("COMPLETED",), self._values):
+                value = _value(campaign, trial)
+                self._values[trial.id] = -math.inf if value is None else value
+        self._counts = dict(now)
+
+    def lines(
+        self, campaign: CampaignDetail, width: int, *, encoding: str | None = "utf-8"
+    ) -> list[str]:
+        """The facts in lines of a width."""
+        rows = textwrap.wrap(
+            progress_line(campaign, with_best=False), max(width, 1), max_lines=4, placeholder="…"
+        )
+        for label, text in self._facts(campaign):
+            rows += _fact(label, text, width)
+            if label == "best" and (best := self._best_so_far(campaign)):
+                bars = sparkline(best, min(max(width - _LABEL, 1), _MOST_BARS), encoding=encoding)
+                rows.append(f"{'so far':<{_LABEL}}{bars}")
+        return rows
+
+    def _facts(self, campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
+        progress = campaign.progress
+        if progress.best is not None:
+            value = f"{figure(progress.best)} {unit(campaign.objective)}"
+            yield "best", f"{value}, trial {progress.best_trial}: {progress.best_layout}"
+        for trial in self._running:
+            more = progress.trials["RUNNING"] - 1
+            others = f"; {more} more" if more > 0 else ""
+            done = f"iteration {trial.iterations_done}{_planned(campaign, trial)}"
+            yield "now", f"trial {trial.number}, {done}{others}: {trial.layout_key}"
+        failed = progress.trials["FAILED"] + progress.trials["INFEASIBLE"]
+        if failed:
+            yield "failed", f"{failed}: {self._reasons(failed)}"
+        yield "used", _used(campaign)
+
+    def _reasons(self, failed: int) -> str:
+        """How often each reason occurred, the most frequent first."""
+        counts = Counter(self._failures.values()).most_common()
+        words = ", ".join(f"{count} {reason}" for reason, count in counts)
+        return words if failed <= MAX_READ else f"{words} (of the newest {MAX_READ})"
+
+    def _best_so_far(self, campaign: CampaignDetail) -> list[float]:
+        """The best value after each completed trial; values that do not count are left out."""
+        best = campaign.progress.best
+        if best is None:
+            return []
+        counting = [value for value in self._values.values() if -math.inf < value <= best]
+        return list(accumulate(counting, max))
+
+    def _has_changed(self, now: Mapping[TrialState, int], *states: TrialState) -> bool:
+        return any(now[state] != self._counts.get(state, 0) for state in states)
+
+    def _newest(
+        self, states: tuple[TrialState, ...], known: Mapping[int, object]
+    ) -> list[TrialRead]:
+        """Trials that have ended since the known ones, in that order; at most `MAX_READ`."""
+        found: list[TrialRead] = []
+        cursor: str | None = None
+        while len(found) < MAX_READ:
+            page = self._client.trial_page(
+                self._name,
+                wanted=TrialFilter(states=states),
+                sort="ended_at",
+                descending=True,
+                limit=_PAGE_AT_FIRST if not known else _PAGE,
+                cursor=cursor,
+            )
+            fresh = list(takewhile(lambda trial: trial.id not in known, page.trials))
+            found += fresh
+            cursor = page.next_cursor
+            if cursor is None or len(fresh) < len(page.trials):
+                break
+        return found[::-1]
+
+
+def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
+    """The objective of a trial; None: it has none, or does not count."""
+    measured = trial.measurement
+    if measured is None or measured.oversubscribed or measured.shortened:
+        return None
+    return measured_objective(
+        campaign.objective,
+        measured,
+        num_nodes=trial.layout.num_nodes,
+        device_memory_bytes=campaign.spec.get("cluster", {}).get("device_memory_bytes"),
+    )
+
+
+def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
+    """The number of iterations; warm-up may take more of them than were asked for."""
+    probe = campaign.spec.get("probe", {})
+    planned = probe.get("warmup", 0) + probe.get("iterations", 0)
+    return f" of {max(planned, trial.iterations_done)}" if planned else ""
+
+
+def _used(campaign: CampaignDetail) -> str:
+    used = campaign.node_seconds / 3600
+    budget = campaign.spec.get("budget", {}).get("node_hours")
+    if budget is None:
+        return f"{used:.3g} node-hours"
+    return f"{used:.3g} of {budget:g} node-hours, {max(budget - used, 0.0):.3g} left"
+
+
+def _fact(label: str, text: str, width: int) -> list[str]:
+    """A fact with its label, in at most `_MAX_ROWS` rows."""
+    wrapped = textwrap.wrap(
+        escaped_line(text), max(width - _LABEL, 1), max_lines=_MAX_ROWS, placeholder="…"
+    )
+    labels = [label, *[""] * len(wrapped)]
+    return [f"{label:<{_LABEL}}{row}" for label, row in zip(labels, wrapped, strict=False)]

@@ -1,13 +1,16 @@
 """Live events: one reader of the log in each process, which distributes them to all watchers.
 
 A watcher needs no database query of its own, and an event is serialized once for all watchers. On
-PostgreSQL the same loop gives new events their numbers (decision 34).
+PostgreSQL the same loop gives new events their numbers (decision 34). Once a second the loop also
+compares the state of trials, workers and nodes with the one before, and distributes live events
+(decision 52).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event
@@ -17,9 +20,12 @@ from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from api.errors import WatchersTooManyError
+from api.live.database_changes import DatabaseChanges
+from api.live.live_events import LiveEvent, first_events, live_events
 from api.schemas.campaigns_and_trials import EventRead
 from results_db.database.outage_log import LoopOutage
 from results_db.events.event_log import EventRecord
+from results_db.events.live_state import LiveState
 from results_db.store import Store
 
 PAGE: Final = 500
@@ -50,7 +56,12 @@ class Subscription:
 
     def put(self, seq: int, event: bytes) -> None:
         """Adds an event unless it was sent before; with too many unread events, closes instead."""
-        if self.closed_because or seq <= self._after:
+        if seq > self._after:
+            self.put_live(event)
+
+    def put_live(self, event: bytes) -> None:
+        """Adds an event without a number."""
+        if self.closed_because:
             return
         if len(self._waiting) >= self._max_waiting:
             self.close(f"{len(self._waiting)} events waited to be read: too slow")
@@ -81,10 +92,12 @@ class EventHub:
     def __init__(
         self,
         store: Store,
+        changes: DatabaseChanges,
         *,
         stopping: Event,
         interval_s: float,
         idle_interval_s: float,
+        live_interval_s: float,
         max_watchers: int,
         max_waiting: int,
     ) -> None:
@@ -92,22 +105,31 @@ class EventHub:
 
         Args:
             store: has the log of events.
+            changes: tells when to read it.
             stopping: set when the service ends; all subscriptions are closed then.
-            interval_s: seconds between reads while there are watchers.
+            interval_s: seconds between reads while there are watchers, where changes cannot be
+                told.
             idle_interval_s: seconds between reads otherwise; they number events for other
                 processes.
+            live_interval_s: seconds between live events of a campaign.
             max_watchers: most watchers at the same time.
             max_waiting: unread events after which a watcher is dropped.
         """
         self._store = store
+        self._changes = changes
+        self._changes_read = 0
         self._stopping = stopping
         self._interval_s = interval_s
         self._idle_interval_s = idle_interval_s
+        self._live_interval_s = live_interval_s
         self._max_watchers = max_watchers
         self._max_waiting = max_waiting
         self._subscriptions: set[Subscription] = set()
         self._num_admitted = 0
         self._handed_out = 0
+        self._live_state: LiveState | None = None
+        """The state of the last live events; None: nobody watches."""
+        self._live_state_at_s = 0.0
         self._wanted = asyncio.Event()
         self._starting = asyncio.Lock()
 
@@ -133,6 +155,8 @@ class EventHub:
             yield
         finally:
             self._num_admitted -= 1
+            if not self._num_admitted:
+                self._live_state = None
 
     async def position(self) -> int:
         """The number of the last distributed event; a new subscription continues after it."""
@@ -141,16 +165,30 @@ class EventHub:
                 self._handed_out = await run_in_threadpool(self._store.last_event_seq)
             return self._handed_out
 
+    async def live_state(self) -> LiveState:
+        """The state with which the next live events are compared; for admitted watchers."""
+        async with self._starting:
+            if self._live_state is None:
+                self._live_state = await run_in_threadpool(self._store.live_state)
+                self._live_state_at_s = time.monotonic()
+            return self._live_state
+
     @contextmanager
-    def subscribed(self, campaign_id: int | None, after: int) -> Iterator[Subscription]:
+    def subscribed(
+        self, campaign_id: int | None, after: int, opened: LiveState
+    ) -> Iterator[Subscription]:
         """A subscription from `position` on; nothing may be awaited between the two calls.
 
         Args:
             campaign_id: the campaign; None: all campaigns.
             after: the last event that the watcher has, not before `position`.
+            opened: `live_state` when its stream opened.
         """
         subscription = Subscription(campaign_id, after, self._max_waiting)
         self._subscriptions.add(subscription)
+        assert self._live_state is not None  # the watcher is admitted, and has read it
+        for event in first_events(opened, self._live_state, self._store.now(), campaign_id):
+            subscription.put_live(event.content)
         self._wanted.set()
         try:
             yield subscription
@@ -172,23 +210,51 @@ class EventHub:
 
     async def _pause(self) -> None:
         if self._subscriptions:
-            await asyncio.sleep(self._interval_s)
+            await self._changes.after(
+                self._changes_read, within_s=self._live_interval_s, pause_s=self._interval_s
+            )
             return
         self._wanted.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._idle_interval_s):
+            async with asyncio.timeout(None if self._changes.can_tell else self._idle_interval_s):
                 await self._wanted.wait()
 
     async def _turn(self) -> None:
         if self._stopping.is_set():
             for subscription in self._subscriptions:
                 subscription.close("the service ends")
+        self._changes_read = self._changes.number
         await run_in_threadpool(self._store.number_events)
         while self._subscriptions:
             page = await run_in_threadpool(self._read)
             self._hand_out(page)
             if len(page) < PAGE:
                 break
+        if (
+            self._subscriptions
+            and time.monotonic() - self._live_state_at_s >= self._live_interval_s
+        ):
+            await self._compare_states()
+
+    async def _compare_states(self) -> None:
+        """Distributes what has changed since the last comparison."""
+        async with self._starting:
+            before = self._live_state
+            if before is None:
+                return  # all watchers have left
+            self._live_state_at_s = time.monotonic()
+            now, events = await run_in_threadpool(self._read_live, before)
+            if self._live_state is None:
+                return
+            self._live_state = now
+        for event in events:
+            for subscription in self._subscriptions:
+                if subscription.campaign_id in (None, event.campaign_id):
+                    subscription.put_live(event.content)
+
+    def _read_live(self, before: LiveState) -> tuple[LiveState, list[LiveEvent]]:
+        now = self._store.live_state(before)
+        return now, live_events(before, now, self._store.now())
 
     def _read(self) -> Sequence[tuple[EventRecord, bytes]]:
         events = self._store.events(after=self._handed_out, limit=PAGE)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
 from api.settings import Settings
 from results_db.errors import ResultsDbError
+from results_db.events.live_state import LiveState
 from results_db.store import Store
 
 OPENED: Final = "stream.opened"
@@ -62,6 +63,7 @@ class EventStream(Response):
         self._settings = settings
         self._campaign_id = campaign_id
         self._after = after
+        self._opened = LiveState()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Streams until the client disconnects or the service ends the stream."""
@@ -93,6 +95,7 @@ class EventStream(Response):
 
     async def _resume(self) -> bool:
         """Sets the position where the stream begins; True: missed events were deleted."""
+        self._opened = await self._hub.live_state()
         position = await self._hub.position()
         if self._after is None:
             self._after = position
@@ -145,7 +148,7 @@ class EventStream(Response):
         except ResultsDbError as error:
             yield _control(CLOSED, {"reason": f"what was missed cannot be read: {error}"})
             return
-        with self._hub.subscribed(self._campaign_id, after) as subscription:
+        with self._hub.subscribed(self._campaign_id, after, self._opened) as subscription:
             async for chunk in self._live(subscription, until_s):
                 yield chunk
 

@@ -36,7 +36,8 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.OK: {
         "description": "A stream that ends with the connection. `stream.opened` comes first: its "
         "`id` is the number to continue after, and `missed` is true if earlier events were deleted. "
-        "Each `data` is a document as in the example; `stream.closed` states why the service ends it.",
+        "Each `data` is a document as in the example; live events have no `id`. `stream.closed` states "
+        "why the service ends it.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},

@@ -39,6 +39,19 @@ def export_trial(
     409 if the campaign has no ranked trial yet, if the other trial is not COMPLETED, or if an
     imported layout is not legal: it is unknown whether such a job would run.
     """
+    return export_of(store, campaign, format, trial)
+
+
+def export_of(
+    store: Store, campaign: CampaignRecord, format_name: str, trial: int | None
+) -> ExportRead:
+    """The files of a training job for a trial by its number; None: for the best.
+
+    Raises:
+        ExportUnavailableError: there is no such trial to export.
+        ExportFormatUnknownError: there is no such format.
+        ExportImpossibleError: the format cannot express the layout.
+    """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     notes: list[str] = []
     if campaign.strategy == IMPORTED:
@@ -47,7 +60,7 @@ def export_trial(
         notes.append(f"the layout was not measured here: it is imported, from {source}")
     gain = _gain(store, campaign, chosen)
     notes += [gain] if gain else []
-    bundle = exporters.export(format, _source(campaign, chosen, gain))
+    bundle = exporters.export(format_name, _source(campaign, chosen, gain))
     return ExportRead.of(bundle, trial=chosen.number, notes=[*notes, *bundle.notes])
 
 

@@ -14,6 +14,7 @@ from results_db.records import (
     CampaignState,
     EventKind,
     KnobStepRead,
+    LiveEventKind,
     MeasurementRecord,
 )
 from search_spaces.documents.duration import MAX_DURATION_S
@@ -359,13 +360,15 @@ class ExportRead(Document):
 
 
 class EventRead(Document):
-    """An event of a campaign."""
+    """An event of a campaign, or of workers and nodes."""
 
-    seq: int
-    """Its number, also the `id` in the stream; numbers increase, with gaps."""
-    kind: EventKind
+    seq: int | None
+    """Its number, also the `id` in the stream; numbers increase, with gaps. null: a live event,
+    which is not stored and not sent again."""
+    kind: EventKind | LiveEventKind
     at: datetime
-    campaign_id: int
+    campaign_id: int | None
+    """null: the event concerns a worker or nodes."""
     trial_id: int | None
     """null: the event concerns the whole campaign."""
     data: dict[str, Any]

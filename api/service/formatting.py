@@ -112,6 +112,14 @@ def memory(value_bytes: int | None) -> str:
     return f"{value_bytes / 1024:.4g} KiB"
 
 
+def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
+    """Bytes of a capacity, with the share that is free."""
+    if value_bytes is None or not capacity_bytes:
+        return memory(value_bytes)
+    free = 1 - value_bytes / capacity_bytes
+    return f"{memory(value_bytes)} of {memory(capacity_bytes)}, {free:.0%} free"
+
+
 def moment(at: datetime | None) -> str:
     """A date and time in UTC."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -63,7 +63,7 @@ async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Se
             if event.get("event") == "stream.opened":
                 heard.after = int(event["id"])
                 opened.release()
-            elif "data" in event:
+            elif "data" in event and "id" in event:  # live events have no number
                 heard.seqs.append(int(event["id"]))
                 heard.kinds.append(event["event"])
                 at = datetime.fromisoformat(json.loads(event["data"])["at"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import make_url
 
@@ -20,6 +21,12 @@ from results_db.admin.transfer import to_sqlite
 from results_db.database.postgresql import lift_limits
 from results_db.database.session import Database
 from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
+
+_PAGES_AT_ONCE: Final = 2000
+"""Pages of SQLite, of 4 KiB, that are copied between two reports of progress."""
+
+Say = Callable[[str], None]
+"""Called with what is being done, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +41,9 @@ class BackupReport:
     num_trials: int
 
 
-def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
+def back_up(
+    url: str, path: Path, *, replace: bool = False, say: Say = lambda _: None
+) -> BackupReport:
     """Writes a snapshot of a database into a file; the service may run meanwhile.
 
     The file appears when it is complete. Only its owner can read it, since it contains hashes of
@@ -44,6 +53,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
         url: the database.
         path: the file.
         replace: whether an existing file is replaced.
+        say: called with each step.
 
     Raises:
         BackupPathError: the file exists, is the database itself, or cannot be written.
@@ -64,7 +74,8 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> BackupReport:
             "there is no database to back up: nothing has been set up yet"
         )
     with new_file(path) as part:
-        _copy(url, part, revision)
+        _copy(url, part, revision, say)
+        say("checking the copy")
         refuse_damaged(part)
         forget_sign_ins(part)
         counts = count_rows(part)
@@ -145,7 +156,7 @@ def _is_database(url: str, path: Path) -> bool:
     return path.exists() and Path(database).exists() and path.samefile(database)
 
 
-def _copy(url: str, part: Path, revision: str) -> None:
+def _copy(url: str, part: Path, revision: str, say: Say) -> None:
     if not url.startswith("sqlite"):
         migrate.upgrade(f"sqlite:///{part}", revision)
     with closing(Database(url)) as source, source.read() as session:
@@ -153,12 +164,20 @@ def _copy(url: str, part: Path, revision: str) -> None:
         if connection.dialect.name == "sqlite":
             driver = connection.connection.driver_connection
             assert isinstance(driver, sqlite3.Connection)
+            # Begins the view: all pages are of this moment, although they are copied in steps.
+            driver.execute("SELECT count(*) FROM sqlite_master").fetchone()
             with closing(sqlite3.connect(part)) as copy:
-                driver.backup(copy)
+                driver.backup(
+                    copy,
+                    pages=_PAGES_AT_ONCE,
+                    progress=lambda _status, left, of: say(f"copying: {1 - left / max(of, 1):.0%}"),
+                )
         else:
             lift_limits(connection)
             with closing(Database(f"sqlite:///{part}")) as target, target.write() as written:
-                to_sqlite(connection, written.connection())
+                to_sqlite(
+                    connection, written.connection(), say=lambda table: say(f"copying {table}")
+                )
     with closing(sqlite3.connect(part)) as copy:
         # One file, without the write-ahead log beside it.
         copy.execute("PRAGMA journal_mode = DELETE").fetchone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from results_db.database.option import database_option
+from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
 
 # Other modules are imported where they are needed, so that `--help` is fast.
@@ -80,8 +82,8 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
     """
     from results_db.admin.backup import back_up
 
-    with _refusals_as_messages():
-        report = back_up(_url(data_dir, database), file, replace=force)
+    with _refusals_as_messages(), work_line(sys.stderr, ticks=True) as line:
+        report = back_up(_url(data_dir, database), file, replace=force, say=line.say)
     click.echo(
         f"{report.path}: {counted(report.num_campaigns, 'campaign')}, "
         f"{counted(report.num_trials, 'trial')}, "

@@ -34,15 +34,19 @@ _FILLED_BY_MIGRATIONS: Final = ("alembic_version",)
 """Tables that migrations fill."""
 
 
-def to_sqlite(source: Connection, target: Connection) -> dict[str, int]:
+def to_sqlite(
+    source: Connection, target: Connection, *, say: Callable[[str], None]
+) -> dict[str, int]:
     """Copies rows from PostgreSQL into SQLite; returns the number of rows by table.
 
     Args:
         source: a transaction with a consistent view.
         target: a transaction; its tables contain only rows that migrations added.
+        say: called with the name of each table before it is copied.
     """
     copied = {}
     for table in _tables(target):
+        say(table.name)
         _empty(target, table)
         converts = [_into_sqlite(column) for column in table.columns]
         rows = (_converted(row, converts) for row in _read_postgresql(source, table))

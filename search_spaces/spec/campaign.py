@@ -228,20 +228,30 @@ class CampaignSpec:
         legal.refuse_if_empty()
         return legal
 
-    def refuse_if_too_large(self, legal: LegalSet | None = None) -> None:
+    @property
+    def allowed_memory_bytes(self) -> float:
+        """The largest peak of a device at which a layout is ranked."""
+        return self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
+
+    def refuse_if_too_large(
+        self, legal: LegalSet | None = None, *, before_each_part: Callable[[], None] = lambda: None
+    ) -> None:
         """Refuses a campaign in which every layout would certainly run out of memory.
 
         Args:
             legal: the legal set, if the caller has it already.
+            before_each_part: called before some thousand layouts are estimated; an error that it
+                raises ends the check, for example after a time limit.
 
         Raises:
             ModelTooLargeError: the smallest estimate, less a margin, exceeds the memory of a
                 device.
         """
         legal = legal or self.legal_set()
-        memory = self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
+        memory = self.allowed_memory_bytes
         smallest, position = math.inf, 0
         for rows in _spread_rows(len(legal)):
+            before_each_part()
             estimates = peak_memory_bytes(legal.columns(rows), self.model)
             row = int(estimates.argmin())
             smallest, position = min(

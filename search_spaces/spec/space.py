@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
@@ -297,6 +297,7 @@ def enumerate_legal(
     cluster: Cluster,
     *,
     scopes: Collection[Scope] = ALL_SCOPES,
+    before_each_rule: Callable[[], None] = lambda: None,
 ) -> LegalSet:
     """Every legal layout of a space; the set may be empty.
 
@@ -308,6 +309,8 @@ def enumerate_legal(
         model: what is trained.
         cluster: where it runs.
         scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+        before_each_rule: called before a rule is computed; an error that it raises ends the
+            enumeration, for example after a time limit.
     """
     context = RuleContext(
         model=model,
@@ -327,6 +330,7 @@ def enumerate_legal(
     for rule in RULES:
         if rule.scope not in scopes:
             continue
+        before_each_rule()
         broken = np.asarray(rule.illegal(columns, context))
         count = int(np.count_nonzero(broken)) * (illegal.size // broken.size)
         if not count:

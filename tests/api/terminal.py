@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any, Self
 import pytest
 
 from api.cli import main
+from tests.api.process import wait_until
 
 
 class Terminal:
@@ -51,6 +53,10 @@ class Terminal:
     def so_far(self) -> str:
         """What was written until now."""
         return b"".join(self._pieces).decode(errors="replace")
+
+    def wait_for(self, words: str) -> None:
+        """Waits until something was written."""
+        wait_until(f"{words!r} is written", lambda: words in self.so_far())
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         """Starts a command of the command line in a process of its own, at this terminal."""
@@ -93,19 +99,53 @@ def run_in_terminal(
     return code, terminal.printed
 
 
-def seen(printed: str, columns: int) -> list[str]:
-    """The lines of a terminal after what was written, those that were wrapped as several."""
-    lines, at = [""], 0
-    for character in printed:
-        if character == "\n":
-            lines.append("")
-            at = 0
-        elif character == "\r":
-            at = 0
+class Screen:
+    """What a terminal of a width shows, with the control sequences that commands write."""
+
+    _SEQUENCE = re.compile(r"\x1b\[(\d*)([AKJ])")
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._rows = [""]
+        self._row = self._at = 0
+
+    def after(self, printed: str) -> list[str]:
+        """The rows after what was written, without blanks at their ends."""
+        place = 0
+        while place < len(printed):
+            if found := self._SEQUENCE.match(printed, place):
+                self._act(found[2], int(found[1] or 1))
+                place = found.end()
+            else:
+                self._write(printed[place])
+                place += 1
+        return [row.rstrip() for row in self._rows]
+
+    def _act(self, action: str, number: int) -> None:
+        if action == "A":
+            assert number <= self._row, "the cursor would leave what the command has written"
+            self._row -= number
         else:
-            if at == columns:
-                lines.append("")
-                at = 0
-            lines[-1] = lines[-1][:at].ljust(at) + character + lines[-1][at + 1 :]
-            at += 1
-    return [line.rstrip() for line in lines]
+            self._rows[self._row] = self._rows[self._row][: self._at]
+            if action == "J":
+                del self._rows[self._row + 1 :]
+
+    def _write(self, character: str) -> None:
+        assert character in "\r\n" or character.isprintable(), repr(character)
+        if character == "\r":
+            self._at = 0
+        elif character == "\n":
+            self._new_row()
+        else:
+            if self._at == self._columns:
+                self._new_row()
+            row = self._rows[self._row]
+            self._rows[self._row] = (
+                row[: self._at].ljust(self._at) + character + row[self._at + 1 :]
+            )
+            self._at += 1
+
+    def _new_row(self) -> None:
+        self._row, self._at = self._row + 1, 0
+        if self._row == len(self._rows):
+            self._rows.append("")

@@ -42,7 +42,7 @@ from tests.api.streams import live_service
 from tests.golden.calls import exit_codes
 from tests.golden.requests import REFUSED, UNSENDABLE
 from tests.results_db.campaigns.test_analyses import make_analysis
-from tests.results_db.factories import completed, failed, make_measurement
+from tests.results_db.factories import completed, failed, make_campaign, make_measurement
 from workers.errors import WorkerError
 from workers.service.lease_client import LeaseClient
 
@@ -333,8 +333,34 @@ def events(http: httpx.Client, store: Store) -> list[str]:
     read = http.get("/events", params={"after": 0}).text
     http.delete("/campaigns/first")
     read += http.get("/events", params={"after": 0}).text
+    read += live_events(store)
     found = re.findall(r"event: (.+)\r?\ndata: (.+)", read)
     return sorted({f"{kind} {plain(typed(json.loads(data)))}" for kind, data in found})
+
+
+def live_events(store: Store) -> str:
+    """A stream that begins while a trial runs, and in which a worker registers with a node."""
+    trial = store.add_trial(make_campaign(store, "live"), Layout(num_microbatches=8))
+    worker = store.register_worker(WorkerCreate(**{**IDENTITY, "name": "runs"}))
+    assert [lease.trial_id for lease in store.lease(worker.id, 1)] == [trial.id]
+    store.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=2)])
+    node = NodeBody(name="n0", num_devices=4)
+    joins = WorkerCreate(**{**IDENTITY, "name": "joins", "nodes": [node]})
+    wanted = ["campaign.progress", "worker.changed", "nodes.changed"]
+    read: list[str] = []
+    with (
+        live_service(Settings(token=TOKEN, live_event_s=0.05), store) as url,
+        httpx.stream("GET", f"{url}/events", headers=HEADERS, timeout=30) as stream,
+    ):
+        for line in stream.iter_lines():
+            read.append(line)
+            if wanted and line == f"event: {wanted[0]}":
+                wanted.pop(0)
+                if len(wanted) == 2:
+                    store.register_worker(joins)
+            elif line.startswith("data:") and not wanted:
+                break
+    return "\n".join(read)
 
 
 def typed(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import click
 
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.errors import SearchSpaceError
+from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.missing_packages import missing_packages
 from search_spaces.terminal.plurals import counted
 from workers.commands.command_input import described, fail, refuse
@@ -80,10 +83,12 @@ def estimate(
         missing = missing_packages(subject, ["scipy"], extra="driver")
         if missing is not None:
             fail(missing)
-    calibration = _calibration(calibrate_from)
     if table is not None:
-        _estimate_table(table, out, calibration)
+        with work_line(sys.stderr, ticks=True) as line:
+            said = _predicted_table(table, calibrate_from, line)
+        _write_table(said, out)
         return
+    calibration = _calibration(calibrate_from)
     from tuner.estimate.estimator import Estimator
     from tuner.estimate.report import document, text
 
@@ -121,27 +126,48 @@ def _asked(
     ), layout
 
 
-def _estimate_table(path: Path, out: Path | None, calibration: Calibration) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedTable:
+    """A table with predictions, as text."""
+
+    text: str
+    num_rows: int
+    remarks: tuple[str, ...]
+    """Notes on the table, and warnings about the estimates."""
+
+
+def _predicted_table(path: Path, calibrate_from: tuple[str, ...], line: WorkLine) -> PredictedTable:
     from search_spaces.tables import read_table, write_table
     from tuner.estimate.estimator import table_warnings, with_predictions
 
+    if calibrate_from:
+        line.say("reading the measurements that calibrate")
+    calibration = _calibration(calibrate_from)
+    line.say(f"reading {path.name}")
     try:
         read = read_table(path)
     except SearchSpaceError as error:
         refuse(str(error))
-    written = write_table(with_predictions(read, calibration))
-    for note in read.notes:
-        click.echo(f"note: {note}", err=True)
-    for warning in table_warnings(read, calibration):
-        click.echo(f"warning: {warning}", err=True)
+    predicted = with_predictions(read, calibration, say=line.say)
+    line.say("writing the table")
+    notes = [f"note: {note}" for note in read.notes]
+    warnings = [f"warning: {warning}" for warning in table_warnings(read, calibration)]
+    return PredictedTable(
+        text=write_table(predicted), num_rows=len(read.rows), remarks=(*notes, *warnings)
+    )
+
+
+def _write_table(table: PredictedTable, out: Path | None) -> None:
+    for remark in table.remarks:
+        click.echo(remark, err=True)
     if out is None:
-        click.echo(written, nl=False)
+        click.echo(table.text, nl=False)
         return
     try:
-        out.write_text(written)
+        out.write_text(table.text)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}")
-    click.echo(f"wrote {counted(len(read.rows), 'row')} to {out}", err=True)
+    click.echo(f"wrote {counted(table.num_rows, 'row')} to {out}", err=True)
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -184,12 +184,29 @@ PREDICTED_COLUMNS: Final = (
 """Seconds a step, bytes of the fullest device's peak, and the probability that it fits."""
 
 
-def with_predictions(table: MeasurementTable, calibration: Calibration) -> MeasurementTable:
-    """The table with `PREDICTED_COLUMNS` added; its own measurements are not used."""
+def with_predictions(
+    table: MeasurementTable,
+    calibration: Calibration,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+) -> MeasurementTable:
+    """The table with `PREDICTED_COLUMNS` added; its own measurements are not used.
+
+    Args:
+        table: the rows to predict.
+        calibration: what is known.
+        say: called with the progress, in words.
+    """
+    cells = []
+    num_done = 0
+    for cell in table.cells:
+        say(f"predicting: {num_done} of {len(table.rows)} rows done")
+        cells.append(_predicted(cell, calibration))
+        num_done += len(cell.rows)
     aside = tuple(name for name in table.aside_columns if name not in PREDICTED_COLUMNS)
     return replace(
         table,
-        cells=tuple(_predicted(cell, calibration) for cell in table.cells),
+        cells=tuple(cells),
         aside_columns=(*aside, *PREDICTED_COLUMNS),
     )
 

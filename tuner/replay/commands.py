@@ -81,12 +81,15 @@ def replay(
     from search_spaces.machine import usable_cores
     from search_spaces.tables import read_table
     from search_spaces.tables.selection import CellFilter, select
+    from search_spaces.terminal.live_output import work_line
     from tuner.calibration.known_measurements import knowledge_of, read_calibrating_cells
     from tuner.errors import StrategyUnknownError, TunerError
     from tuner.replay.run import ReplayPlan
 
     try:
-        read = read_table(table)
+        with work_line(sys.stderr, ticks=True) as line:
+            line.say(f"reading {table.name}")
+            read = read_table(table)
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
         known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         chosen, notes = _searchable(chosen, read)
@@ -94,7 +97,9 @@ def replay(
         if estimates:
             from tuner.replay.estimates import estimates_report
 
-            report = estimates_report(str(table), chosen, knowledge_of(known))
+            with work_line(sys.stderr, ticks=True) as line:
+                line.say("judging the estimates")
+                report = estimates_report(str(table), chosen, knowledge_of(known))
         else:
             plan = ReplayPlan(
                 cells=chosen,
@@ -141,20 +146,19 @@ def _calibrating_notes(chosen: tuple[TableCell, ...], known: list[TableCell]) ->
 
 
 def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
-    from search_spaces.terminal.console import LiveLine
+    from search_spaces.terminal.live_output import work_line
     from tuner.replay.report import replay_report
     from tuner.replay.run import replay_all
 
     plan.check()
     tasks = plan.tasks()
-    line = LiveLine(sys.stderr)
     runs = []
-    try:
+    # The processes of the searches are spawned, so a thread may update the line.
+    with work_line(sys.stderr, ticks=True) as line:
+        line.say(f"searching: 0 of {len(tasks)} searches done")
         for run in replay_all(tasks, jobs=jobs):
             runs.append(run)
-            line.show(f"searching: {len(runs)} of {len(tasks)} searches done")
-    finally:
-        line.clear()
+            line.say(f"searching: {len(runs)} of {len(tasks)} searches done")
     return replay_report(str(table), plan, runs)
 
 

@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -18,6 +20,8 @@ from search_spaces.connection.service_address import ServicePlace
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.terminal.console import on_interrupt
+from search_spaces.terminal.live_output import WorkLine, work_line
+from search_spaces.terminal.plurals import counted
 from workers.commands.command_input import described, fail, read_token, refusals, refuse
 from workers.commands.options import (
     allocation_options,
@@ -175,9 +179,13 @@ def probe(
     with (
         refusals(),
         on_interrupt("the probe was interrupted: its ranks have ended, nothing was measured"),
-        local_launcher(machine) as launcher,
+        work_line(sys.stderr, ticks=True) as line,
     ):
-        outcome = launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
+        line.say("importing torch, and measuring the peak of a matmul")
+        with local_launcher(machine) as launcher:
+            outcome = launcher.run(
+                request, on_event=partial(_say_progress, line, request), cancelled=lambda: False
+            )
     if as_json:
         click.echo(json.dumps(probe_document(request, outcome)))
     else:
@@ -282,6 +290,20 @@ def described_machine(cluster: str) -> Cluster:
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)
     return machine
+
+
+def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any]) -> None:
+    """Shows the progress of a probe."""
+    if event["event"] == "listening":
+        line.say(f"building the model on {counted(request.layout.num_devices, 'rank')}")
+    elif event["event"] == "iteration":
+        done = event["index"] + 1
+        # Warm-up may take more iterations than were asked for.
+        planned = max(request.warmup + request.iterations, done)
+        line.say(
+            f"iteration {done} of {planned} ({event['kind']}): "
+            f"{1e3 * event['step_time_s']:.4g} ms a step"
+        )
 
 
 def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:

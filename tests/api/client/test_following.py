@@ -60,7 +60,7 @@ def test_an_asynchronous_client_does_too(url: str, store: Store) -> None:
     campaign = make_campaign(store)
     writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
 
-    async def follow() -> list[int]:
+    async def follow() -> list[int | None]:
         async with AsyncClient(url, TOKEN) as client:
             events = client.events(after=0)
             heard = [(await anext(events)).seq]

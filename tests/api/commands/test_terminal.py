@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, INTRODUCTION
 from tests.api.process import ServeProcess, wait_until
-from tests.api.terminal import Terminal, run_in_terminal, seen
+from tests.api.terminal import Screen, Terminal, run_in_terminal
 from tests.results_db.factories import completed, failed, lease_one, make_worker
 
 NAME = "a-campaign-of-the-group-" + "x" * 36
@@ -266,24 +267,51 @@ def test_a_traceback_is_escaped_too() -> None:
     assert spelled_out_or_plain(done.stderr)
 
 
-def test_a_watched_campaign_keeps_one_line_of_a_narrow_terminal(served: Served) -> None:
-    """The line is longer than the terminal and is rewritten in place until watching is stopped."""
-    with Terminal(30) as terminal:
+@pytest.mark.parametrize("columns", [20, 300])
+def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, columns: int) -> None:
+    """Facts keep their rows until watching is stopped; then the terminal is as it was before."""
+    with Terminal(columns) as terminal:
         process = terminal.start(
             "campaign", "watch", "hostile", LAYOUT_TUNER_DATA_DIR=str(served.data_dir)
         )
-        wait_until("the line is there", lambda: "…" in terminal.so_far())
+        terminal.wait_for("used")
+        first = Screen(columns).after(terminal.so_far())
         before = len(terminal.so_far())
         with closing(Store(DataDir(served.data_dir).database_url)) as store:
-            store.pause_campaign(store.campaign_by_name("hostile").id)
+            campaign = store.campaign_by_name("hostile").id
+            (store.pause_campaign if columns == 20 else store.resume_campaign)(campaign)
             wait_until("it has changed", lambda: len(terminal.so_far()) > before)
-            watched = seen(terminal.so_far(), 30)
-            assert len(watched) == 1, watched
-            assert "\n" not in terminal.so_far()
-            process.send_signal(2)
-            assert process.wait(30) == 130
-            assert store.campaign_by_name("hostile").state == "PAUSED"
-    said = terminal.printed.replace("\n", " ")
-    assert "watching has ended; campaign hostile goes on" in said
-    assert "layout-tuner campaign cancel hostile" in said
-    assert "Aborted" not in said
+        wait_until("it is whole", lambda: Screen(columns).after(terminal.so_far())[-1] != "")
+        shown = Screen(columns).after(terminal.so_far())
+        process.send_signal(2)
+        assert process.wait(30) == 130
+    assert shown[0].startswith("hostile:")
+    assert all(len(row) < columns for row in (*first, *shown)), shown
+    for label in ("best", "so far", "failed", "used"):
+        assert [row[: len(label)] for row in shown].count(label) == 1, shown
+    text = " ".join(shown)
+    if columns == 300:
+        assert "failed   2: 1 crashed, 1 out_of_memory" in shown
+        assert "node-hours" in text
+        assert "trial 1: n1-tp1-pp1" in text
+    printed = terminal.printed
+    assert all(c.isprintable() or c in "\r\n" for c in re.sub(r"\x1b\[\d*[AKJ]", "", printed))
+    left = Screen(columns).after(printed)
+    assert "watchinghasended;campaignhostilegoeson" in "".join("".join(left).split())
+    assert not [row for row in left if row.startswith(("best", "used", "failed"))]
+    assert "Aborted" not in printed
+
+
+def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: Served) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "campaign", "watch", "hostile"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        said = process.stdout.readline()
+        process.send_signal(2)
+        assert process.wait(30) == 130
+    assert re.match(r"hostile: \w+, 3 of \d+ trials done, best 1,000 tokens/s, ", said), said
+    assert "\x1b" not in said

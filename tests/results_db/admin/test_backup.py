@@ -131,6 +131,30 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
             assert seqs == sorted(set(seqs))
 
 
+def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results_db.admin.backup._PAGES_AT_ONCE", 10)
+    said: list[str] = []
+    with closing(Store(sqlite_url)) as store:
+        campaign = fill(store)
+
+        def say(words: str) -> None:
+            assert len(said) < 1000, "the backup begins again after each change"
+            if words.startswith("copying"):
+                store.add_trial(campaign, Layout(micro_batch_size=10 + len(said)))
+            said.append(words)
+
+        before = store.count_trials(campaign)
+        report = back_up(sqlite_url, tmp_path / "copy.sqlite3", say=say)
+        after = store.count_trials(campaign)
+    assert report.num_trials == sum(before.values())
+    assert sum(after.values()) == sum(before.values()) + len(said) - 1
+    assert len(said) > 5
+    assert said[-2:] == ["copying: 100%", "checking the copy"]
+    assert check_database(f"sqlite:///{report.path}").findings == ()
+
+
 @pytest.mark.slow
 def test_a_backup_that_is_made_under_load_is_of_one_moment(
     store: Store, database_url: str, tmp_path: Path

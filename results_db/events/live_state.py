@@ -1,0 +1,214 @@
+"""The state that live events are computed from: running trials, costs, workers, nodes.
+
+Live events are not stored. A process that has watchers reads this state once a second, and compares
+it with the one before (decision 52). Heartbeats write it in any case, so every process sees what
+arrived at another one, and no writer has more to do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal, get_args
+
+from sqlalchemy import Text, cast, or_, select
+from sqlalchemy.orm import Session
+
+from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.database.compiled_statement import DriverStatement
+from results_db.database.store_base import StoreSection
+from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from results_db.models.tables import Attempt, Campaign, Trial
+from search_spaces.protocol.worker_messages import AllocationState, AttemptPhase, NodeState
+
+WorkerState = Literal[AllocationState, "lost", "ended"]
+"""lost: its heartbeats have stopped. ended: its session is over."""
+
+WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningTrial:
+    """The progress of a leased trial, as its worker reported it last."""
+
+    id: int
+    number: int
+    """The trial's number in its campaign."""
+    attempt: int
+    phase: AttemptPhase | None
+    """None: not reported yet."""
+    iterations_done: int
+    """Finished iterations of this attempt, including warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningCampaign:
+    """A campaign that is open, or whose trials still run."""
+
+    is_open: bool
+    """Whether it has not ended."""
+    node_seconds: float
+    """Nodes times seconds of its ended attempts; a budget in node-hours counts these."""
+    trials: tuple[RunningTrial, ...]
+    """Its leased trials by number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSession:
+    """An open session of a worker."""
+
+    name: str
+    cluster: str
+    state: WorkerState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeStatus:
+    """What is known of a node of a live allocation, or of a node in quarantine."""
+
+    state: NodeState | None
+    """None: no live allocation has it."""
+    quarantine: str | None
+    """The reason; None: it is not in quarantine."""
+    details: tuple[object, ...]
+    """Everything else that pages show of it; only compared."""
+
+
+NodeKey = tuple[str, str]
+"""Its cluster and its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveState:
+    """The state at one moment."""
+
+    campaigns: Mapping[int, RunningCampaign] = field(default_factory=dict)
+    """By id."""
+    workers: Mapping[str, WorkerSession] = field(default_factory=dict)
+    """By the id of the session."""
+    nodes: Mapping[NodeKey, NodeStatus] = field(default_factory=dict)
+
+
+_CAMPAIGN_COLUMNS: Final = (Campaign.id, Campaign.ended_at.is_(None), Campaign.node_seconds)
+
+_OPEN_CAMPAIGNS: Final = DriverStatement(
+    select(*_CAMPAIGN_COLUMNS).where(or_(Campaign.state == "RUNNING", Campaign.state == "PAUSED"))
+)
+
+_RUNNING_TRIALS: Final = DriverStatement(
+    select(
+        Trial.campaign_id,
+        Trial.id,
+        Trial.number,
+        Trial.attempt,
+        Attempt.phase,
+        Trial.iterations_done,
+    )
+    .join(Attempt, (Attempt.trial_id == Trial.id) & (Attempt.attempt == Trial.attempt))
+    .where(Trial.state == "RUNNING")
+    .order_by(Trial.campaign_id, Trial.number)
+)
+
+_SESSIONS: Final = DriverStatement(
+    select(WorkerRow.id, WorkerRow.name, WorkerRow.cluster, WorkerRow.state, WorkerRow.seen_at)
+    .where(WorkerRow.ended_at.is_(None))
+    .order_by(WorkerRow.registered_at, WorkerRow.id)
+)
+
+_NODES: Final = DriverStatement(
+    select(
+        WorkerRow.id,
+        WorkerRow.cluster,
+        AllocationNode.name,
+        AllocationNode.state,
+        AllocationNode.doing,
+        AllocationNode.reason,
+        AllocationNode.free_devices,
+        # As text: it is compared, and parsing it for a thousand nodes would take longer.
+        cast(AllocationNode.health, Text),
+    )
+    .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
+    .where(WorkerRow.ended_at.is_(None))
+    .order_by(WorkerRow.registered_at, WorkerRow.id)
+)
+
+_QUARANTINES: Final = DriverStatement(
+    select(NodeQuarantine.cluster, NodeQuarantine.node, NodeQuarantine.reason).where(
+        NodeQuarantine.released_at.is_(None)
+    )
+)
+
+
+class LiveStates(StoreSection):
+    """The store's method for live events."""
+
+    def live_state(self, before: LiveState | None = None) -> LiveState:
+        """The state now, in one view of the database.
+
+        Args:
+            before: the state that the result is compared with. A campaign that has ended since is
+                included once more, so that its last change is seen.
+        """
+        now = self._clock()
+        campaigns = {} if before is None else before.campaigns
+        known = {id_ for id_, then in campaigns.items() if then.is_open or then.trials}
+        with self._db.read() as session:
+            workers = _workers(session, now)
+            return LiveState(
+                campaigns=_campaigns(session, known),
+                workers=workers,
+                nodes=_nodes(session, workers),
+            )
+
+
+def _campaigns(session: Session, known: Set[int]) -> dict[int, RunningCampaign]:
+    running: defaultdict[int, list[RunningTrial]] = defaultdict(list)
+    for campaign_id, id_, number, attempt, phase, iterations_done in _RUNNING_TRIALS.rows(session):
+        running[campaign_id].append(
+            RunningTrial(
+                id=id_,
+                number=number,
+                attempt=attempt,
+                phase=phase,
+                iterations_done=iterations_done,
+            )
+        )
+    rows = list(_OPEN_CAMPAIGNS.rows(session))
+    others = (running.keys() | known) - {id_ for id_, _, _ in rows}
+    if others:
+        query = select(*_CAMPAIGN_COLUMNS).where(Campaign.id.in_(others))
+        rows += [tuple(row) for row in session.execute(query)]
+    return {
+        id_: RunningCampaign(
+            is_open=bool(is_open), node_seconds=node_seconds, trials=tuple(running[id_])
+        )
+        for id_, is_open, node_seconds in rows
+    }
+
+
+def _workers(session: Session, now: datetime) -> dict[str, WorkerSession]:
+    lately = timedelta(seconds=WORKER_ALIVE_S)
+    return {
+        id_: WorkerSession(
+            name=name, cluster=cluster, state=state if abs(now - seen_at) < lately else "lost"
+        )
+        for id_, name, cluster, state, seen_at in _SESSIONS.rows(session)
+    }
+
+
+def _nodes(session: Session, workers: Mapping[str, WorkerSession]) -> dict[NodeKey, NodeStatus]:
+    quarantines = {(cluster, node): reason for cluster, node, reason in _QUARANTINES.rows(session)}
+    nodes = {
+        key: NodeStatus(state=None, quarantine=reason, details=())
+        for key, reason in quarantines.items()
+    }
+    for worker_id, cluster, name, state, *details in _NODES.rows(session):
+        worker = workers.get(worker_id)
+        if worker is not None and worker.state != "lost":
+            key = (cluster, name)
+            nodes[key] = NodeStatus(
+                state=state, quarantine=quarantines.get(key), details=(worker_id, *details)
+            )
+    return nodes

@@ -1,0 +1,128 @@
+"""What `campaign watch` reads of a campaign, and how it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from api.client import Client
+from api.commands import watching
+from api.commands.watching import CampaignView
+from api.settings import Settings
+from results_db.store import Store
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, TOKEN
+from tests.api.streams import live_service
+from tests.postgres import upgraded
+from tests.results_db.factories import completed, failed, lease_one, make_worker
+
+LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
+        yield store
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[Client]:
+    with (
+        live_service(Settings(token=TOKEN), store) as url,
+        Client(url.removesuffix("/v1"), TOKEN) as client,
+    ):
+        client.create_campaign({**CAMPAIGN, "name": "watched", "budget": {"node_hours": 2}})
+        yield client
+
+
+def add_ended(store: Store, outcome: object, number: int) -> None:
+    campaign = store.campaign_by_name("watched").id
+    store.add_trial(campaign, Layout(num_microbatches=number))
+    lease = lease_one(store, store.workers()[0].id)
+    store.post_outcome(lease.trial_id, lease.attempt, outcome)  # type: ignore[arg-type]
+
+
+def lines_of(view: CampaignView, client: Client, width: int = 120) -> list[str]:
+    campaign = client.campaign("watched")
+    view.update(campaign)
+    return view.lines(campaign, width)
+
+
+def test_a_view_grows_with_its_campaign(store: Store, client: Client) -> None:
+    view = CampaignView(client, "watched")
+    assert lines_of(view, client)[1:] == ["used     0 of 2 node-hours, 2 left"]
+    make_worker(store)
+    for number, rate in enumerate((100.0, 300.0, 200.0, 500.0), start=1):
+        add_ended(store, completed(Layout(), tokens_per_s=rate), number)
+    add_ended(store, failed(), 5)
+    lines = lines_of(view, client)
+    assert "best     500 tokens/s, trial 4: n1-tp1-pp1-dp1" in lines[1]
+    assert lines[2] == "so far   ▁▅▅█"
+    assert lines[3] == "failed   1: 1 crashed"
+    add_ended(store, failed("out_of_memory"), 6)
+    add_ended(store, failed(), 7)
+    add_ended(store, completed(Layout(), tokens_per_s=900.0), 8)
+    lines = lines_of(view, client)
+    assert lines[2] == "so far   ▁▃▃▅█"
+    assert lines[3] == "failed   3: 2 crashed, 1 out_of_memory"
+    assert lines[4].startswith("used     0.0")
+    assert lines[4].endswith("left")
+
+
+def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Client) -> None:
+    campaign = store.campaign_by_name("watched")
+    for number in (1, 2):
+        store.add_trial(campaign.id, Layout(num_microbatches=number))
+    worker = make_worker(store).id
+    leases = store.lease(worker, 2)
+    beat = [BeatBody(trial_id=each.trial_id, attempt=1, iterations_done=3) for each in leases]
+    store.heartbeat(worker, beat)
+    probe = campaign.spec["probe"]
+    planned = probe["warmup"] + probe["iterations"]
+    view = CampaignView(client, "watched")
+    assert (
+        f"now      trial 1, iteration 3 of {planned}; 1 more: "
+        "n1-tp1-pp1-dp1-vpp1-mbs1-mb1-z0-rc_none-sp0-fp32"
+    ) in lines_of(view, client)
+
+
+def test_only_trials_that_have_ended_since_are_read(
+    store: Store, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_worker(store)
+    for number in range(1, 6):
+        add_ended(store, completed(Layout(), tokens_per_s=100.0 * number), number)
+    view = CampaignView(client, "watched")
+    lines_of(view, client)
+    read: list[int] = []
+    ask = client.trial_page
+
+    def counted(*args: object, **how: object) -> object:
+        page = ask(*args, **how)  # type: ignore[arg-type]
+        read.append(len(page.trials))
+        return page
+
+    monkeypatch.setattr(client, "trial_page", counted, raising=False)
+    monkeypatch.setattr(watching, "_PAGE", 2)
+    lines_of(view, client)
+    assert read == []
+    for number in range(6, 9):
+        add_ended(store, completed(Layout(), tokens_per_s=100.0 * number), number)
+    assert lines_of(view, client)[2] == "so far   ▁▂▃▄▅▆▇█"
+    assert read == [2, 2]
+
+
+@pytest.mark.parametrize("width", [19, 40, 299])
+def test_no_line_is_wider_than_the_terminal(store: Store, client: Client, width: int) -> None:
+    make_worker(store)
+    for number in range(1, 200):
+        store.add_trial(store.campaign_by_name("watched").id, Layout(num_microbatches=number))
+    add_ended(store, completed(Layout()), 200)
+    add_ended(store, failed(), 201)
+    lines = lines_of(CampaignView(client, "watched"), client, width)
+    assert max(len(line) for line in lines) <= width
+    assert len(lines) <= 23

@@ -1,0 +1,337 @@
+"""Live events: progress of running trials, workers and nodes, for those who watch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.client import Client
+from api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
+from api.settings import Settings
+from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.database.data_dir import DataDir
+from results_db.events.live_state import (
+    LiveState,
+    NodeStatus,
+    RunningCampaign,
+    RunningTrial,
+    WorkerSession,
+)
+from results_db.store import Store
+from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import TOKEN
+from tests.api.streams import Watcher, live_service
+from tests.postgres import upgraded
+from tests.results_db.factories import (
+    START,
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+LAYOUT = Layout(num_microbatches=8)
+SETTINGS = {"token": TOKEN, "event_poll_s": 0.02, "event_idle_poll_s": 0.05, "live_event_s": 0.05}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> DataDir:
+    return upgraded(tmp_path / "data")
+
+
+@pytest.fixture
+def store(data_dir: DataDir) -> Iterator[Store]:
+    with closing(Store.open(data_dir)) as store:
+        yield store
+
+
+@pytest.fixture
+def url(store: Store) -> Iterator[str]:
+    with live_service(Settings(**SETTINGS), store) as url:  # type: ignore[arg-type]
+        yield url
+
+
+def running_trial(store: Store, campaign: int, name: str = "w1") -> tuple[str, int]:
+    """A worker and the trial that it has leased."""
+    trial = store.add_trial(campaign, LAYOUT)
+    worker = make_worker(store, name).id
+    lease_one(store, worker)
+    return worker, trial.id
+
+
+def beat(store: Store, worker: str, trial: int, done: int) -> None:
+    store.heartbeat(worker, [BeatBody(trial_id=trial, attempt=1, iterations_done=done)])
+
+
+def next_of(watcher: Watcher, kind: str) -> dict[str, Any]:
+    while True:
+        found, data = watcher.next()
+        if found == kind:
+            assert isinstance(data, dict)
+            return data
+
+
+def progress_at(watcher: Watcher, done: int) -> dict[str, Any]:
+    """The progress event in which the first running trial has so many iterations."""
+    while True:
+        event = next_of(watcher, "campaign.progress")
+        trials = event["data"]["trials"]
+        if trials and trials[0]["iterations_done"] == done:
+            return event
+
+
+def test_progress_within_a_probe_reaches_the_watchers_of_its_campaign_alone(
+    url: str, store: Store
+) -> None:
+    mine, other = make_campaign(store, "mine"), make_campaign(store, "other")
+    with (
+        Watcher(f"{url}/campaigns/{mine}/events") as watcher,
+        Watcher(f"{url}/campaigns/{other}/events") as others,
+        Watcher(f"{url}/events") as all_of_them,
+    ):
+        for each in (watcher, others, all_of_them):
+            each.opened()
+        worker, trial = running_trial(store, mine)
+        beat(store, worker, trial, 3)
+        event = progress_at(watcher, 3)
+        assert (event["seq"], event["campaign_id"], event["trial_id"]) == (None, mine, None)
+        assert event["data"] == {
+            "node_hours": 0.0,
+            "num_running": 1,
+            "trials": [
+                {
+                    "id": trial,
+                    "number": 1,
+                    "attempt": 1,
+                    "phase": "iterating",
+                    "iterations_done": 3,
+                }
+            ],
+        }
+        assert progress_at(all_of_them, 3)["campaign_id"] == mine
+        store.pause_campaign(other)
+        assert others.kinds(1) == ["campaign.paused"]
+
+
+def test_the_end_of_a_trial_is_followed_by_the_cost(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    with Watcher(f"{url}/campaigns/{campaign}/events") as watcher:
+        watcher.opened()
+        worker, trial = running_trial(store, campaign)
+        beat(store, worker, trial, 5)
+        progress_at(watcher, 5)
+        store.post_outcome(trial, 1, completed(LAYOUT))
+        data = next_of(watcher, "campaign.progress")["data"]
+        assert (data["num_running"], data["trials"]) == (0, [])
+        assert data["node_hours"] == store.campaign(campaign).node_seconds / 3600
+
+
+def test_live_events_neither_move_the_place_of_a_watcher_nor_are_stored(
+    url: str, store: Store
+) -> None:
+    campaign = make_campaign(store)
+    worker, trial = running_trial(store, campaign)
+    version, last = store.page_version(campaign), store.last_event_seq()
+    with Watcher(f"{url}/campaigns/{campaign}/events") as watcher:
+        assert watcher.opened() == {"after": last, "missed": False}
+        beat(store, worker, trial, 2)
+        progress_at(watcher, 2)
+        assert watcher.last_id == str(last)
+    assert store.page_version(campaign) == version
+    assert store.last_event_seq() == last
+    with Watcher(f"{url}/campaigns/{campaign}/events", last_event_id=watcher.last_id) as again:
+        assert again.opened() == {"after": last, "missed": False}
+        # What it may have missed of the running trials comes at once.
+        assert progress_at(again, 2)["data"]["num_running"] == 1
+
+
+def test_nothing_is_sent_while_nothing_changes(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    worker, trial = running_trial(store, campaign)
+    with Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        progress_at(watcher, 0)
+        for _ in range(5):
+            beat(store, worker, trial, 1)  # the same again and again: only the lease is extended
+        progress_at(watcher, 1)
+        beat(store, worker, trial, 1)
+        store.pause_campaign(campaign)
+        assert watcher.kinds(1) == ["campaign.paused"]
+
+
+def test_workers_and_nodes_are_told_to_watchers_of_everything(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    with (
+        Watcher(f"{url}/events") as watcher,
+        Watcher(f"{url}/campaigns/{campaign}/events") as of_campaign,
+    ):
+        watcher.opened()
+        of_campaign.opened()
+        worker = make_worker(store).id
+        event = next_of(watcher, "worker.changed")
+        assert event["data"] == {
+            "worker_id": worker,
+            "name": "w1",
+            "cluster": "local-cpu",
+            "state": "working",
+        }
+        assert (event["seq"], event["campaign_id"], event["trial_id"]) == (None, None, None)
+        nodes = [NodeStatusBody(name="n0", state="idle")]
+        store.heartbeat(worker, [], status=StatusBody(state="draining", nodes=nodes))
+        assert next_of(watcher, "worker.changed")["data"]["state"] == "draining"
+        assert next_of(watcher, "nodes.changed")["data"] == {
+            "cluster": "local-cpu",
+            "num_changed": 1,
+            "nodes": [{"name": "n0", "state": "idle", "quarantine": None}],
+        }
+        store.quarantine_node("local-cpu", "n0", "loud")
+        assert next_of(watcher, "nodes.changed")["data"]["nodes"] == [
+            {"name": "n0", "state": "idle", "quarantine": "loud"}
+        ]
+        store.drain_worker(worker)
+        assert next_of(watcher, "worker.changed")["data"]["state"] == "ended"
+        store.pause_campaign(campaign)
+        assert of_campaign.kinds(1) == ["campaign.paused"]
+
+
+def test_a_heartbeat_at_one_service_reaches_the_watcher_of_another(
+    url: str, store: Store, data_dir: DataDir
+) -> None:
+    campaign = make_campaign(store)
+    with (
+        closing(Store.open(data_dir)) as other,
+        live_service(Settings(**SETTINGS), other) as other_url,  # type: ignore[arg-type]
+        Watcher(f"{url}/campaigns/{campaign}/events") as here,
+        Watcher(f"{other_url}/campaigns/{campaign}/events") as there,
+    ):
+        here.opened()
+        there.opened()
+        worker, trial = running_trial(store, campaign)
+        beat(other, worker, trial, 4)
+        assert progress_at(here, 4)["data"] == progress_at(there, 4)["data"]
+
+
+def test_two_services_on_postgresql_deliver_the_same_progress(postgres_url: str) -> None:
+    with (
+        closing(Store.connect(postgres_url)) as first,
+        closing(Store.connect(postgres_url)) as second,
+        live_service(Settings(**SETTINGS), first) as url,  # type: ignore[arg-type]
+        live_service(Settings(**SETTINGS), second) as other_url,  # type: ignore[arg-type]
+    ):
+        campaign = make_campaign(first)
+        worker, trial = running_trial(first, campaign)
+        with (
+            Watcher(f"{url}/campaigns/{campaign}/events") as here,
+            Watcher(f"{other_url}/events") as there,
+        ):
+            here.opened()
+            there.opened()
+            beat(first, worker, trial, 6)
+            assert progress_at(here, 6)["data"] == progress_at(there, 6)["data"]
+
+
+def test_the_python_client_yields_live_events_and_resumes_after_stored_ones(
+    url: str, store: Store
+) -> None:
+    campaign = make_campaign(store)
+    running_trial(store, campaign)
+    with Client(url.removesuffix("/v1"), TOKEN) as client:
+        events = client.campaign_events("first", after=0)
+        heard = [next(events) for _ in range(4)]
+    assert [(event.kind, event.seq) for event in heard] == [
+        ("campaign.created", 1),
+        ("trial.added", 2),
+        ("trial.leased", 3),
+        ("campaign.progress", None),
+    ]
+
+
+def test_a_worker_that_is_lost_is_told_by_the_clock_alone(tmp_path: Path) -> None:
+    clock = TurnableClock()
+    with (
+        closing(Store.open(upgraded(tmp_path / "data"), clock=clock)) as store,
+        live_service(Settings(**SETTINGS), store) as url,  # type: ignore[arg-type]
+        Watcher(f"{url}/events") as watcher,
+    ):
+        watcher.opened()
+        make_worker(store)
+        assert next_of(watcher, "worker.changed")["data"]["state"] == "working"
+        clock.forward(WORKER_ALIVE_S)
+        assert next_of(watcher, "worker.changed")["data"]["state"] == "lost"
+
+
+def campaign_of(*done: int) -> RunningCampaign:
+    trials = tuple(
+        RunningTrial(id=number, number=number, attempt=1, phase="iterating", iterations_done=each)
+        for number, each in enumerate(done, start=1)
+    )
+    return RunningCampaign(is_open=True, node_seconds=0.0, trials=trials)
+
+
+def data_of(event: LiveEvent) -> dict[str, Any]:
+    lines = event.content.decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("data: ")]
+    assert not any(line.startswith("id:") for line in lines)
+    data: dict[str, Any] = json.loads(line.removeprefix("data: "))["data"]
+    return data
+
+
+def test_of_too_many_running_trials_those_that_changed_are_listed() -> None:
+    before = [0] * (MAX_LISTED + 50)
+    now = list(before)
+    now[-1] = now[-3] = 1
+    (event,) = live_events(
+        LiveState(campaigns={1: campaign_of(*before)}),
+        LiveState(campaigns={1: campaign_of(*now)}),
+        START,
+    )
+    data = data_of(event)
+    assert data["num_running"] == len(now)
+    assert len(data["trials"]) == MAX_LISTED
+    assert [trial["number"] for trial in data["trials"][:3]] == [len(now) - 2, len(now), 1]
+
+
+def test_a_campaign_has_at_most_one_event_whatever_has_changed() -> None:
+    before = LiveState(campaigns={1: campaign_of(0, 0), 2: campaign_of()})
+    now = LiveState(
+        campaigns={1: replace(campaign_of(1, 2), node_seconds=7200.0), 2: campaign_of()}
+    )
+    (event,) = live_events(before, now, START)
+    assert (event.kind, event.campaign_id) == ("campaign.progress", 1)
+    assert data_of(event)["node_hours"] == 2.0
+    assert live_events(now, now, START) == []
+
+
+def test_many_nodes_are_one_event_of_each_cluster() -> None:
+    def nodes(state: str) -> dict[tuple[str, str], NodeStatus]:
+        status = NodeStatus(state=state, quarantine=None, details=())  # type: ignore[arg-type]
+        return {("big", f"n{at:04}"): status for at in range(1000)} | {("small", "n"): status}
+
+    events = live_events(LiveState(nodes=nodes("idle")), LiveState(nodes=nodes("lost")), START)
+    said = [data_of(event) for event in events]
+    assert [(data["cluster"], data["num_changed"]) for data in said] == [
+        ("big", 1000),
+        ("small", 1),
+    ]
+    assert len(said[0]["nodes"]) == MAX_LISTED
+    assert all(len(event.content) < 20_000 for event in events)
+
+
+def test_a_watcher_begins_with_running_trials_and_with_what_changed_since_it_opened() -> None:
+    worker = WorkerSession(name="w1", cluster="c", state="working")
+    opened = LiveState(campaigns={1: campaign_of(3), 2: campaign_of()}, workers={"a": worker})
+    now = replace(opened, workers={})
+    assert [event.kind for event in first_events(opened, now, START, None)] == [
+        "campaign.progress",
+        "worker.changed",
+    ]
+    assert [event.campaign_id for event in first_events(opened, now, START, 1)] == [1]
+    assert first_events(opened, now, START, 2) == []

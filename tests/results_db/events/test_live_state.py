@@ -1,0 +1,119 @@
+"""The state behind live events, on both databases."""
+
+from __future__ import annotations
+
+import pytest
+
+from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.events.live_state import RunningTrial
+from results_db.store import Store
+from search_spaces.protocol.worker_messages import (
+    BeatBody,
+    NodeStatusBody,
+    StatusBody,
+)
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+LAYOUT = Layout(num_microbatches=8)
+
+
+def beat(store: Store, worker: str, trial: int, *, done: int = 0, **status: object) -> None:
+    said = BeatBody(trial_id=trial, attempt=1, iterations_done=done)
+    store.heartbeat(worker, [said], status=StatusBody(**status))  # type: ignore[arg-type]
+
+
+def test_a_running_trial_shows_the_phase_and_iterations_of_its_last_heartbeat(
+    store: Store,
+) -> None:
+    campaign, idle = make_campaign(store), make_campaign(store, "idle")
+    trial = store.add_trial(campaign, LAYOUT)
+    worker = make_worker(store).id
+    lease_one(store, worker)
+    assert store.live_state().campaigns[campaign].trials == (
+        RunningTrial(id=trial.id, number=1, attempt=1, phase=None, iterations_done=0),
+    )
+    beat(store, worker, trial.id, done=7)
+    state = store.live_state()
+    assert state.campaigns[campaign].trials == (
+        RunningTrial(id=trial.id, number=1, attempt=1, phase="iterating", iterations_done=7),
+    )
+    assert state.campaigns[idle].trials == ()
+
+
+def test_a_campaign_that_has_ended_is_shown_once_more_with_its_cost(store: Store) -> None:
+    campaign = make_campaign(store)
+    trial = store.add_trial(campaign, LAYOUT)
+    lease_one(store, make_worker(store).id)
+    before = store.live_state()
+    store.post_outcome(trial.id, 1, completed(LAYOUT))
+    store.cancel_campaign(campaign)
+    assert campaign not in store.live_state().campaigns
+    then = store.live_state(before)
+    ended = then.campaigns[campaign]
+    assert (ended.is_open, ended.trials) == (False, ())
+    assert ended.node_seconds == store.campaign(campaign).node_seconds
+    assert campaign not in store.live_state(then).campaigns
+
+
+def test_a_deleted_campaign_is_not_shown_again(store: Store) -> None:
+    campaign = make_campaign(store)
+    before = store.live_state()
+    store.cancel_campaign(campaign)
+    store.delete_campaign(campaign)
+    assert store.live_state(before).campaigns == {}
+
+
+def test_a_worker_is_lost_without_heartbeats_and_gone_when_it_ends(
+    store: Store, clock: TurnableClock
+) -> None:
+    worker = make_worker(store).id
+    assert store.live_state().workers[worker].state == "working"
+    store.heartbeat(worker, [], status=StatusBody(state="draining"))
+    assert store.live_state().workers[worker].state == "draining"
+    clock.forward(WORKER_ALIVE_S)
+    assert store.live_state().workers[worker].state == "lost"
+    store.drain_worker(worker)
+    assert store.live_state().workers == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"state": "busy"}, {"health": {"ok": False}}, {"doing": "a probe"}, {"free_devices": 3}],
+)
+def test_a_node_differs_when_anything_that_is_shown_of_it_does(
+    store: Store, change: dict[str, object]
+) -> None:
+    worker = make_worker(store).id
+    as_it_was = {"state": "idle", "health": {"ok": True}, "doing": "", "free_devices": 4}
+
+    def nodes(**changes: object) -> object:
+        node = NodeStatusBody(name="n0", **{**as_it_was, **changes})  # type: ignore[arg-type]
+        store.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        return store.live_state().nodes
+
+    before = nodes()
+    assert nodes() == before
+    assert nodes(**change) != before
+    assert nodes() == before
+
+
+def test_a_node_in_quarantine_is_shown_without_an_allocation(
+    store: Store, clock: TurnableClock
+) -> None:
+    worker = make_worker(store).id
+    store.heartbeat(worker, [], status=StatusBody(nodes=[NodeStatusBody(name="n0", state="idle")]))
+    store.quarantine_node("local-cpu", "n0", "loud")
+    node = store.live_state().nodes["local-cpu", "n0"]
+    assert (node.state, node.quarantine) == ("idle", "loud")
+    clock.forward(WORKER_ALIVE_S)
+    node = store.live_state().nodes["local-cpu", "n0"]
+    assert (node.state, node.quarantine) == (None, "loud")
+    store.release_node("local-cpu", "n0")
+    assert store.live_state().nodes == {}
