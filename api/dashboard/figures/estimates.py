@@ -13,6 +13,7 @@ from api.dashboard.figures.figure import (
     PlotFigure,
     Trace,
     axis_range,
+    line,
     marked,
     points,
     rounded,
@@ -60,21 +61,14 @@ def estimated_time(
     spread = math.exp(_NORMAL_95 * median(pair.trial.prediction.log_step_time_sd for pair in pairs))
     plot = _EqualAxes(facts=facts, pairs=pairs, show_all=show_all, unit="ms", words=_ms)
     low, high = plot.ends
-    band: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "95 % of estimates",
-            "x": [low, high, high, low],
-            "y": [low * spread, high * spread, high / spread, low / spread],
-            "fill": "toself",
-            "fillcolor": "--run-tint",
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-        }
-    ]
+    ys = [low * spread, high * spread, high / spread, low / spread]
+    band = {
+        **line("95 % of estimates", [low, high, high, low], ys, width=0),
+        "fill": "toself",
+        "fillcolor": "--run-tint",
+    }
     return PlotFigure(
-        traces=[*band, *plot.traces("measured")],
+        traces=[band, *plot.traces("measured")],
         layout=plot.layout("step time"),
         says=[
             *_ratio_words(pairs, "step time"),
@@ -119,10 +113,10 @@ def estimated_memory(
     says = _ratio_words(pairs, "peak memory")
     traces = plot.traces("measured", skip=beyond)
     if capacity:
-        line = {"color": "--bad", "width": 1.5, "dash": "dash"}
+        style: dict[str, Any] = {"color": "--bad", "width": 1.5, "dash": "dash"}
         ends = [low, high], [capacity / GIB] * 2
-        for x, y in (ends, ends[::-1]):
-            traces.insert(0, _line("capacity of a device", x, y, line, legend=x is ends[0]))
+        traces.insert(0, line("capacity of a device", *ends, **style))
+        traces.insert(0, line("capacity of a device", *ends[::-1], legend=False, **style))
         says.append(f"The dashed lines are the memory of a device, {memory(capacity)}.")
     if beyond:
         says.append(
@@ -201,8 +195,9 @@ class _EqualAxes:
     def traces(self, name: str, *, skip: Sequence[_Pair] = ()) -> list[Trace]:
         """The diagonal, the pairs, and the marks."""
         low, high = self.ends
-        dotted = {"color": "--soft", "width": 1.5, "dash": "dot"}
-        found: list[Trace] = [_line("estimate = measurement", [low, high], [low, high], dotted)]
+        ends = [low, high]
+        style: dict[str, Any] = {"color": "--soft", "width": 1.5, "dash": "dot"}
+        found = [line("estimate = measurement", ends, ends, **style)]
         shown = [pair for pair in self.pairs if pair not in skip]
         found += points(
             name,
@@ -217,8 +212,8 @@ class _EqualAxes:
         for mark, point in self.facts.marks.items():
             for pair in shown:
                 if pair.trial.trial_id == point.trial_id:
-                    x, y = [rounded(pair.measured)], [rounded(pair.estimated)]
-                    found += marked(mark, x, y, [self._text(pair)], [point.trial_id])
+                    x, y = rounded(pair.measured), rounded(pair.estimated)
+                    found += marked(mark, x, y, self._text(pair), point.trial_id)
         return found
 
     def _text(self, pair: _Pair) -> str:
@@ -264,26 +259,6 @@ class _EqualAxes:
             )
             for pair in furthest[:MOST_ROWS]
         ]
-
-
-def _line(
-    name: str,
-    xs: Sequence[float],
-    ys: Sequence[float],
-    line: dict[str, Any],
-    *,
-    legend: bool = True,
-) -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": list(xs),
-        "y": list(ys),
-        "line": line,
-        "hoverinfo": "skip",
-        "showlegend": legend,
-    }
 
 
 def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:

@@ -124,31 +124,36 @@ def objective_words(objective: str, value: float | None) -> str:
     return f"{objective_figure(objective, value)} {unit(objective)}"
 
 
-def marked(
-    name: str, xs: Sequence[Any], ys: Sequence[Any], texts: Sequence[str], links: Sequence[int]
-) -> list[Trace]:
-    """The winner or the baseline, on top of the other points; none without a place."""
-    if not xs:
-        return []
+def marked(name: str, x: Any, y: Any, text: str, link: int) -> list[Trace]:
+    """The winner or the baseline, on top of the other points."""
     is_winner = name == "winner"
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": list(xs),
-            "y": list(ys),
-            "text": list(texts),
-            "customdata": list(links),
-            "hovertemplate": f"{name}: %{{text}}<extra></extra>",
-            "marker": {
-                "symbol": "star" if is_winner else "diamond",
-                "size": 16 if is_winner else 13,
-                "color": "--good" if is_winner else "--warn",
-                "line": {"width": 1.5, "color": "--ground"},
-            },
-        }
-    ]
+    return points(
+        name,
+        [x],
+        [y],
+        [f"{name}: {text}"],
+        [link],
+        symbol="star" if is_winner else "diamond",
+        size=16 if is_winner else 13,
+        color="--good" if is_winner else "--warn",
+        line={"width": 1.5, "color": "--ground"},
+    )
+
+
+def line(
+    name: str, xs: Sequence[Any], ys: Sequence[Any], *, legend: bool = True, **style: Any
+) -> Trace:
+    """A line through points; None makes a gap. `style` has plotly's properties of the line."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": list(xs),
+        "y": list(ys),
+        "line": style,
+        "hoverinfo": "skip",
+        "showlegend": legend,
+    }
 
 
 def points(

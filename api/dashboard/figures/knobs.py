@@ -15,6 +15,7 @@ from api.dashboard.figures.figure import (
     axis_range,
     hidden_words,
     left_out_words,
+    line,
     marked,
     objective_axis,
     points,
@@ -92,7 +93,8 @@ class _Lines:
         """All lines: the lowest values first, the winner last."""
         facts = self.facts
         unranked = [point for point in facts.points if point.value is None]
-        opacity = 0.35 if len(facts.ranked) > 200 else 0.75
+        # Many lines would hide each other.
+        opacity = min(0.75, max(0.15, 150 / (len(facts.ranked) or 1)))
         style = {"color": "--soft", "width": 1, "dash": "dot"}
         traces = self._line(unranked, "not ranked", 0.5 * opacity, style)
         for colour in range(NUM_COLOURS):
@@ -117,8 +119,8 @@ class _Lines:
                 "dash": "solid" if winner else "dash",
             }
             traces += self._line([point], name, 1.0, style)
-            words = [point.words(facts.objective)]
-            traces += marked(name, [last], [round(self._part(point), 4)], words, [point.trial_id])
+            words, place = point.words(facts.objective), round(self._part(point), 4)
+            traces += marked(name, last, place, words, point.trial_id)
         return traces
 
     def _part(self, point: LayoutPoint) -> float:
@@ -139,19 +141,8 @@ class _Lines:
             heights = self._heights(point)
             xs += [*range(len(heights)), None]
             ys += [*heights, None]
-        return [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": xs[:-1],
-                "y": ys[:-1],
-                "hoverinfo": "skip",
-                "showlegend": name == "not ranked",
-                "opacity": opacity,
-                "line": dict(style),
-            }
-        ]
+        drawn = line(name, xs[:-1], ys[:-1], legend=name == "not ranked", **style)
+        return [{**drawn, "opacity": opacity}]
 
     def _heights(self, point: LayoutPoint) -> list[float]:
         """The line's places on the axes."""
@@ -241,22 +232,13 @@ def slice_of(
         )
     by_value = {cell.values[0]: cell for cell in cells}
     values = _in_order(knob, [*facts.varying[knob], *by_value])
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best",
-            "x": [safe(knob_text(value)) for value in values if value in by_value],
-            "y": [rounded(by_value[value].best) for value in values if value in by_value],
-            "line": {"color": "--good", "width": 1.5},
-            "hoverinfo": "skip",
-        }
-    )
+    best = [(safe(knob_text(v)), rounded(by_value[v].best)) for v in values if v in by_value]
+    xs, ys = zip(*best, strict=True) if best else ((), ())
+    traces.append(line("best", xs, ys, color="--good", width=1.5))
     for name, point in facts.marks.items():
         if point.value is not None:
-            place = [safe(knob_text(point.knobs[knob]))]
-            words = [point.words(objective)]
-            traces += marked(name, place, [rounded(point.value)], words, [point.trial_id])
+            place, words = safe(knob_text(point.knobs[knob])), point.words(objective)
+            traces += marked(name, place, rounded(point.value), words, point.trial_id)
     axis = _category_axis(knob, values)
     return PlotFigure(
         traces=traces,
@@ -315,7 +297,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
             place = columns.index(point.knobs[across]), rows.index(point.knobs[up])
             notes.append(_cell_mark(name, *place))
         else:
-            traces += marked(name, [x], [y], [point.words(facts.objective)], [point.trial_id])
+            traces += marked(name, x, y, point.words(facts.objective), point.trial_id)
 
     def words(cell: tuple[Any, Any]) -> str:
         if cell in measured:

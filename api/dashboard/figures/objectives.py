@@ -14,6 +14,7 @@ from api.dashboard.figures.figure import (
     axis_range,
     hidden_words,
     left_out_words,
+    line,
     marked,
     objective_axis,
     objective_words,
@@ -92,17 +93,8 @@ def _best_line(found: BestSoFar, best: Sequence[HistoryPoint]) -> list[Trace]:
     if not best:
         return []
     values = [rounded(each.best or 0.0) for each in best]
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best so far",
-            "x": [*(each.ended_seq for each in best), found.points[-1].ended_seq],
-            "y": [*values, values[-1]],
-            "line": {"shape": "hv", "color": "--good", "width": 2},
-            "hoverinfo": "skip",
-        }
-    ]
+    places = [*(each.ended_seq for each in best), found.points[-1].ended_seq]
+    return [line("best so far", places, [*values, values[-1]], shape="hv", color="--good", width=2)]
 
 
 def _trials(
@@ -140,8 +132,8 @@ def _mark(
     for each in found.points:
         if each.trial_id == point.trial_id:
             value = each.value if _is_measured(each) and each.value is not None else bottom
-            words = [point.words(objective)]
-            return marked(name, [each.ended_seq], [rounded(value)], words, [point.trial_id])
+            words = point.words(objective)
+            return marked(name, each.ended_seq, rounded(value), words, point.trial_id)
     return []
 
 
@@ -162,7 +154,8 @@ def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: st
     )
     if reasons:
         listed = ", ".join(f"{count:,} {each}" for each, count in reasons.most_common())
-        words.append(f"Without a result, shown on the axis: {listed}.")
+        shown = " among those shown" if found.num_left_out else ""
+        words.append(f"Without a result{shown}, on the axis: {listed}.")
     return words
 
 
@@ -201,7 +194,9 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     always = [*front, *marks.values()]
     x_ends = axis_range([p.x for p in placed], always=[p.x for p in always], show_all=show_all)
     y_ends = axis_range([p.y for p in placed], always=[p.y for p in always], show_all=show_all)
-    traces: list[Trace] = [_front_line(front)]
+    edge = [(rounded(each.x), rounded(each.y)) for each in front]
+    xs, ys = zip(*edge, strict=True)
+    traces = [line("Pareto front", xs, ys, shape="vh", color="--part4", width=2)]
     ahead = {each.point.trial_id for each in front}
     behind = [each for each in placed if each.point.trial_id not in ahead]
     kinds: tuple[PointKind, ...] = ("measured", "stopped early")
@@ -211,8 +206,8 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     on_front = {"symbol": "circle", "color": "--part4", "size": 9}
     traces += _placed(front, "on the front", facts.objective, across, on_front)
     for name, each in marks.items():
-        words = [_both_words(each, facts.objective, across)]
-        traces += marked(name, [rounded(each.x)], [rounded(each.y)], words, [each.point.trial_id])
+        words = _both_words(each, facts.objective, across)
+        traces += marked(name, rounded(each.x), rounded(each.y), words, each.point.trial_id)
     return PlotFigure(
         traces=traces,
         layout={"xaxis": objective_axis(across, x_ends), "yaxis": objective_axis(up, y_ends)},
@@ -249,19 +244,6 @@ def front_of(placed: Sequence[PlanePoint]) -> list[PlanePoint]:
         if last is None or each.y > last.y or (each.x, each.y) == (last.x, last.y):
             front.append(each)
     return front[::-1]
-
-
-def _front_line(front: Sequence[PlanePoint]) -> Trace:
-    """The edge of the area that the front dominates."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "Pareto front",
-        "x": [rounded(each.x) for each in front],
-        "y": [rounded(each.y) for each in front],
-        "line": {"shape": "vh", "color": "--part4", "width": 2},
-        "hoverinfo": "skip",
-    }
 
 
 def _placed(

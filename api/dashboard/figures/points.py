@@ -19,7 +19,7 @@ PointKind = Literal["measured", "stopped early", "not ranked"]
 MARK_NAMES: Final = ("baseline", "winner")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LayoutPoint:
     """A layout that was tried; its first trial stands for it."""
 
@@ -41,7 +41,7 @@ class LayoutPoint:
             return "not ranked"
         return "stopped early" if self.shortened else "measured"
 
-    @property
+    @cached_property
     def layout_key(self) -> str:
         """The canonical key of the layout."""
         return Layout(**self.knobs).key

@@ -278,11 +278,13 @@ function take({ kind, event }) {
   else if (kind === "stream.opened") {
     const returned = stream === "lost";
     show((stream = "live"));
-    if (event.missed || returned) refresh();
-  } else if (concerns(event)) {
-    document.dispatchEvent(new CustomEvent("service-event", { detail: { kind, event } }));
-    refresh();
-  }
+    if (event.missed || returned) renew({ kind, event });
+  } else if (concerns(event)) renew({ kind, event });
+}
+
+function renew(detail) {
+  document.dispatchEvent(new CustomEvent("service-event", { detail }));
+  refresh();
 }
 
 function follow() {

@@ -1,6 +1,6 @@
 // Draws the plots of a page with plotly, which is loaded when the first plot comes into view.
-// A plot is drawn again when its campaign changes, when the page's choices change, and when the
-// theme changes.
+// A plot is drawn again when its campaign changes, when the stream of events comes back after a gap,
+// when the page's choices change, and when the theme changes.
 const REDRAW_MS = 1000; // between two requests of one plot
 const LIVE_ONLY = new Set(["campaign.progress", "worker.changed", "nodes.changed"]);
 const meta = (name) => document.querySelector(`meta[name=${name}]`).content;

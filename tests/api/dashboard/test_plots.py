@@ -141,6 +141,18 @@ def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
         assert not [url for url in asked if "pareto.json" in url]
 
 
+@pytest.mark.slow
+def test_plots_are_drawn_again_after_a_gap_in_the_stream(
+    browser: Browser, plotted: Plotted
+) -> None:
+    with plotted.visitor(browser) as visitor:
+        page = visitor.open(PLOTS)
+        expect(drawn(page, "history")).to_have_attribute("data-drawn", "1")
+        page.evaluate("() => { take({ kind: 'stream.lost' }); }")
+        page.evaluate("() => { take({ kind: 'stream.opened', event: { missed: false } }); }")
+        expect(page.locator("#plot-history")).to_have_attribute("data-drawn", "2")
+
+
 def test_choices_are_in_the_url_and_need_no_script(plotted: Plotted) -> None:
     answer = httpx.get(
         f"{plotted.url}{PLOTS}",

@@ -60,7 +60,7 @@ def test_trials_without_a_result_lie_on_the_axis_and_are_counted() -> None:
     failed = named(figure.traces, "no result")
     assert failed["x"] == [1, 3]
     assert failed["y"] == [figure.layout["yaxis"]["range"][0]] * 2
-    assert "Without a result, shown on the axis: 2 FAILED (crashed)." in figure.says
+    assert "Without a result, on the axis: 2 FAILED (crashed)." in figure.says
 
 
 def test_trials_that_do_not_count_have_a_marker_of_their_own() -> None:
