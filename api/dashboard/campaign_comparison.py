@@ -12,7 +12,7 @@ from api.dashboard.campaign_view import campaign_path
 from api.dashboard.rendering import render
 from api.dependencies import CampaignName, StoreDep, campaign_named, campaign_reference
 from api.errors import ComparisonInvalidError
-from api.service.findings import Finding, finding_of, ratio_interval
+from api.service.findings import CampaignFinding, finding_of, ratio_interval
 from api.service.formatting import duration, figure, unit
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -117,8 +117,8 @@ def budget_words(campaign: CampaignRecord) -> str:
     return ", ".join(words) or "no bound"
 
 
-def _knobs(found: list[Finding]) -> list[ComparedRow]:
-    def value(finding: Finding, name: str) -> str:
+def _knobs(found: list[CampaignFinding]) -> list[ComparedRow]:
+    def value(finding: CampaignFinding, name: str) -> str:
         winner = finding.winner
         if winner is None:
             return "-"
@@ -134,7 +134,7 @@ def _knobs(found: list[Finding]) -> list[ComparedRow]:
     ]
 
 
-def _compared(first: Finding, other: Finding) -> ComparedWinner:
+def _compared(first: CampaignFinding, other: CampaignFinding) -> ComparedWinner:
     why_not = _why_not(first, other)
     ratio: float | None = None
     interval: tuple[float, float] | None = None
@@ -152,7 +152,7 @@ def _compared(first: Finding, other: Finding) -> ComparedWinner:
     )
 
 
-def _why_not(first: Finding, other: Finding) -> str:
+def _why_not(first: CampaignFinding, other: CampaignFinding) -> str:
     """Why the winners of two campaigns cannot be compared; empty: they can."""
     one, two = first.campaign, other.campaign
     for each in (first, other):

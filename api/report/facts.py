@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from api.service.findings import TIES_LOOKED_AT, Finding
+from api.service.findings import TIES_LOOKED_AT, CampaignFinding
 from results_db.campaigns.overview import RankedSummary
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
@@ -85,9 +85,9 @@ class ReportFacts:
         return self.summary.num_ranked
 
     @property
-    def finding(self) -> Finding:
+    def finding(self) -> CampaignFinding:
         """The result of the campaign."""
-        return Finding(campaign=self.campaign, best=self.best, summary=self.summary)
+        return CampaignFinding(campaign=self.campaign, best=self.best, summary=self.summary)
 
     @property
     def winner(self) -> RankedLayout | None:

@@ -37,7 +37,7 @@ Phrase = tuple[str, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class CampaignFinding:
     """The result of a campaign."""
 
     campaign: CampaignRecord
@@ -57,16 +57,16 @@ class Finding:
         return [ranked for ranked in self.best[1:] if ranked.is_tied]
 
 
-def finding_of(store: Store, campaign: CampaignRecord) -> Finding:
+def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
     """Reads the result of a campaign."""
-    return Finding(
+    return CampaignFinding(
         campaign=campaign,
         best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
         summary=store.ranked_summary(campaign.id),
     )
 
 
-def lead(finding: Finding) -> Iterator[Phrase]:
+def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     """The winner with its interval, what is as good, and the gain over the median."""
     campaign, winner = finding.campaign, finding.winner
     if campaign.ended_at is None:
@@ -99,7 +99,7 @@ def lead(finding: Finding) -> Iterator[Phrase]:
     yield gain_over_median(finding), False
 
 
-def gain_over_median(finding: Finding) -> str:
+def gain_over_median(finding: CampaignFinding) -> str:
     """The winner over the median of the layouts that were measured to the end.
 
     Layouts that were stopped early are slow, and their values are estimates. The median leaves them

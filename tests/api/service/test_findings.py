@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from api.service.findings import Finding, gain_over_median, ratio_interval
+from api.service.findings import CampaignFinding, gain_over_median, ratio_interval
 from results_db.campaigns.overview import RankedSummary
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.store import Store
@@ -57,7 +57,7 @@ def test_the_gain_names_the_layouts_that_it_leaves_out(
         summary = RankedSummary(
             num_ranked=ranked_layouts, num_shortened=shortened, median_complete=200.0
         )
-        return gain_over_median(Finding(campaign=campaign, best=[ranked], summary=summary))
+        return gain_over_median(CampaignFinding(campaign=campaign, best=[ranked], summary=summary))
 
     assert gain(3, 0) == (
         "That is 1.50 times the median of the 3 layouts that were measured to the end. "
