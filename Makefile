@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-gpu clean
+.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -152,6 +152,10 @@ bench-workers: $(INSTALLED)
 # The service on SQLite and on a PostgreSQL of its own, with nothing else on the machine.
 bench-service: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_service --record
+
+# Pages in Debian's Chromium, with nothing else on the machine.
+bench-dashboard: $(INSTALLED) browser-packages
+	$(BIN)/python -m benchmarks.bench_dashboard --record
 
 # BASE: the bin folder of an environment with another revision.
 bench-revisions: $(INSTALLED)

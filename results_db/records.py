@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
 from search_spaces.protocol.worker_messages import (
     AllocationState,
@@ -99,8 +100,10 @@ EventKind = Literal[
 LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed"]
 """Kinds of events that only those get who watch at the moment; they are not stored."""
 
-EVENT_KINDS: Final = (*get_args(EventKind), *get_args(LiveEventKind))
-"""All kinds of events that watchers get."""
+EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
+    *get_args(EventKind),
+    *get_args(LiveEventKind),
+)
 
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 
@@ -247,6 +250,8 @@ class TrialRecord:
     ended_seq: int | None
     """Position in the order in which the campaign's trials ended, from 1; a later verdict on the
     losses moves a trial to the end."""
+    is_baseline: bool = False
+    """Whether its layout is the campaign's baseline."""
 
     def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
         """The value of an objective; None if it was not measured.
@@ -305,6 +310,71 @@ class TrialDetail:
     environment: Environment | None
     log_tail: str
     attempts: tuple[AttemptRecord, ...]
+    prediction: Prediction | None
+    """What the search predicted when it proposed the layout; None: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedTrial:
+    """What a search predicted of a trial, beside what the trial measured."""
+
+    trial_id: int
+    number: int
+    """Position in its campaign, from 1."""
+    layout_key: str
+    state: TrialState
+    is_baseline: bool
+    prediction: Prediction
+    step_time_s: float | None
+    """Measured median, in seconds; None: the trial has no measurement."""
+    peak_memory_bytes: int | None
+    """Measured peak of the fullest rank; None: not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GainRead:
+    """The value of a layout over the value of the campaign's baseline; over 1 is better."""
+
+    ratio: float
+    ratio_low: float | None
+    """Lower end of the 95 % interval of the ratio; null: the interval of one of the values is
+    unknown."""
+    ratio_high: float | None
+    """Upper end of the interval."""
+    trial_number: int
+    """Number of the first trial of the layout that is compared with the baseline."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineRead:
+    """The baseline of a campaign: the layout that its users run today, and its measurement."""
+
+    layout: Layout
+    layout_key: str
+    """The canonical key of the layout."""
+    outside_space: bool
+    """Whether the layout is none of the space's: then the search learns nothing from it."""
+    trial_id: int | None
+    """The first of its trials that is ranked, else its newest; null: not proposed yet."""
+    trial_number: int | None
+    """Number of that trial in the campaign."""
+    state: TrialState | None
+    """State of that trial."""
+    reason: str | None
+    """Why the trial does not count; null unless INFEASIBLE, FAILED or CANCELLED."""
+    message: str
+    """The problem, in a sentence."""
+    is_ranked: bool
+    """Whether it is on the leaderboard; a measurement that is oversubscribed or breaks a constraint
+    is not."""
+    value: float | None
+    """The campaign's objective, at the median step time of all runs; null: not measured."""
+    value_low: float | None
+    """Lower end of the 95 % interval of the value; null: unknown."""
+    value_high: float | None
+    """Upper end of the interval."""
+    gain: GainRead | None
+    """The winner's value over the baseline's; null while one of them is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

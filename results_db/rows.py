@@ -23,6 +23,7 @@ from results_db.records import (
     MeasurementRecord,
     TrialRecord,
 )
+from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import Breakdown
 from search_spaces.spec.campaign_settings import Constraints
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
@@ -82,6 +83,15 @@ def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
         return None
     constraints = Constraints(memory_headroom=headroom)
     return int(constraints.allowed_memory_bytes(spec["cluster"]["device_memory_bytes"]))
+
+
+def baseline_of(spec: Mapping[str, Any]) -> Layout | None:
+    """The baseline of a campaign's description; None: it has none, or it cannot be read."""
+    described = spec.get("baseline")
+    try:
+        return None if described is None else Layout.from_mapping(described)
+    except SearchSpaceError:
+        return None
 
 
 def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:

@@ -28,6 +28,8 @@ from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.list_versions import ListVersions
 from results_db.events.live_state import LiveStates
+from results_db.leaderboard.baselines import Baselines
+from results_db.leaderboard.knob_cells import LeaderboardCells
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.leaderboard.overview import LeaderboardOverview
 from results_db.trials.leases import Leases
@@ -55,6 +57,8 @@ class Store(
     Outcomes,
     Leaderboard,
     LeaderboardOverview,
+    LeaderboardCells,
+    Baselines,
     # Workers with their allocations, and drivers.
     Workers,
     Allocations,

@@ -33,16 +33,18 @@ from api.schemas.campaigns_and_trials import (
     CostRead,
 )
 from api.service.formatting import (
+    baseline_words,
     duration,
     effect_words,
     figure,
+    gain_sentence,
     moment,
     percent,
     state_words,
     unit,
 )
 from results_db.campaigns.filter import CampaignFilter
-from results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
+from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
 from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.terminal.live_output import work_line
@@ -319,6 +321,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         best = f"{figure(progress.best)} {unit(campaign.objective)}"
         facts.append(("best", f"{best}, trial {progress.best_trial}"))
         facts.append(("", str(progress.best_layout)))
+    if campaign.baseline is not None:
+        facts += _baseline_facts(campaign.baseline, campaign.objective)
     if campaign.ended_at is None and progress.seconds_left is not None:
         facts.append(("time left", f"about {duration(progress.seconds_left)}"))
     if campaign.message:
@@ -328,6 +332,13 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     facts += [("warning", warning) for warning in campaign.warnings]
     if campaign.notes:
         facts.append(("notes", campaign.notes.rstrip()))
+    return facts
+
+
+def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, str]]:
+    facts = [("baseline", baseline_words(baseline, objective)), ("", baseline.layout_key)]
+    if baseline.gain is not None:
+        facts.append(("gain", gain_sentence(baseline.gain, baseline, objective)))
     return facts
 
 

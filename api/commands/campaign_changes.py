@@ -136,6 +136,9 @@ def print_submitted(campaign: CampaignDetail, as_json: bool) -> None:
         f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
         f"precision {precision_words(campaign)}, {budget_words(campaign)}"
     )
+    if campaign.baseline is not None:
+        where = " (outside of the space)" if campaign.baseline.outside_space else ""
+        click.echo(f"baseline, measured first: {campaign.baseline.layout_key}{where}")
     for warning in campaign.warnings:
         click.echo(f"warning: {warning}", err=True)
 

@@ -16,6 +16,8 @@ from api.commands.trial_conditions import read_conditions, where_option
 from api.schemas.campaigns_and_trials import LeaderboardPage, RankedTrial
 from api.service.formatting import (
     LAYOUT_HEADINGS,
+    baseline_words,
+    gain_sentence,
     half_interval,
     layout_cells,
     memory,
@@ -24,6 +26,7 @@ from api.service.formatting import (
     unit,
 )
 from api.service.parquet import num_rows
+from results_db.records import BaselineRead
 from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.plurals import counted
@@ -79,7 +82,8 @@ def leaderboard(
     with --front and --within.
 
     A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials
-    that break its constraints are counted, and not ranked.
+    that break its constraints are counted, and not ranked. A star marks the campaign's baseline,
+    too, and a line says what the winner gains over it.
     """
     if as_csv + as_json + (parquet is not None) > 1:
         raise click.UsageError("--csv, --json and --parquet exclude each other")
@@ -108,6 +112,16 @@ def leaderboard(
         met = " that meets every --where" if conditions else ""
         click.echo(f"campaign {campaign} has no ranked trial{met} yet")
     _print_remarks(page)
+    campaign_read = client.campaign(campaign)
+    if (baseline := campaign_read.baseline) is not None:
+        click.echo(_gain_line(baseline, campaign_read.objective))
+
+
+def _gain_line(baseline: BaselineRead, objective: str) -> str:
+    """What the winner gains over the baseline, or why that is not known."""
+    if baseline.gain is None:
+        return f"baseline: {baseline_words(baseline, objective)}"
+    return gain_sentence(baseline.gain, baseline, objective)
 
 
 def _print_remarks(page: LeaderboardPage) -> None:
@@ -164,6 +178,7 @@ def _print_ranking(
     within: float | None,
 ) -> None:
     others = [name for name in page.objectives if name != page.objective]
+    has_baseline = any(trial.is_baseline for trial in page.trials)
     columns = (
         ">rank",
         ">trial",
@@ -171,6 +186,7 @@ def _print_ranking(
         f">{unit(page.objective)}",
         *(f">{unit(name)}" for name in others),
         *(("front",) if others else ()),
+        *(("baseline",) if has_baseline else ()),
         ">step",
         ">95 %",
         ">runs",
@@ -185,7 +201,8 @@ def _print_ranking(
         f"{campaign}: {what}the {which} {len(page.trials)} of {page.total} by {page.objective}"
         f"{close}{met}"
     )
-    rows = [_row(trial, (page.objective, *others)) for trial in page.trials]
+    objectives = (page.objective, *others)
+    rows = [_row(trial, objectives, has_baseline=has_baseline) for trial in page.trials]
     print_table(columns, rows, title, keys=2)
 
 
@@ -207,7 +224,7 @@ def _notes(page: LeaderboardPage) -> list[str]:
     return notes
 
 
-def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
+def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool) -> tuple[str, ...]:
     measured = trial.measurement
     assert measured is not None  # it is ranked
     speedup = measured.step_time_s / trial.step_time_s
@@ -218,6 +235,7 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...]) -> tuple[str, ...]:
         objective_figure(objectives[0], trial.value),
         *(objective_figure(name, trial.objectives[name]) for name in objectives[1:]),
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
+        *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         f"{trial.step_time_s:.4g} s",
         half_interval(trial.value, trial.value_high),
         str(trial.num_runs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -32,6 +33,7 @@ from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, SortKey
 from search_spaces.documents.limits import MAX_ID
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
 
@@ -84,12 +86,14 @@ def list_trials(
         )
         print_json(page)
     else:
+        has_baseline = any(each.is_baseline for each in shown)
         columns = (
             *(">id", ">trial", "state"),
+            *(("baseline",) if has_baseline else ()),
             *LAYOUT_HEADINGS,
             *(">tokens/s", ">step", ">MFU", ">memory"),
         )
-        print_table(columns, [_row(each) for each in shown], keys=2)
+        print_table(columns, [_row(each, has_baseline=has_baseline) for each in shown], keys=2)
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -196,12 +200,13 @@ def _print_added(added: TrialsAdded, as_json: bool) -> None:
         click.echo(f"trial {each.id} (number {each.number}) is {each.state}: {each.layout_key}")
 
 
-def _row(trial: TrialRead) -> tuple[str, ...]:
+def _row(trial: TrialRead, *, has_baseline: bool) -> tuple[str, ...]:
     measured = trial.measurement
     return (
         str(trial.id),
         str(trial.number),
         state_words(trial.state, trial.reason),
+        *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         *layout_cells(trial.layout).values(),
         "-" if measured is None else figure(measured.tokens_per_s),
         "-" if measured is None else f"{measured.step_time_s:.4g} s",
@@ -213,7 +218,7 @@ def _row(trial: TrialRead) -> tuple[str, ...]:
 def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
     facts = [
         ("trial", f"{trial.number} of campaign {trial.campaign_id} (id {trial.id})"),
-        ("layout", trial.layout_key),
+        ("layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"),
         ("state", state_words(trial.state, trial.reason)),
     ]
     if trial.message:
@@ -231,9 +236,21 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
             ("peak memory", memory(measured.peak_memory_bytes)),
             ("iterations", str(len(trial.iterations))),
         ]
+    if trial.prediction is not None:
+        facts.append(("predicted", _predicted(trial.prediction)))
     facts.append(("cost", f"{trial.node_seconds:.4g} node-seconds"))
     facts += [("attempt", _attempt(attempt)) for attempt in trial.attempts]
     return facts
+
+
+def _predicted(prediction: Prediction) -> str:
+    """The prediction at the time of the proposal; the spread is one standard deviation."""
+    spread = percent(math.expm1(prediction.log_step_time_sd))
+    source = "" if prediction.source == "calibrated" else ", by estimates alone"
+    return (
+        f"{prediction.step_time_s:.4g} s (±{spread}), {memory(prediction.peak_memory_bytes)}, "
+        f"fits with {prediction.fit_probability:.1%}{source}"
+    )
 
 
 def _attempt(attempt: AttemptRecord) -> str:

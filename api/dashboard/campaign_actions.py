@@ -120,7 +120,7 @@ def do_requeue_trial(
 ) -> Response:
     """Tries the layout of a trial without a result again."""
     added = store.requeue_trial(trial_id)
-    return _back_to(request, store, back, trial_id, added.campaign_id, "trial-requeued")
+    return _back_to(request, store, back, added.id, added.campaign_id, "trial-requeued")
 
 
 @router.post("/trials/{trial_id}/repeat", include_in_schema=False)
@@ -129,7 +129,7 @@ def do_repeat_trial(
 ) -> Response:
     """Measures the layout of a completed trial once more."""
     added = store.measure_again(trial_id)[0]
-    return _back_to(request, store, back, trial_id, added.campaign_id, "trial-repeated")
+    return _back_to(request, store, back, added.id, added.campaign_id, "trial-repeated")
 
 
 @router.post("/trials/{trial_id}/cancel", include_in_schema=False)

@@ -62,7 +62,9 @@ def render_campaign(
         campaign=campaign,
         base=campaign_path(campaign),
         tabs=TABS,
-        progress=progress_of(store, [campaign], store.now())[campaign.id],
+        progress=progress_of(store, [campaign], store.baselines([campaign]), store.now())[
+            campaign.id
+        ],
         budget=campaign.spec.get("budget", {}),
         may_change=may_change(holder, campaign),
         may_submit=holder is not None and holder.role in ("submitter", "admin"),

@@ -7,13 +7,20 @@ from typing import Final
 from fastapi import APIRouter, Depends
 
 from api.dashboard import (
+    access_pages,
+    allocation_list,
     assets,
     campaign_actions,
     campaign_comparison,
     campaign_list,
     campaign_page,
     campaign_tabs,
+    export_page,
+    plots,
     sign_in,
+    submit,
+    trial_comparison,
+    trial_page,
 )
 from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.gate import judged
@@ -24,6 +31,13 @@ _PAGES: Final = (
     campaign_page,
     campaign_tabs,
     campaign_actions,
+    trial_comparison,
+    trial_page,
+    plots,
+    submit,
+    export_page,
+    allocation_list,
+    access_pages,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

@@ -85,8 +85,13 @@ def render(
         "asset": lambda name: prefix + assets()[name].path,
         "maplibre_style_id": maplibre_style_id,
     }
-    html = _environment().get_template(template).render(shared | context)
+    html = document(template, **(shared | context))
     return HTMLResponse(html, status_code=status, headers=dict(PAGE_HEADERS))
+
+
+def document(template: str, /, **context: Any) -> str:
+    """A template with its variables, as HTML; for documents that are no pages of the service."""
+    return _environment().get_template(template).render(context)
 
 
 def visible(value: Any) -> Any:

@@ -37,6 +37,8 @@ class ExportSource:
     """Untimed iterations of a probe; the training job does not time as many."""
     compile: bool = False
     """Whether the probes used torch.compile."""
+    gain: str = ""
+    """What the layout gains over the campaign's baseline, as a sentence; empty: unknown."""
 
     @property
     def ranks_per_node(self) -> int:

@@ -22,7 +22,7 @@ TARGET_VERSION: Final = "Megatron-LM of 2026-08 (d98e8a64)"
 
 _SCRIPT: Final = """\
 #!/usr/bin/env bash
-# {title}
+{comments}
 # Written for {target_version}.
 # Usage: MEGATRON_DIR=/path/to/Megatron-LM {name} [further Megatron-LM arguments]
 #   one node, or each node by hand: NODE_RANK=0 MASTER_ADDR=host {name}
@@ -77,8 +77,9 @@ def export_megatron_lm(source: ExportSource) -> ExportBundle:
     name = "megatron-lm.sh"
     groups = [*_parallel_flags(layout), *_batch_flags(layout), *_model_flags(source.model)]
     groups += [*_precision_flags(layout), *_recompute_flags(source), *_run_flags(source)]
+    about = (f"campaign {source.campaign}, trial {source.trial}: {layout.key}", source.gain)
     script = _SCRIPT.format(
-        title=f"campaign {source.campaign}, trial {source.trial}: {layout.key}",
+        comments="\n".join(f"# {line}" for line in about if line),
         target_version=TARGET_VERSION,
         name=name,
         num_nodes=layout.num_nodes,

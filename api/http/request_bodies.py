@@ -143,6 +143,11 @@ _FIELDS: Final[dict[str, Any]] = {
     "stop": {"type": "object"},
     "knowledge": {"type": "string", "enum": ["auto", "none"]},
     "start_from": {"type": "array", "items": {"type": "string"}},
+    "baseline": {
+        "description": "The layout that its users run today, as values of knobs. A missing knob has "
+        "the space's value where that is a single one, and its default otherwise.",
+        "type": ["object", "null"],
+    },
 }
 
 CAMPAIGN_SCHEMA: Final[dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from api.service.findings import TIES_LOOKED_AT, CampaignFinding
-from results_db.campaigns.overview import RankedSummary
+from api.service.findings import CampaignFinding, finding_of
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -24,6 +23,8 @@ SHOWN: Final = 20
 """Layouts of the leaderboard that are shown."""
 LOG_LINES: Final = 14
 """Last lines of a failed trial's log that are shown."""
+_NUMBERS_SHOWN: Final = 12
+_NODES_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +39,27 @@ class Failure:
     """The last lines of the log of the newest of them."""
 
     @property
-    def nodes(self) -> Counter[str]:
-        """Trials by the node that failed first, where it is known."""
-        return Counter(trial.node for trial in self.trials if trial.node)
+    def nodes(self) -> str:
+        """The nodes that failed first, where they are known, with their numbers of trials."""
+        counted = Counter(trial.node for trial in self.trials if trial.node).most_common()
+        named = [f"{node} ({times})" for node, times in counted[:_NODES_SHOWN]]
+        if len(counted) > _NODES_SHOWN:
+            named.append(f"{len(counted) - _NODES_SHOWN} more")
+        return ", ".join(named) or "not told"
+
+    @property
+    def numbers(self) -> str:
+        """The numbers of the trials in the campaign."""
+        numbers = [str(trial.number) for trial in self.trials]
+        if len(numbers) > _NUMBERS_SHOWN:
+            more = len(numbers) - _NUMBERS_SHOWN
+            return f"{', '.join(numbers[:_NUMBERS_SHOWN])} and {more} more"
+        return ", ".join(numbers)
+
+    @property
+    def node_seconds(self) -> float:
+        """Node-seconds that they cost."""
+        return sum(trial.node_seconds for trial in self.trials)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +79,7 @@ class ReportFacts:
     campaign: CampaignRecord
     made_at: datetime
     counts: Mapping[TrialState, int]
-    best: Sequence[RankedLayout]
-    """The first layouts of the leaderboard."""
-    summary: RankedSummary
-    """The leaderboard in three figures."""
+    finding: CampaignFinding
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
@@ -80,14 +96,14 @@ class ReportFacts:
     """Trials of other campaigns that it started from."""
 
     @property
-    def num_ranked(self) -> int:
-        """Layouts on the leaderboard."""
-        return self.summary.num_ranked
+    def best(self) -> Sequence[RankedLayout]:
+        """The first layouts of the leaderboard."""
+        return self.finding.best
 
     @property
-    def finding(self) -> CampaignFinding:
-        """The result of the campaign."""
-        return CampaignFinding(campaign=self.campaign, best=self.best, summary=self.summary)
+    def num_ranked(self) -> int:
+        """Layouts on the leaderboard."""
+        return self.finding.summary.num_ranked
 
     @property
     def winner(self) -> RankedLayout | None:
@@ -115,6 +131,13 @@ class ReportFacts:
             num_nodes=trial.num_nodes,
             device_memory_bytes=self.device_memory_bytes,
         )
+
+    def node_seconds_by_state(self) -> Mapping[str, float]:
+        """What ended trials cost, by their state; 0 for a state that none ended in."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for trial in self.ended:
+            seconds[trial.state] += trial.node_seconds
+        return seconds
 
     def is_ranked(self, trial: TrialPoint) -> bool:
         """Whether the leaderboard counts the trial."""
@@ -162,8 +185,7 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
         campaign=campaign,
         made_at=made_at,
         counts=store.count_trials(campaign.id),
-        best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
-        summary=store.ranked_summary(campaign.id),
+        finding=finding_of(store, campaign),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,

@@ -1,13 +1,15 @@
-"""Sections of the leaderboard, the Pareto front, and the history of measurements."""
+"""The leaderboard, the Pareto front and the history of a report: their rows and plots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+from markupsafe import Markup
+
+from api.dashboard.drawings.plots import Point, history, interval, scale, scatter
 from api.report.facts import SHOWN, ReportFacts
-from api.report.markup import Content, Markup, note, section, table, tag
-from api.report.plots import Point, Scale, history, interval, scale, scatter
 from api.service.formatting import (
     half_interval,
     layout_cells,
@@ -24,87 +26,72 @@ from search_spaces.terminal.text_table import folded
 _INTERVAL_WIDTH: Final = 120.0
 
 
-def leaderboard(facts: ReportFacts) -> Markup:
-    """The best layouts, with their intervals on one scale."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportTable:
+    """Rows with what stands beside them."""
+
+    columns: Sequence[str]
+    """Headings; one that begins with ">" is of numbers."""
+    rows: Sequence[Sequence[str | Markup]]
+    same: Sequence[str] = ()
+    """Columns that are the same in all rows, in words."""
+    plot: Markup | None = None
+
+
+def leaderboard(facts: ReportFacts) -> ReportTable | None:
+    """The best layouts, with their intervals on one scale; None: no trial is ranked."""
     shown = facts.best[:SHOWN]
     if not shown:
-        return section("Leaderboard", tag("p", "No trial is ranked yet."))
-    objective = facts.campaign.objective
+        return None
     layouts = [layout_cells(ranked.trial.layout) for ranked in shown]
     columns, knobs, same = folded(list(layouts[0]), [list(each.values()) for each in layouts])
     ends = [end for each in shown for end in (each.low, each.high, each.value) if end is not None]
     over = scale(ends, 6.0, _INTERVAL_WIDTH - 6.0)
-    rows = [
-        (
-            str(rank),
-            " ".join(_marks(facts, rank, ranked)),
-            str(ranked.trial.number),
-            *knobs[rank - 1],
-            *_measured_columns(facts, rank, ranked, over),
+    rows: list[list[Any]] = []
+    for place, ranked in enumerate(shown):
+        measured = ranked.trial.measurement
+        assert measured is not None  # it is ranked
+        speedup = measured.step_time_s / ranked.step_time_s
+        drawn = Markup("")
+        if ranked.low is not None and ranked.high is not None:
+            drawn = interval(ranked.value, ranked.low, ranked.high, over, is_winner=place == 0)
+        rows.append(
+            [
+                str(place + 1),
+                _marks(facts, place, ranked),
+                str(ranked.trial.number),
+                *knobs[place],
+                objective_figure(facts.campaign.objective, ranked.value),
+                half_interval(ranked.value, ranked.high),
+                drawn,
+                str(ranked.num_runs),
+                percent(measured.mfu, speedup),
+                memory(measured.peak_memory_bytes),
+            ]
         )
-        for rank, ranked in enumerate(shown, 1)
-    ]
-    figures = (f">{unit(objective)}", ">95 %", "interval", ">runs", ">MFU", ">peak memory")
-    return section(
-        "Leaderboard",
-        note(f"The same in all that are shown: {', '.join(same)}.") if same else None,
-        table((">rank", "", ">trial", *columns, *figures), rows),
-        note(*_leaderboard_words(facts, len(shown))),
+    figures = (f">{unit(facts.campaign.objective)}", ">95 %", "interval", ">runs", ">MFU")
+    return ReportTable(
+        columns=(">rank", "mark", ">trial", *columns, *figures, ">peak memory"),
+        rows=rows,
+        same=same,
     )
 
 
-def _measured_columns(
-    facts: ReportFacts, rank: int, ranked: RankedLayout, over: Scale
-) -> tuple[Content, ...]:
-    measured = ranked.trial.measurement
-    assert measured is not None  # it is ranked
-    speedup = measured.step_time_s / ranked.step_time_s
-    drawn = None
-    if ranked.low is not None and ranked.high is not None:
-        drawn = interval(ranked.value, ranked.low, ranked.high, over, is_winner=rank == 1)
-    return (
-        objective_figure(facts.campaign.objective, ranked.value),
-        half_interval(ranked.value, ranked.high),
-        drawn,
-        str(ranked.num_runs),
-        percent(measured.mfu, speedup),
-        memory(measured.peak_memory_bytes),
-    )
+def _marks(facts: ReportFacts, place: int, ranked: RankedLayout) -> str:
+    marks = {
+        "=": place > 0 and ranked.is_tied,
+        "short": ranked.shortened,
+        "front": len(facts.campaign.objectives) > 1 and ranked.trial.id in facts.front,
+    }
+    return " ".join(mark for mark, is_set in marks.items() if is_set)
 
 
-def _leaderboard_words(facts: ReportFacts, num_shown: int) -> Iterator[str]:
-    if facts.num_ranked > num_shown:
-        yield f"{facts.num_ranked - num_shown:,} more are ranked. "
-    if facts.num_constrained:
-        yield (
-            f"{facts.num_constrained:,} completed trials break the campaign's constraints and are "
-            "not ranked. "
-        )
-    yield "mbs: micro-batch size; acc: micro-batches a step. "
-    yield "A layout stands with the median of its runs. = : cannot be told apart from the first; "
-    yield "short: stopped early, since it was slower than the best of its time"
-    if len(facts.campaign.objectives) > 1:
-        yield "; front: no other is as good in all of the campaign's objectives and better in one"
-    yield "."
-
-
-def _marks(facts: ReportFacts, rank: int, ranked: RankedLayout) -> Iterator[str]:
-    if rank > 1 and ranked.is_tied:
-        yield "="
-    if ranked.shortened:
-        yield "short"
-    if len(facts.campaign.objectives) > 1 and ranked.trial.id in facts.front:
-        yield "front"
-
-
-def front(facts: ReportFacts) -> Markup:
-    """Layouts in the plane of two objectives, and a table of the front."""
+def front(facts: ReportFacts) -> ReportTable | None:
+    """Layouts in the plane of two objectives; None: fewer than two have both."""
     across, up = facts.plane
     placed = facts.placed()
     if len(placed) < 2:
-        return section(
-            "Pareto front", tag("p", f"Too few layouts have both {across} and {up} for a front.")
-        )
+        return None
     winner_id = None if facts.winner is None else facts.winner.trial.id
     points = [
         Point(
@@ -120,38 +107,24 @@ def front(facts: ReportFacts) -> Markup:
             placed, key=lambda each: (each.trial.trial_id == winner_id, each.on_front)
         )
     ]
+    on_front = sorted((each for each in placed if each.on_front), key=lambda each: -each.y)
     line = sorted(
-        (_drawn(across, each.x), _drawn(up, each.y), str(each.trial.number))
-        for each in placed
-        if each.on_front
+        (_drawn(across, each.x), _drawn(up, each.y), str(each.trial.number)) for each in on_front
     )
     legend = [("winner", "winner"), ("front", "on the front"), ("full", "other layouts")]
-    rows = [
-        (
-            str(each.trial.number),
-            each.trial.layout_key,
-            objective_figure(up, each.y),
-            objective_figure(across, each.x),
-        )
-        for each in sorted(placed, key=lambda each: -each.y)
-        if each.on_front
-    ]
-    return section(
-        "Pareto front",
-        _what_front(facts, across, up),
-        scatter(points, line, legend, x_label=_label(across), y_label=_label(up)),
-        table((">trial", "layout", f">{_label(up)}", f">{_label(across)}"), rows[:SHOWN]),
+    return ReportTable(
+        plot=scatter(points, line, legend, x_label=_label(across), y_label=_label(up)),
+        columns=(">trial", "layout", f">{_label(up)}", f">{_label(across)}"),
+        rows=[
+            (
+                str(each.trial.number),
+                each.trial.layout_key,
+                objective_figure(up, each.y),
+                objective_figure(across, each.x),
+            )
+            for each in on_front[:SHOWN]
+        ],
     )
-
-
-def _what_front(facts: ReportFacts, across: str, up: str) -> Markup:
-    if len(facts.campaign.objectives) == 1:
-        return note(
-            f"The campaign was searched by {up} alone. Beside {across}, of which more is better too, "
-            "these are the layouts that no other beats in both. Each stands with its first run."
-        )
-    others = " The front is over all objectives." if len(facts.campaign.objectives) > 2 else ""
-    return note(f"More is better in both. Each layout stands with its first run.{others}")
 
 
 def _drawn(objective: str, value: float) -> float:
@@ -175,13 +148,23 @@ def _says(trial: TrialPoint, *figures: tuple[str, float]) -> str:
     return f"trial {trial.number}: {told}; {trial.layout_key}"
 
 
-_FAILED_KINDS = {"INFEASIBLE": "memory", "FAILED": "failed", "CANCELLED": "cancelled"}
+_FAILED_KINDS: Final = {"INFEASIBLE": "memory", "FAILED": "failed", "CANCELLED": "cancelled"}
+
+_LEGEND: Final = (
+    ("full", "measured"),
+    ("again", "measured again"),
+    ("short", "stopped early"),
+    ("unranked", "not ranked"),
+    ("memory", "out of memory"),
+    ("failed", "failed"),
+    ("cancelled", "cancelled"),
+)
 
 
-def progress(facts: ReportFacts) -> Markup:
-    """The values of trials in the order in which they ended."""
+def history_plot(facts: ReportFacts) -> Markup | None:
+    """The values of trials in the order in which they ended; None: none has."""
     if not facts.ended:
-        return section("History", tag("p", "No trial has ended yet."))
+        return None
     objective = facts.campaign.objective
     measured: list[Point] = []
     failed: list[Point] = []
@@ -201,14 +184,9 @@ def progress(facts: ReportFacts) -> Markup:
             best.append((place, value))
     if best:
         best.append((float(len(facts.ended)), best[-1][1]))
-    return section(
-        "History",
-        history(measured, best, failed, _legend(measured, failed), y_label=unit(objective)),
-        note(
-            "One point a run, repeats apart; the line is the best single run so far. The leaderboard "
-            "stands by medians over runs, so that its winner may lie below a lucky run."
-        ),
-    )
+    there = {point.kind for point in (*measured, *failed)}
+    legend = [(kind, words) for kind, words in _LEGEND if kind in there]
+    return history(measured, best, failed, legend, y_label=unit(objective))
 
 
 def _history_kind(trial: TrialPoint, *, is_ranked: bool) -> str:
@@ -217,19 +195,3 @@ def _history_kind(trial: TrialPoint, *, is_ranked: bool) -> str:
     if trial.shortened:
         return "short"
     return "again" if trial.is_repeat else "full"
-
-
-_LEGEND = (
-    ("full", "measured"),
-    ("again", "measured again"),
-    ("short", "stopped early"),
-    ("unranked", "not ranked"),
-    ("memory", "out of memory"),
-    ("failed", "failed"),
-    ("cancelled", "cancelled"),
-)
-
-
-def _legend(*points: list[Point]) -> list[tuple[str, str]]:
-    there = {point.kind for each in points for point in each}
-    return [(kind, words) for kind, words in _LEGEND if kind in there]

@@ -10,6 +10,7 @@ from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.schemas.campaigns_and_trials import ExportRead
+from api.service.formatting import gain_sentence
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
@@ -38,13 +39,28 @@ def export_trial(
     409 if the campaign has no ranked trial yet, if the other trial is not COMPLETED, or if an
     imported layout is not legal: it is unknown whether such a job would run.
     """
+    return export_of(store, campaign, format, trial)
+
+
+def export_of(
+    store: Store, campaign: CampaignRecord, format_name: str, trial: int | None
+) -> ExportRead:
+    """The files of a training job for a trial by its number; None: for the best.
+
+    Raises:
+        ExportUnavailableError: there is no such trial to export.
+        ExportFormatUnknownError: there is no such format.
+        ExportImpossibleError: the format cannot express the layout.
+    """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     notes: list[str] = []
     if campaign.strategy == IMPORTED:
         _refuse_illegal(campaign, chosen)
         source = store.import_source(campaign.id) or "a table that does not say where"
         notes.append(f"the layout was not measured here: it is imported, from {source}")
-    bundle = exporters.export(format, _source(campaign, chosen))
+    gain = _gain(store, campaign, chosen)
+    notes += [gain] if gain else []
+    bundle = exporters.export(format_name, _source(campaign, chosen, gain))
     return ExportRead.of(bundle, trial=chosen.number, notes=[*notes, *bundle.notes])
 
 
@@ -84,7 +100,16 @@ def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
         )
 
 
-def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSource:
+def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
+    """What the trial's layout gains over the campaign's baseline; empty: unknown."""
+    baseline = store.baselines([campaign]).get(campaign.id)
+    gain = store.gain_over_baseline(campaign, trial.layout_key)
+    if baseline is None or gain is None:
+        return ""
+    return gain_sentence(gain, baseline, campaign.objective)
+
+
+def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporters.ExportSource:
     spec = CampaignSpec.from_stored(campaign.spec)
     return exporters.ExportSource(
         campaign=campaign.name,
@@ -94,4 +119,5 @@ def _source(campaign: CampaignRecord, trial: TrialRecord) -> exporters.ExportSou
         seed=spec.seed,
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,
+        gain=gain,
     )

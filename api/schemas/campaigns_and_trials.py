@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.schemas.text_types import Notes
 from results_db.records import (
     AttemptRecord,
+    BaselineRead,
     CampaignState,
     EventKind,
     KnobStepRead,
@@ -18,6 +19,7 @@ from results_db.records import (
 )
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.campaign_settings import NODE_HOURS
@@ -119,6 +121,9 @@ class CampaignRead(Document):
     notes: str
     """Notes of its users."""
     progress: Progress
+    baseline: BaselineRead | None
+    """The layout that its users run today, and what the winner gains over it; null: the campaign
+    names none."""
     warnings: list[str]
     """Warnings for the submitter, for example constants that were assumed."""
 
@@ -197,6 +202,8 @@ class TrialRead(Document):
     """Finished iterations of the running attempt, including warm-up."""
     repeat_of: int | None
     """Id of the trial that this one deliberately repeats; null: it repeats none."""
+    is_baseline: bool
+    """Whether its layout is the campaign's baseline."""
     node_seconds: float
     cost: CostRead
     """The same by use."""
@@ -217,6 +224,9 @@ class TrialDetailRead(TrialRead):
     log_tail: str
     """The last lines of output of its ranks."""
     attempts: list[AttemptRecord]
+    prediction: Prediction | None
+    """What the search predicted when it proposed the layout; null: it predicts nothing, or the
+    trial was not proposed by a search."""
 
 
 class TrialRepeat(Request):

@@ -18,7 +18,7 @@ from api.service.progress import progress_of
 from api.service.waiting import why_not_leased
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.database.storable_values import UNREADABLE
-from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 
 NOT_LEASED_SHOWN: Final = 20
@@ -27,24 +27,31 @@ NOT_LEASED_SHOWN: Final = 20
 
 def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
     """Campaigns as lists show them."""
-    progress = progress_of(store, campaigns, store.now())
+    baselines = store.baselines(campaigns)
+    progress = progress_of(store, campaigns, baselines, store.now())
     return [
-        CampaignRead.of(campaign, **_campaign_fields(campaign, progress[campaign.id]))
+        CampaignRead.of(
+            campaign,
+            **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
+        )
         for campaign in campaigns
     ]
 
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
-    progress = progress_of(store, [campaign], store.now())
+    baselines = store.baselines([campaign])
+    progress = progress_of(store, [campaign], baselines, store.now())
     return CampaignDetail.of(
         campaign,
-        **_campaign_fields(campaign, progress[campaign.id]),
+        **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
         starts_from=store.count_known_trials(campaign),
     )
 
 
-def _campaign_fields(campaign: CampaignRecord, progress: Progress) -> dict[str, Any]:
+def _campaign_fields(
+    campaign: CampaignRecord, progress: Progress, baseline: BaselineRead | None
+) -> dict[str, Any]:
     warnings = campaign.spec.get("warnings", ())
     if UNREADABLE in campaign.spec:
         warnings = [
@@ -55,6 +62,7 @@ def _campaign_fields(campaign: CampaignRecord, progress: Progress) -> dict[str, 
         "model": campaign.model_name,
         "cluster": campaign.cluster_name,
         "progress": progress,
+        "baseline": baseline,
         "warnings": warnings,
     }
 
@@ -74,6 +82,7 @@ def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:
         environment=detail.environment,
         log_tail=detail.log_tail,
         attempts=detail.attempts,
+        prediction=detail.prediction,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from api.schemas.campaigns_and_trials import Document
 from results_db import records
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages
 from search_spaces.spec.layout import Layout
 
@@ -33,6 +34,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(outcome),
     *_classes_of(records),
     Layout,
+    Prediction,
 )
 """Dataclasses of other packages that documents contain."""
 

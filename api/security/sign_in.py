@@ -1,4 +1,4 @@
-"""Signing in: what a code or a token is exchanged for a session by."""
+"""Signing in: exchanges a one-time code or a token for a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from starlette.concurrency import run_in_threadpool
 
 from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
 from api.security.authentication import Authentication
-from api.security.token_cache import Holder
 from results_db.access.actor import Actor
 from results_db.access.tokens import hash_of_token
 from results_db.errors import DatabaseUnavailableError
@@ -65,25 +64,13 @@ async def begin_session(
             wait_s=wait_s,
         )
     try:
-        of_code = await run_in_threadpool(store.token_of_code, hashed)
-        token_hash = of_code or (None if codes_only else hashed)
-        holder = None if token_hash is None else await authentication.book.find(token_hash)
-        session = None
-        if token_hash is not None and holder is not None and holder.role != "worker":
-            own = store.by(_actor(holder, address))
-            if of_code is not None:
-                session = await run_in_threadpool(own.exchange_code, hashed)
-            else:
-                session = await run_in_threadpool(own.create_session, token_hash)
+        session = await _exchanged(store, authentication, hashed, address, codes_only=codes_only)
     except DatabaseUnavailableError:
         guesses.was_not_judged(address, hashed)
         raise
-    if holder is not None and holder.role == "worker":
+    except SignInRoleError:
         guesses.was_right(address, hashed)
-        raise SignInRoleError(
-            f"the token {holder.name!r} is a worker's, and workers have no pages: sign in with the "
-            "token of a viewer, a submitter or an admin"
-        )
+        raise
     if session is None:
         guesses.was_wrong(address, hashed)
         raise SignInRefusedError(
@@ -94,5 +81,28 @@ async def begin_session(
     return session
 
 
-def _actor(holder: Holder, address: str) -> Actor:
-    return Actor(name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64])
+async def _exchanged(
+    store: Store,
+    authentication: Authentication,
+    hashed: str,
+    address: str,
+    *,
+    codes_only: bool,
+) -> str | None:
+    """The secret of a new session; None: this is neither a code nor a token that is valid."""
+    of_code = await run_in_threadpool(store.token_of_code, hashed)
+    token_hash = of_code or (None if codes_only else hashed)
+    holder = None if token_hash is None else await authentication.book.find(token_hash)
+    if token_hash is None or holder is None:
+        return None
+    if holder.role == "worker":
+        raise SignInRoleError(
+            f"the token {holder.name!r} is a worker's, and workers have no pages: sign in with the "
+            "token of a viewer, a submitter or an admin"
+        )
+    own = store.by(
+        Actor(name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64])
+    )
+    if of_code is not None:
+        return await run_in_threadpool(own.exchange_code, hashed)
+    return await run_in_threadpool(own.create_session, token_hash)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
+from results_db.records import BaselineRead, GainRead
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 
@@ -48,6 +49,38 @@ def half_interval(value: float, high: float | None) -> str:
     return "-" if high is None else f"±{high / value - 1:.1%}"
 
 
+def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str:
+    """What a layout gains over the baseline, with the 95 % interval."""
+    if gain.trial_number == baseline.trial_number:
+        return f"trial {gain.trial_number} is the baseline itself"
+    low, high = gain.ratio_low, gain.ratio_high
+    interval, equal = "", ""
+    if low is not None and high is not None:
+        interval = f" (95 %: {low:.4g} to {high:.4g})"
+        if low <= 1.0 <= high:
+            equal = "; the two cannot be told apart"
+    return (
+        f"trial {gain.trial_number} gives {gain.ratio:.4g} times{interval} the {unit(objective)} of the "
+        f"baseline, trial {baseline.trial_number}{equal}"
+    )
+
+
+def baseline_words(baseline: BaselineRead, objective: str) -> str:
+    """The state of a baseline's trial, with its value or the reason why it has none."""
+    if baseline.trial_number is None or baseline.state is None:
+        words = "not proposed yet"
+    else:
+        words = f"trial {baseline.trial_number}, {state_words(baseline.state, baseline.reason)}"
+    if baseline.value is not None:
+        half = half_interval(baseline.value, baseline.value_high)
+        words += f", {figure(baseline.value)} {unit(objective)}"
+        words += "" if half == "-" else f" {half}"
+        words += "" if baseline.is_ranked else ", not ranked"
+    if baseline.outside_space:
+        words += " (outside of the space)"
+    return f"{words}: {baseline.message}" if baseline.message else words
+
+
 def effect_words(effect: float | None, state: str, is_apart: bool | None) -> str:
     """What one step of a knob does to the objective, or why it has no effect in figures."""
     if effect is None:
@@ -77,6 +110,14 @@ def memory(value_bytes: int | None) -> str:
         if value_bytes >= size:
             return f"{value_bytes / size:.4g} {unit}"
     return f"{value_bytes / 1024:.4g} KiB"
+
+
+def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
+    """Bytes of a capacity, with the share that is free."""
+    if value_bytes is None or not capacity_bytes:
+        return memory(value_bytes)
+    free = 1 - value_bytes / capacity_bytes
+    return f"{memory(value_bytes)} of {memory(capacity_bytes)}, {free:.0%} free"
 
 
 def moment(at: datetime | None) -> str:

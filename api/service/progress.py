@@ -9,7 +9,7 @@ from typing import Any, Final
 from api.schemas.campaigns_and_trials import Progress
 from api.service.waiting import why_nowhere
 from results_db.leaderboard.ranked_layout import Winner
-from results_db.records import CampaignRecord, TrialRecord, WorkerRecord
+from results_db.records import BaselineRead, CampaignRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.terminal.plurals import counted
@@ -27,13 +27,30 @@ def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
 
 
 def progress_of(
-    store: Store, campaigns: Sequence[CampaignRecord], now: datetime
+    store: Store,
+    campaigns: Sequence[CampaignRecord],
+    baselines: Mapping[int, BaselineRead],
+    now: datetime,
 ) -> dict[int, Progress]:
-    """The progress of campaigns by their ids, with one query of counts and one of winners."""
+    """The progress of campaigns by their ids, with one query of counts and one of winners.
+
+    Args:
+        store: the database.
+        campaigns: the campaigns.
+        baselines: their baselines, by id.
+        now: the time of the store's clock.
+    """
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.count_trials_of(ids), store.winners(ids)
     return {
-        campaign.id: _progress(store, campaign, counts[campaign.id], winners.get(campaign.id), now)
+        campaign.id: _progress(
+            store,
+            campaign,
+            counts[campaign.id],
+            winners.get(campaign.id),
+            baselines.get(campaign.id),
+            now,
+        )
         for campaign in campaigns
     }
 
@@ -43,10 +60,11 @@ def _progress(
     campaign: CampaignRecord,
     counts: dict[TrialState, int],
     best: Winner | None,
+    baseline: BaselineRead | None,
     now: datetime,
 ) -> Progress:
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
-    planned = trials_planned(campaign)
+    planned = trials_planned(campaign, baseline)
     if planned is not None:
         # Repeats exceed the number of legal layouts where that is below the budget.
         planned = max(planned, sum(counts.values()) - counts["CANCELLED"])
@@ -62,12 +80,13 @@ def _progress(
     )
 
 
-def trials_planned(campaign: CampaignRecord) -> int | None:
+def trials_planned(campaign: CampaignRecord, baseline: BaselineRead | None = None) -> int | None:
     """The number of trials after which the campaign ends; None: their number does not end it."""
     budgeted: int | None = campaign.spec.get("budget", {}).get("trials")
+    num_layouts = campaign.num_legal_layouts + (baseline is not None and baseline.outside_space)
     if budgeted is not None:
-        return min(budgeted, campaign.num_legal_layouts)
-    return campaign.num_legal_layouts if campaign.strategy == "exhaustive" else None
+        return min(budgeted, num_layouts)
+    return num_layouts if campaign.strategy == "exhaustive" else None
 
 
 def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:

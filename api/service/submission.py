@@ -45,7 +45,7 @@ class Submission:
         made = self._made_before(request)
         if made is not None:
             return made, True
-        return self._keep_once(self._resolve(document), request, notes="")
+        return self._keep_once(self.resolve(document), request, notes="")
 
     def clone(
         self, original: CampaignRecord, changes: Any, key: str | None
@@ -62,10 +62,25 @@ class Submission:
         names = () if given.get("name") is not None else _numbered(original.name)
         if names:
             document["name"] = names[0]
-        spec = self._resolve(document)
+        spec = self.resolve(document)
         return self._keep_once(spec, request, notes=f"clone of {original.name}", names=names)
 
-    def _resolve(self, document: Any) -> CampaignSpec:
+    def free_name(self, name: str) -> str:
+        """The first free name for a campaign like another one."""
+        for free in _numbered(name):
+            try:
+                self.refuse_taken(free)
+            except CampaignDuplicateError:
+                continue
+            return free
+        return ""
+
+    def resolve(self, document: Any) -> CampaignSpec:
+        """Reads a document, with users' models and clusters and measured constants in it.
+
+        Raises:
+            SearchSpaceError: fields are wrong; the error has all of them.
+        """
         problems = Problems()
         described = with_own(self._store, document, problems)
         with problems.collecting():
@@ -100,8 +115,8 @@ class Submission:
         self, spec: CampaignSpec, request: RequestKey | None, *, notes: str, names: Sequence[str]
     ) -> CampaignRecord:
         if not names:
-            self._refuse_taken(spec.name)
-        self._refuse_unknown_sources(spec)
+            self.refuse_taken(spec.name)
+        self.refuse_unknown_sources(spec)
         legal = spec.legal_set()
         spec.refuse_if_too_large(legal)
         return self._store.create_campaign(
@@ -112,8 +127,12 @@ class Submission:
             names=names,
         )
 
-    def _refuse_taken(self, name: str) -> None:
-        """Refuses a taken name before the legal set is enumerated. The database checks it again."""
+    def refuse_taken(self, name: str) -> None:
+        """Refuses a taken name before the legal set is enumerated. The database checks it again.
+
+        Raises:
+            CampaignDuplicateError: a campaign has the name.
+        """
         try:
             self._store.campaign_by_name(name)
         except CampaignNotFoundError:
@@ -122,7 +141,12 @@ class Submission:
             f"a campaign named {name!r} exists already; choose another name"
         )
 
-    def _refuse_unknown_sources(self, spec: CampaignSpec) -> None:
+    def refuse_unknown_sources(self, spec: CampaignSpec) -> None:
+        """Refuses campaigns in `start_from` that do not exist.
+
+        Raises:
+            CampaignInvalidError: there is no campaign of such a name.
+        """
         for name in spec.start_from:
             try:
                 self._store.campaign_by_name(name)

@@ -168,12 +168,14 @@ def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
     """Whether a slow run of the leased layout is stopped early.
 
     It is not in an exhaustive campaign, which measures every layout; with several objectives, where
-    a slow layout may be on the front; and in a repeat, which is compared with other runs. The value
-    to beat is the low end of the winner's interval, not the figure of one lucky run.
+    a slow layout may be on the front; in a repeat, which is compared with other runs; and in the
+    baseline, which the winner is compared with. The value to beat is the low end of the winner's
+    interval, not the figure of one lucky run.
     """
     if not spec.stop.early or spec.strategy == "exhaustive" or len(spec.objectives) > 1:
         return False
-    return lease.repeat_of is None and spec.probe.iterations > LEAST_TIMED
+    is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
+    return not is_compared and spec.probe.iterations > LEAST_TIMED
 
 
 def step_time_at(best: float, spec: CampaignSpec, lease: LeaseRecord) -> float:

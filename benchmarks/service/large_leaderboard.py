@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from datetime import datetime
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import campaign_spec, made_measurement, tidy
@@ -23,7 +26,8 @@ from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
 from results_db.database.version_cache import VersionCache
 from results_db.leaderboard.ranked_layout import LeaderboardQuery
-from results_db.leaderboard.table import rebuild_campaigns
+from results_db.leaderboard.table import FirstRuns
+from results_db.models.base import Base
 from results_db.models.tables import (
     Attempt,
     BreakdownRow,
@@ -49,6 +53,7 @@ _FAILED_ONE_IN: Final = 20
 _TOO_MANY: Final = 1009
 """Times as many micro-batches as another layout has: no layout of the list has so many."""
 _AT_ONCE: Final = 2_500
+_OF_MEASUREMENT: Final = (BreakdownRow, StageMemoryRow, IterationRow)
 _SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LARGE_LEADERBOARD_NOTES: Final = f"""\
@@ -171,111 +176,98 @@ def fill_campaign(store: Store, layouts: int) -> None:
             versions={"torch": "2.13"},
         )
     )
-    now = store.now()
-    common = {"campaign_id": campaign.id, "worker_id": worker.id, "at": now}
+    with store._db.read() as session:
+        row = session.get_one(Campaign, campaign.id)
     numbered = enumerate(islice(_layouts(), layouts), 1)
     number = 0
     while some := list(islice(numbered, _AT_ONCE)):
-        rows = _Rows()
+        rows = _Rows(row, worker.id, store.now())
         for place, layout in some:
             number += 1
-            rows.add(common, number, layout, 1.0 + (place * 7919 % 100_003) / 1e5)
+            rows.add_measured(number, layout, 1.0 + (place * 7919 % 100_003) / 1e5)
             if place % _FAILED_ONE_IN == 0:
                 number += 1
                 larger = layout.num_microbatches * _TOO_MANY
-                rows.add(common, number, replace(layout, num_microbatches=larger), None)
+                rows.add_failed(number, replace(layout, num_microbatches=larger))
         with store._db.write() as session:
-            for table, values in rows.of.items():
-                insert_many(session, table, values)
+            rows.write(session)
     with store._db.write() as session:
         counters = {"last_number": number, "last_ended_seq": number}
         session.execute(update(Campaign).values(**counters))
-    rebuild_campaigns(store._db, [campaign.id])
     tidy(store)
 
 
 class _Rows:
-    """Rows of trials, by table."""
+    """Rows of trials, by table, and the rows of the leaderboard."""
 
-    def __init__(self) -> None:
-        self.of: dict[Any, list[dict[str, Any]]] = {
-            table: []
-            for table in (
-                Trial,
-                Attempt,
-                MeasurementRow,
-                BreakdownRow,
-                StageMemoryRow,
-                IterationRow,
-            )
+    def __init__(self, campaign: Campaign, worker_id: str, at: datetime) -> None:
+        self._campaign = campaign
+        self._worker_id = worker_id
+        self._at = at
+        self._of: dict[type[Base], list[dict[str, Any]]] = {
+            table: [] for table in (Trial, Attempt, MeasurementRow, *_OF_MEASUREMENT)
         }
+        self._runs = FirstRuns()
 
-    def add(
-        self,
-        common: Mapping[str, Any],
-        number: int,
-        layout: Layout,
-        step_time_s: float | None,
-    ) -> None:
-        """Adds a trial; a step time of None: it ran out of memory."""
-        state = "INFEASIBLE" if step_time_s is None else "COMPLETED"
-        reason = "out_of_memory" if step_time_s is None else None
-        node = f"node-{number % 64}" if step_time_s is None else ""
-        defaults = {
-            "repeat_index": 0,
-            "message": "",
-            "cancel_requested": False,
-            "lost_attempts": 0,
-            "iterations_done": 0,
-        }
-        self.of[Trial].append(
+    def add_measured(self, number: int, layout: Layout, step_time_s: float) -> None:
+        """Adds a completed trial."""
+        self._add_trial(number, layout, state="COMPLETED", reason=None, node="")
+        measured = replace(
+            made_measurement(layout, step_time_s),
+            peak_memory_bytes=(8 << 30) + number * 104_729 % (48 << 20) * 1024,
+            mfu=0.3 / step_time_s,
+            hfu=0.35 / step_time_s,
+        )
+        of_trial, columns = {"trial_id": number}, MeasurementRow.__table__.columns.keys()
+        values = {name: getattr(measured, name) for name in columns if hasattr(measured, name)}
+        of_campaign = {"campaign_id": self._campaign.id, "kin": 1}
+        self._of[MeasurementRow].append({**of_trial, **of_campaign, **values})
+        assert measured.breakdown is not None
+        self._of[BreakdownRow].append({**of_trial, **asdict(measured.breakdown)})
+        self._of[StageMemoryRow] += [
+            {**of_trial, "stage": stage, "peak_memory_bytes": measured.peak_memory_bytes}
+            for stage in range(layout.pp)
+        ]
+        self._of[IterationRow] += [{**of_trial, **asdict(each)} for each in measured.iterations]
+        trial = SimpleNamespace(**self._of[Trial][-1])
+        self._runs.add(self._campaign, cast("Trial", trial), measured)
+
+    def add_failed(self, number: int, layout: Layout) -> None:
+        """Adds a trial that ran out of memory."""
+        node = f"node-{number % 64}"
+        self._add_trial(number, layout, state="INFEASIBLE", reason="out_of_memory", node=node)
+
+    def write(self, session: Session) -> None:
+        """Inserts all rows."""
+        for table, rows in self._of.items():
+            insert_many(session, table, rows)
+        self._runs.write(session)
+
+    def _add_trial(self, number: int, layout: Layout, **ended: Any) -> None:
+        times = dict.fromkeys(("started_at", "ended_at"), self._at)
+        self._of[Trial].append(
             {
-                **defaults,
                 **layout_columns(layout),
-                **dict.fromkeys(("created_at", "started_at", "ended_at"), common["at"]),
-                "campaign_id": common["campaign_id"],
+                **times,
+                **ended,
+                "created_at": self._at,
+                "campaign_id": self._campaign.id,
                 "attempt": 1,
                 "id": number,
                 "number": number,
                 "ended_seq": number,
-                "state": state,
-                "reason": reason,
-                "node": node,
             }
         )
-        self.of[Attempt].append(
+        self._of[Attempt].append(
             {
+                **times,
                 "trial_id": number,
                 "attempt": 1,
-                "worker_id": common["worker_id"],
-                "started_at": common["at"],
-                "seen_at": common["at"],
-                "ended_at": common["at"],
+                "worker_id": self._worker_id,
+                "seen_at": self._at,
                 "ending": "reported",
             }
         )
-        if step_time_s is None:
-            return
-        measured = made_measurement(layout, step_time_s)
-        memory = {"peak_memory_bytes": (8 << 30) + number * 104_729 % (48 << 20) * 1024}
-        self.of[MeasurementRow].append(
-            {
-                name: getattr(measured, name)
-                for name in MeasurementRow.__table__.columns.keys()  # noqa: SIM118
-                if hasattr(measured, name)
-            }
-            | {"trial_id": number, "campaign_id": common["campaign_id"], "kin": 1}
-            | memory
-            | {"mfu": 0.6 / step_time_s / 2, "hfu": 0.7 / step_time_s / 2}
-        )
-        assert measured.breakdown is not None
-        self.of[BreakdownRow].append({"trial_id": number, **asdict(measured.breakdown)})
-        self.of[StageMemoryRow] += [
-            {"trial_id": number, "stage": stage, **memory} for stage in range(layout.pp)
-        ]
-        self.of[IterationRow] += [
-            {"trial_id": number, **asdict(iteration)} for iteration in measured.iterations
-        ]
 
 
 def _layouts() -> Iterator[Layout]:

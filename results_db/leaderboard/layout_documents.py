@@ -51,6 +51,7 @@ _TRIAL: Final = (
     "lost_attempts",
     "iterations_done",
     "repeat_of",
+    "is_baseline",
     "node_seconds",
     "created_at",
     "started_at",

@@ -26,11 +26,11 @@ from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, Ranked
 from results_db.leaderboard.ranking import (
     RankedRow,
     Ranking,
-    best_first,
     best_in_full,
     ranked_columns,
     rows_of,
     spreads_of,
+    wins_one_of,
 )
 from results_db.leaderboard.table import (
     completed,
@@ -40,16 +40,6 @@ from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import WITH_MEASUREMENT, objectives_of, trial_record
-
-_BEST: Final = (
-    select(LeaderboardRow.trial_id)
-    .where(LeaderboardRow.campaign_id == Campaign.id, LeaderboardRow.shortened.is_(False))
-    .order_by(*best_first(LeaderboardRow.value))
-    .limit(1)
-    .correlate(Campaign)
-    .scalar_subquery()
-)
-"""The trial that wins a campaign by its own objective."""
 
 _HEAD: Final = select(
     Campaign.id, Campaign.objective, Campaign.max_peak_memory_bytes, Campaign.spec
@@ -242,7 +232,7 @@ class Leaderboard(StoreSection):
                 LeaderboardRow.layout_key,
             )
             .join(Trial, Trial.id == LeaderboardRow.trial_id)
-            .where(LeaderboardRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids))))
+            .where(wins_one_of(campaign_ids))
         )
         with self._db.read() as session:
             return {
@@ -254,12 +244,11 @@ class Leaderboard(StoreSection):
         """The low end of the interval of each winner's objective, by the campaign's id."""
         if not campaign_ids:
             return {}
-        best = LeaderboardRow.trial_id.in_(select(_BEST).where(Campaign.id.in_(campaign_ids)))
         query = select(*ranked_columns(LeaderboardRow.value), LeaderboardRow.campaign_id)
         with self._db.read() as session:
             winners = {
                 row.campaign_id: RankedRow._make(row[:-1])
-                for row in rows_of(session, query.where(best))
+                for row in rows_of(session, query.where(wins_one_of(campaign_ids)))
             }
             spreads = spreads_of(session, {id_: row.trial_id for id_, row in winners.items()})
         values = {}

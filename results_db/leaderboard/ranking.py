@@ -19,6 +19,7 @@ from results_db.database.compiled_statement import DriverStatement
 from results_db.errors import ObjectiveUnknownError
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
 from results_db.models.standings import LeaderboardRow
+from results_db.models.tables import Campaign
 from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.statistics.confidence import Estimate, can_be_told_apart
 from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares
@@ -50,6 +51,16 @@ class RankedRow(NamedTuple):
         ).estimate(spread)
 
 
+_WINNER: Final = (
+    select(LeaderboardRow.trial_id)
+    .where(LeaderboardRow.campaign_id == Campaign.id, LeaderboardRow.shortened.is_(False))
+    .order_by(LeaderboardRow.value.desc(), LeaderboardRow.trial_id)
+    .limit(1)
+    .correlate(Campaign)
+    .scalar_subquery()
+)
+"""The trial that wins a campaign by its own objective."""
+
 _NUM_RANKED: Final = len(RankedRow._fields)
 
 
@@ -61,6 +72,11 @@ def ranked_columns(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> lis
 def best_first(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> tuple[Any, ...]:
     """The order of every leaderboard: the largest value first; of equal ones, the earlier trial."""
     return by.desc(), LeaderboardRow.trial_id
+
+
+def wins_one_of(campaign_ids: Collection[int]) -> ColumnElement[bool]:
+    """Selects the rows of the winners of campaigns, by their own objectives."""
+    return LeaderboardRow.trial_id.in_(select(_WINNER).where(Campaign.id.in_(campaign_ids)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

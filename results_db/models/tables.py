@@ -171,6 +171,8 @@ class Trial(Base):
     repeat_of: Mapped[int | None] = mapped_column(
         ForeignKey("trials.id", ondelete="CASCADE"), index=True
     )
+    is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether its layout is the campaign's baseline."""
 
     num_nodes: Mapped[int]
     tp: Mapped[int]

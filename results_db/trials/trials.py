@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -23,12 +23,14 @@ from results_db.errors import (
     TrialStateError,
 )
 from results_db.events.events import tell
+from results_db.models.predictions import PredictionRow
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
     Attempt,
     Campaign,
     EnvironmentRow,
     IterationRow,
+    MeasurementRow,
     Trial,
     TrialLog,
 )
@@ -36,12 +38,15 @@ from results_db.records import (
     ENDED_CAMPAIGN_STATES,
     ENDED_TRIAL_STATES,
     AttemptRecord,
+    PredictedTrial,
     TrialDetail,
     TrialRecord,
     TrialSize,
 )
 from results_db.rows import (
     WITH_MEASUREMENT,
+    baseline_of,
+    columns_of,
     cost_of,
     layout_columns,
     record_of,
@@ -51,6 +56,7 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.layout import Layout
@@ -65,8 +71,15 @@ class Trials(StoreSection):
     """The store's methods for trials."""
 
     @retried
-    def add_trial(self, campaign_id: int, layout: Layout) -> TrialRecord:
+    def add_trial(
+        self, campaign_id: int, layout: Layout, *, prediction: Prediction | None = None
+    ) -> TrialRecord:
         """Adds a trial, PENDING, of a layout that the campaign has not tried.
+
+        Args:
+            campaign_id: of the campaign.
+            layout: of the trial.
+            prediction: what the search predicts of it; None: nothing.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -78,7 +91,11 @@ class Trials(StoreSection):
                 campaign = lock_campaign(session, campaign_id)
                 if campaign is None:
                     raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
-                return trial_record(add_row(session, campaign, layout, self._clock()))
+                trial = add_row(session, campaign, layout, self._clock())
+                if prediction is not None:
+                    columns = columns_of(prediction, trial_id=trial.id)
+                    session.execute(insert(PredictionRow).values(columns))
+                return trial_record(trial)
         except IntegrityError as error:
             if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
                 raise
@@ -118,6 +135,7 @@ class Trials(StoreSection):
             trial = by_id(session, trial_id)
             environment = session.get(EnvironmentRow, trial_id)
             log = session.get(TrialLog, trial_id)
+            predicted = session.get(PredictionRow, trial_id)
             return TrialDetail(
                 trial=trial_record(trial),
                 iterations=tuple(
@@ -145,7 +163,47 @@ class Trials(StoreSection):
                         .order_by(Attempt.attempt)
                     )
                 ),
+                prediction=None if predicted is None else record_of(Prediction, predicted),
             )
+
+    def predictions(self, campaign_id: int, *, limit: int = 2000) -> list[PredictedTrial]:
+        """What was predicted of a campaign's trials, beside what they measured.
+
+        Returns:
+            The newest trials with a prediction, at most `limit`, in the order of their numbers.
+        """
+        query = (
+            select(
+                Trial.id,
+                Trial.number,
+                Trial.layout_key,
+                Trial.state,
+                Trial.is_baseline,
+                PredictionRow,
+                MeasurementRow.step_time_s,
+                MeasurementRow.peak_memory_bytes,
+            )
+            .join(PredictionRow, PredictionRow.trial_id == Trial.id)
+            .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+            .where(Trial.campaign_id == campaign_id)
+            .order_by(Trial.number.desc())
+            .limit(limit)
+        )
+        with self._db.read() as session:
+            newest_first = [
+                PredictedTrial(
+                    trial_id=row.id,
+                    number=row.number,
+                    layout_key=row.layout_key,
+                    state=cast("TrialState", row.state),
+                    is_baseline=row.is_baseline,
+                    prediction=record_of(Prediction, row.PredictionRow),
+                    step_time_s=row.step_time_s,
+                    peak_memory_bytes=row.peak_memory_bytes,
+                )
+                for row in session.execute(query)
+            ]
+        return newest_first[::-1]
 
     def trial_log(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed.
@@ -377,6 +435,7 @@ def add_row(
         repeat_index=repeat_index,
         created_at=now,
         measurement=None,
+        is_baseline=layout == baseline_of(campaign.spec),
         **layout_columns(layout),
     )
     session.add(trial)

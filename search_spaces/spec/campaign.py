@@ -23,6 +23,7 @@ from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import (
     ProbeRequest,
 )
+from search_spaces.spec.baseline import complete_baseline, read_stated_knobs
 from search_spaces.spec.campaign_settings import (
     KNOWLEDGE_SOURCES,
     Budget,
@@ -101,6 +102,10 @@ class CampaignSpec:
     """Whether earlier measurements of the same cluster and software calibrate the search."""
     start_from: tuple[str, ...] = ()
     """Campaigns, on any cluster, whose measurements calibrate the search."""
+    baseline: Layout | None = None
+    """The layout that the users run today: it is measured first, and the winner is compared with
+    it. It is legal, and may lie outside of the space. The document may leave knobs out
+    (`search_spaces.spec.baseline`)."""
     warnings: tuple[str, ...] = ()
     """Messages for the user, for example about constants that had to be guessed."""
 
@@ -165,6 +170,9 @@ class CampaignSpec:
         if given.get("space") is not None:
             with problems.collecting("space"):
                 values["space"] = resolve_space(given["space"], precision=precision)
+        if given.get("baseline") is not None:
+            with problems.collecting("baseline"):
+                values["baseline"] = _read_baseline(given["baseline"], values)
         for name, read in _SETTINGS.items():
             with problems.collecting(name):
                 values[name] = read(given.get(name, {}))
@@ -200,8 +208,15 @@ class CampaignSpec:
             "stop": asdict(self.stop),
             "knowledge": self.knowledge,
             "start_from": list(self.start_from),
+            "baseline": None if self.baseline is None else self.baseline.to_mapping(),
             "warnings": list(self.warnings),
         }
+
+    @property
+    def baseline_is_outside(self) -> bool:
+        """Whether there is a baseline that is not among the layouts of the space."""
+        devices_per_node = self.cluster.devices_per_node
+        return self.baseline is not None and not self.space.holds(self.baseline, devices_per_node)
 
     def legal_set(self) -> LegalSet:
         """Every legal layout.
@@ -213,20 +228,30 @@ class CampaignSpec:
         legal.refuse_if_empty()
         return legal
 
-    def refuse_if_too_large(self, legal: LegalSet | None = None) -> None:
+    @property
+    def allowed_memory_bytes(self) -> float:
+        """The largest peak of a device at which a layout is ranked."""
+        return self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
+
+    def refuse_if_too_large(
+        self, legal: LegalSet | None = None, *, before_each_part: Callable[[], None] = lambda: None
+    ) -> None:
         """Refuses a campaign in which every layout would certainly run out of memory.
 
         Args:
             legal: the legal set, if the caller has it already.
+            before_each_part: called before some thousand layouts are estimated; an error that it
+                raises ends the check, for example after a time limit.
 
         Raises:
             ModelTooLargeError: the smallest estimate, less a margin, exceeds the memory of a
                 device.
         """
         legal = legal or self.legal_set()
-        memory = self.constraints.allowed_memory_bytes(self.cluster.device_memory_bytes)
+        memory = self.allowed_memory_bytes
         smallest, position = math.inf, 0
         for rows in _spread_rows(len(legal)):
+            before_each_part()
             estimates = peak_memory_bytes(legal.columns(rows), self.model)
             row = int(estimates.argmin())
             smallest, position = min(
@@ -274,6 +299,25 @@ _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stop": StopSettings.from_mapping,
 }
 """The readers of the sections, which are optional."""
+
+
+def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
+    """The baseline; None where a wrong field keeps it from being judged.
+
+    Args:
+        described: the field of the document.
+        values: the other fields that could be read.
+    """
+    stated = read_stated_knobs(described)
+    # A field that could not be read is still the plain value of the document.
+    space, model, cluster = (values.get(name) for name in ("space", "model", "cluster"))
+    if not (
+        isinstance(space, SearchSpace)
+        and isinstance(model, ModelShape)
+        and isinstance(cluster, Cluster)
+    ):
+        return None
+    return complete_baseline(stated, space=space, model=model, cluster=cluster)
 
 
 def _spread_rows(length: int) -> Iterator[slice]:

@@ -69,6 +69,7 @@ def violations(
     *,
     global_batch: GlobalBatch | int | None = None,
     allow_tp_across_nodes: bool = False,
+    fill_nodes: bool = False,
     scopes: Collection[Scope] = ALL_SCOPES,
 ) -> list[str]:
     """Why `layout` is illegal: one sentence for each broken rule; empty: it is legal.
@@ -79,6 +80,7 @@ def violations(
         cluster: the cluster to train on.
         global_batch: the required sequences per step; None: any number.
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
+        fill_nodes: whether a job on one node must use every device, too.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
             `ALL_SCOPES - {"trainer"}` judges layouts that another trainer runs.
     """
@@ -89,6 +91,7 @@ def violations(
         if isinstance(global_batch, int)
         else global_batch,
         allow_tp_across_nodes=allow_tp_across_nodes,
+        fill_nodes=fill_nodes,
     )
     columns = LayoutColumns.of(layout)
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
@@ -149,6 +149,32 @@ class SearchSpace:
         """Combinations of all knobs, legal or not."""
         return math.prod(self.shape)
 
+    def layout_of(self, chosen: Mapping[str, Any], devices_per_node: int) -> Layout:
+        """The layout with some knobs; `dp` and `num_microbatches` follow from them where missing.
+
+        Args:
+            chosen: knobs by name. `num_microbatches` may be missing with a fixed batch only.
+            devices_per_node: devices that a missing `dp` fills.
+        """
+        knobs = dict(chosen)
+        if "dp" not in knobs:
+            devices = knobs["num_nodes"] * devices_per_node
+            devices_of_replica = math.prod(knobs[name] for name in _OTHER_DEGREES)
+            knobs["dp"] = min(max(devices // devices_of_replica, 1), MAX_COUNT)
+        if "num_microbatches" not in knobs:
+            once = knobs["dp"] * knobs["micro_batch_size"]
+            knobs["num_microbatches"] = max(self.global_batch.minimum // once, 1)
+        return Layout(**knobs)
+
+    def holds(self, layout: Layout, devices_per_node: int) -> bool:
+        """Whether a legal layout is one of the combinations, on nodes of so many devices."""
+        chosen = {knob: getattr(layout, knob) for knob in self.knobs}
+        if any(value not in self.values(knob) for knob, value in chosen.items()):
+            return False
+        if self.dp is None and layout.num_devices != layout.num_nodes * devices_per_node:
+            return False
+        return self.layout_of(chosen, devices_per_node) == layout
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Builds a space from its knobs by name.
@@ -271,6 +297,7 @@ def enumerate_legal(
     cluster: Cluster,
     *,
     scopes: Collection[Scope] = ALL_SCOPES,
+    before_each_rule: Callable[[], None] = lambda: None,
 ) -> LegalSet:
     """Every legal layout of a space; the set may be empty.
 
@@ -282,6 +309,8 @@ def enumerate_legal(
         model: what is trained.
         cluster: where it runs.
         scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+        before_each_rule: called before a rule is computed; an error that it raises ends the
+            enumeration, for example after a time limit.
     """
     context = RuleContext(
         model=model,
@@ -301,6 +330,7 @@ def enumerate_legal(
     for rule in RULES:
         if rule.scope not in scopes:
             continue
+        before_each_rule()
         broken = np.asarray(rule.illegal(columns, context))
         count = int(np.count_nonzero(broken)) * (illegal.size // broken.size)
         if not count:
@@ -359,11 +389,4 @@ def _layout_at(space: SearchSpace, index: int, devices_per_node: int) -> Layout:
         choices = space.values(knob)
         index, place = divmod(index, len(choices))
         chosen[knob] = choices[place]
-    if space.dp is None:
-        devices = chosen["num_nodes"] * devices_per_node
-        devices_of_replica = math.prod(chosen[name] for name in _OTHER_DEGREES)
-        chosen["dp"] = min(max(devices // devices_of_replica, 1), MAX_COUNT)
-    if space.num_microbatches is None:
-        once = chosen["dp"] * chosen["micro_batch_size"]
-        chosen["num_microbatches"] = max(space.global_batch.minimum // once, 1)
-    return Layout(**chosen)
+    return space.layout_of(chosen, devices_per_node)

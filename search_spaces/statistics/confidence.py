@@ -94,6 +94,17 @@ class Estimate:
         return math.exp(min(reach, 50.0))
 
 
+def ratio_factor(one: Estimate, other: Estimate) -> float:
+    """The 95 % interval of the ratio of two step times, as a factor (Welch 1947).
+
+    It is from the ratio divided by the factor to the ratio times it.
+    """
+    error = math.hypot(one.error, other.error)
+    if error == 0:
+        return 1.0
+    return Estimate(log_s=0.0, error=error, dof=_dof_of_difference(one, other)).factor
+
+
 def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
     """Whether two step times differ with 95 % confidence (Welch 1947, two-sided)."""
     error = math.hypot(one.error, other.error)
@@ -103,6 +114,11 @@ def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
     # A shortcut without degrees of freedom: most layouts of a leaderboard are far from the first.
     if not _NEAR < distance / error < _FAR:
         return distance / error >= _FAR
+    tail = student_tail(distance / error, _dof_of_difference(one, other))
+    return 2 * tail <= 1.0 - CONFIDENCE
+
+
+def _dof_of_difference(one: Estimate, other: Estimate) -> int:
+    """Degrees of freedom of a difference, whose errors are not both 0 (Welch 1947)."""
     parts = one.error**4 / one.dof + other.error**4 / other.dof
-    dof = max(int(error**4 / parts), 1)
-    return 2 * student_tail(distance / error, dof) <= 1.0 - CONFIDENCE
+    return max(int(math.hypot(one.error, other.error) ** 4 / parts), 1)

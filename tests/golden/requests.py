@@ -34,6 +34,8 @@ REFUSED: Final[list[tuple[str, str, str, Any]]] = [
     _campaign("deadline no duration", probe={"deadline": "soon"}),
     _campaign("headroom of all", constraints={"memory_headroom": 1}),
     _campaign("starts from a stranger", start_from=["nobody"]),
+    _campaign("illegal baseline", baseline={"tp": 3}),
+    _campaign("unknown knob of the baseline", baseline={"global_batch_size": 8}),
     ("campaign, not JSON", "POST", "/campaigns", "{"),
     ("campaign, a list", "POST", "/campaigns", []),
     ("unknown campaign", "GET", "/campaigns/none", UNSENDABLE),

@@ -68,9 +68,9 @@ SEARCH_SPACES: Final = (
     ),
     Fault(
         name="degrees-of-freedom-are-pooled",
-        function="can_be_told_apart",
-        before="dof = max(int(error**4 / parts), 1)",
-        after="dof = max(one.dof + other.dof, 1)",
+        function="_dof_of_difference",
+        before="max(int(math.hypot(one.error, other.error) ** 4 / parts), 1)",
+        after="max(one.dof + other.dof, 1)",
         what="The comparison of two step times pools degrees of freedom although variances differ.",
     ),
     Fault(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 from results_db.campaigns.start_from import KnownTrial
 from results_db.records import CampaignRecord, TrialRecord
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
 from search_spaces.spec.cluster import Cluster
@@ -51,6 +52,8 @@ class CampaignSearch:
         self.last_ended_seq = 0
         """The largest `ended_seq` of the trials that the strategy was told."""
         self._strategy = strategy
+        self._baseline_due = spec.baseline
+        """The baseline while the campaign has no trial of it."""
         self._expected: tuple[int, float | None] | None = None
 
     @classmethod
@@ -91,6 +94,8 @@ class CampaignSearch:
             # The layout of a repeat was told already.
             if trial.ended_seq is None and trial.repeat_of is None:
                 search._resume(trial)
+        if any(trial.layout == spec.baseline for trial in known):
+            search._baseline_due = None
         return search
 
     def take_budget(self, campaign: CampaignRecord) -> None:
@@ -106,13 +111,31 @@ class CampaignSearch:
             self.spec = replace(self.spec, budget=budget)
 
     def ask(self) -> Layout | None:
-        """The next layout; None when the legal set is exhausted.
+        """The next layout, the baseline before all others; None when the legal set is exhausted.
 
         Raises:
             CampaignBrokenError: the strategy failed.
         """
         with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
-            return self._strategy.ask()
+            baseline, self._baseline_due = self._baseline_due, None
+            if baseline is None:
+                return self._strategy.ask()
+            # Outside of the space the strategy does not know it; inside it must not propose it too.
+            with suppress(LayoutUnknownError):
+                self._strategy.resume(baseline)
+            return baseline
+
+    def predict(self, layout: Layout) -> Prediction | None:
+        """What the strategy predicts of a layout now; None: it does not predict, or not this one.
+
+        Raises:
+            CampaignBrokenError: the strategy failed.
+        """
+        with _blamed(f"strategy {self.spec.strategy!r} failed to predict layout {layout.key}"):
+            try:
+                return self._strategy.predict(layout)
+            except LayoutUnknownError:
+                return None  # a baseline outside of the space
 
     def expected_improvement(self) -> float | None:
         """See `LayoutSearch.expected_improvement`; computed once after each told trial.
@@ -160,6 +183,8 @@ class CampaignSearch:
             self._warn(trial, error)
 
     def _warn(self, trial: TrialRecord, error: TunerError) -> None:
+        if isinstance(error, LayoutUnknownError) and trial.layout == self.spec.baseline:
+            return  # It lies outside of the space, which its users know.
         _log.warning(
             "campaign %r: trial %d teaches the search nothing: %s",
             self.spec.name,

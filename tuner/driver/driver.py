@@ -385,8 +385,11 @@ class Driver:
             layout = search.ask()
             if layout is None:
                 break
-            trial = self._store.add_trial(campaign.id, layout)
-            _log.info("campaign %r: trial %d is %s", campaign.name, trial.number, layout.key)
+            trial = self._store.add_trial(campaign.id, layout, prediction=search.predict(layout))
+            what = ", the baseline" if trial.is_baseline else ""
+            _log.info(
+                "campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what
+            )
             target.add(_size(trial))
             added += 1
         return added > 0

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.space import EVERY_ROW
@@ -173,6 +174,15 @@ class ImprovementExpecting(Protocol):
         ...
 
 
+@runtime_checkable
+class LayoutPredicting(Protocol):
+    """A proposer that predicts step times and memory."""
+
+    def predict(self, history: History, index: int) -> Prediction:
+        """What is predicted of the layout at a position, given the history."""
+        ...
+
+
 class LayoutSearch:
     """A search: a proposer with its history. It proposes each layout of the set at most once."""
 
@@ -237,6 +247,17 @@ class LayoutSearch:
         if not isinstance(self._proposer, ImprovementExpecting):
             return None
         return self._proposer.expected_improvement(self._history)
+
+    def predict(self, layout: Layout) -> Prediction | None:
+        """What is predicted of a layout now; None: the strategy does not predict.
+
+        Raises:
+            LayoutUnknownError: the layout is not in the set.
+        """
+        index = self._index(layout)
+        if not isinstance(self._proposer, LayoutPredicting):
+            return None
+        return self._proposer.predict(self._history, index)
 
     def _mark_pending(self, index: int) -> None:
         self._history.take(index)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from search_spaces.estimates.prediction import Prediction
 from tuner.strategies.base import History
 from tuner.strategies.deephyper import ask_cbo
 from tuner.strategies.fitting import Fitting
@@ -70,12 +71,28 @@ class GuidedProposer:
         self._predictions = Predictions(problem)
         self._allowed_bytes = problem.allowed_memory_bytes
         self._seed = seed
+        self._proposed: tuple[int, Prediction] | None = None
+        """The layout that was proposed last, and what was predicted of it."""
 
     def propose(self, history: History) -> int:
         """The candidate that DeepHyper's CBO picks by expected gain."""
         rng = np.random.default_rng([self._seed, history.num_taken])
-        rows, values = self.weigh(history, rng)
-        return int(rows[ask_cbo(values, int(rng.integers(2**31)))])
+        candidates = self._select(history, rng)
+        values = self.weigh(history, candidates, rng)
+        place = np.array([ask_cbo(values, int(rng.integers(2**31)))])
+        rows, fitting = candidates.rows[place], candidates.fitting.rows(place)
+        prediction = self._predictions.of_one(history, candidates.belief, fitting, rows)
+        self._proposed = int(rows[0]), prediction
+        return int(rows[0])
+
+    def predict(self, history: History, index: int) -> Prediction:
+        """What is predicted of a layout; for the one that was proposed last, as of its proposal."""
+        if self._proposed is not None and self._proposed[0] == index:
+            return self._proposed[1]
+        rows = np.array([index])
+        fitting = self._predictions.fitting.judge(history, rows)
+        belief = self._predictions.belief(history)
+        return self._predictions.of_one(history, belief, fitting, rows)
 
     def expected_improvement(self, history: History) -> float | None:
         """The share by which the best is expected to improve if every free layout were tried.
@@ -93,9 +110,8 @@ class GuidedProposer:
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(best_S).mean())
 
-    def weigh(self, history: History, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """The candidates, and the logarithm of each one's expected gain."""
-        candidates = self._select(history, rng)
+    def weigh(self, history: History, candidates: _Candidates, rng: np.random.Generator) -> Floats:
+        """The logarithm of each candidate's expected gain."""
         pending, count = np.array(list(history.pending), dtype=np.int64), len(candidates.rows)
         fits = candidates.fitting.joined(candidates.pending_fitting)
         every = np.concatenate([candidates.rows, pending])
@@ -105,7 +121,7 @@ class GuidedProposer:
         best_S = np.maximum(candidates.best, pending_SP.max(axis=1, initial=-np.inf))
         gains = soft_gains((figures_SN[:, :count] - best_S[:, None]) / SMOOTHING).mean(axis=0)
         caution = CAUTION * np.log(candidates.fitting.probability)
-        return candidates.rows, np.asarray(np.log(gains) + caution)
+        return np.asarray(np.log(gains) + caution)
 
     def _select(self, history: History, rng: np.random.Generator) -> _Candidates:
         """Selects the candidates in three steps; each computes more for fewer layouts."""

@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
 from tuner.calibration.time import TimeCalibration
 from tuner.strategies.base import History
-from tuner.strategies.fitting import FittingBelief
+from tuner.strategies.fitting import Fitting, FittingBelief
 from tuner.strategies.goals import Goals
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.residual import knob_coordinates
@@ -34,12 +35,34 @@ class Predictions:
         """Predicts which layouts run, and their peaks."""
         self.goals = Goals(problem, columns)
         """Computes the objectives of layouts."""
+        self._is_calibrated = bool(problem.knowledge.samples)
 
     def belief(self, history: History) -> StepBelief:
         """The prediction of step times after the measurements of the history."""
         rows = np.array([row for row, _ in history.successes()], dtype=np.int64)
         log_s = [self.goals.log_step_s(row, history.observations[row]) for row in rows.tolist()]
         return StepBelief(self._model, self._prior, rows, np.array(log_s))
+
+    def of_one(
+        self, history: History, belief: StepBelief, fitting: Fitting, rows: NDArray[np.int64]
+    ) -> Prediction:
+        """The prediction of one layout as a record.
+
+        Args:
+            history: on which the prediction rests.
+            belief: of the step times.
+            fitting: of the layout alone.
+            rows: the position of the layout, in an array of one.
+        """
+        mean, deviation = belief.marginals(rows)
+        is_calibrated = self._is_calibrated or bool(history.observations)
+        return Prediction.of(
+            log_step_time=float(mean[0]),
+            log_step_time_sd=float(deviation[0]),
+            peak_memory_bytes=float(fitting.peak_mean_bytes[0]),
+            fit_probability=float(fitting.probability[0]),
+            source="calibrated" if is_calibrated else "estimates",
+        )
 
 
 def factors_prior(problem: SearchProblem) -> FactorsPrior:

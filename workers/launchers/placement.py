@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from search_spaces.mesh import ranks_per_node
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
 from workers.packing.request import Placement, Share
@@ -54,7 +55,7 @@ def place(
         raise PlacementImpossibleError(
             f"the layout needs num_nodes={num_nodes}, and it was given {len(shares)}"
         )
-    per_node = -(-num_ranks // num_nodes)
+    per_node = ranks_per_node(num_ranks, num_nodes)
     shared = any(per_node > _capacity(nodes[share.node], share, device) for share in shares)
     if shared and not allow_sharing:
         smallest = min(shares, key=lambda share: _capacity(nodes[share.node], share, device))

@@ -91,7 +91,9 @@ def upgrade() -> None:
             "num_runs > 0 AND step_time_s > 0", name=op.f("ck_standings_was_measured")
         ),
     )
-    op.create_index("ix_standings_campaign_id_value", "standings", ["campaign_id", "value"])
+    op.create_index(
+        "ix_standings_campaign_id_value_trial_id", "standings", ["campaign_id", "value", "trial_id"]
+    )
     op.create_index("ix_standings_listing", "standings", list(_INDEXED))
     _create_partial_index("ix_standings_campaign_id_on_front", "on_front = 1", "on_front")
     _create_partial_index("ix_standings_campaign_id_repeated", "num_runs > 1", "num_runs > 1")

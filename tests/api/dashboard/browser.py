@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -90,6 +90,16 @@ def assert_fits(page: Page) -> None:
     """Fails if the page is wider than its window; wide tables scroll by themselves."""
     over = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
     assert over <= 0, f"the page is {over} px wider than the window"
+
+
+def look_at(page: Page) -> None:
+    """Fails if a page is not accessible in light and dark, or is wider than a usual window."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=cast("Literal['light', 'dark']", scheme))
+        assert_accessible(page)
+    for width in (380, 800, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert_fits(page)
 
 
 @contextmanager

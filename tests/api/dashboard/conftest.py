@@ -18,6 +18,13 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    """A service for the tests of a module, which do not depend on each other's changes."""
+    with populated_service(upgraded(tmp_path_factory.mktemp("data")).database_url) as service:
+        yield service
+
+
 @pytest.fixture
 def populated(sqlite_url: str) -> Iterator[Populated]:
     with populated_service(sqlite_url) as service:

@@ -135,6 +135,7 @@ def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing, tmp_path
     context.close()
 
 
+@pytest.mark.slow
 def test_a_page_whose_session_ends_leads_to_the_sign_in(browser: Browser, signing: Signing) -> None:
     record, token = signing.store.create_token("bob", "submitter")
     with visiting(browser, signing.url) as visitor:

@@ -33,7 +33,7 @@ ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section"),
     *("h1", "h2", "h3", "p", "b", "i", "ul", "li", "div", "span", "pre", "code"),
     *("table", "thead", "tbody", "tr", "th", "td"),
-    *("svg", "line", "text", "circle", "rect", "path", "polyline"),
+    *("figure", "figcaption", "svg", "g", "line", "text", "circle", "rect", "path", "polyline"),
 }
 """Elements that show, and neither load nor run anything."""
 

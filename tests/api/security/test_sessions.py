@@ -173,7 +173,7 @@ def test_a_session_ends_when_its_token_expires(signing: Signing) -> None:
     assert person.open("/").status_code == 303
 
 
-@pytest.mark.parametrize("end", ["sign-out", "revocation"])
+@pytest.mark.parametrize("end", ["sign-out", pytest.param("revocation", marks=pytest.mark.slow)])
 def test_an_event_stream_ends_with_the_session_that_opened_it(signing: Signing, end: str) -> None:
     token_id, person = of_role(signing, "viewer")
     token = person.form_token()

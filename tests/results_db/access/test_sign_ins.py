@@ -22,6 +22,8 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 TOKEN = hash_of_token(b"lt_somebody")
 CI = Actor(name="ci", role="viewer", address="192.0.2.7")
 
@@ -35,6 +37,7 @@ def rows(store: Store) -> int:
         return int(session.scalar(text("SELECT count(*) FROM browser_sign_ins")) or 0)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_code_becomes_one_session_of_its_token(store: Store, clock: TurnableClock) -> None:
     code, expires_at = store.by(CI).create_sign_in_code(TOKEN)
     assert expires_at == clock() + CODE_LIFE
@@ -99,6 +102,7 @@ def test_a_session_that_was_ended_is_not_renewed(store: Store) -> None:
     assert [entry.action for entry in store.audit(actor="ci")] == ["session.end"]
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_the_sessions_of_a_token_end_together_and_with_its_revocation(store: Store) -> None:
     record, token = store.create_token("ci", "viewer")
     mine = [store.create_session(hashed(token)), store.create_session(hashed(token))]
@@ -143,6 +147,7 @@ with closing(Store(url)) as store:
 """
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_two_processes_that_exchange_a_code_at_once_get_one_session(database_url: str) -> None:
     with closing(Store(database_url)) as store:
         code, _ = store.create_sign_in_code(TOKEN)
@@ -167,6 +172,7 @@ def test_two_processes_that_exchange_a_code_at_once_get_one_session(database_url
         assert rows(store) == 1
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_neither_a_backup_nor_a_restored_database_has_sign_ins(
     database_url: str, tmp_path: Path
 ) -> None:

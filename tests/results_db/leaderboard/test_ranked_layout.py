@@ -82,6 +82,13 @@ def test_repeats_of_a_layout_share_one_place_by_their_median(
     assert len(store.ranked_values(store.campaign_by_name("first").id)) == 2
 
 
+def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, measure: Measure) -> None:
+    for layout, of_best in ((A, 1.0), (B, 0.905), (C, 0.895)):
+        measure(layout, step_time_s=0.5 / of_best)
+    within = standings(store, listing=LeaderboardQuery(within_percent=10.0))
+    assert {ranked.trial.layout for ranked in within} == {A, B}
+
+
 def test_an_interval_is_that_of_students_t_over_the_iterations(
     store: Store, measure: Measure
 ) -> None:

@@ -13,6 +13,7 @@ from search_spaces.statistics.confidence import (
     Estimate,
     can_be_told_apart,
     is_slower,
+    ratio_factor,
     student_quantile,
     student_tail,
 )
@@ -105,3 +106,28 @@ def test_what_is_decided_without_the_tail_is_what_the_tail_says(dof: int, errors
     other = Estimate(log_s=errors * 1e-3, error=1e-9, dof=10_000)
     apart = 2 * student_tail(errors / math.hypot(1, 1e-6), dof) <= 1.0 - CONFIDENCE
     assert can_be_told_apart(one, other) == can_be_told_apart(other, one) == apart
+
+
+def test_the_interval_of_a_ratio_has_one_in_it_unless_the_two_can_be_told_apart() -> None:
+    dice = random.Random(5)
+    apart = []
+    for _ in range(300):
+        one, other = (
+            Estimate(
+                log_s=dice.gauss(0.0, 0.02),
+                error=dice.uniform(0.001, 0.02),
+                dof=dice.randint(1, 30),
+            )
+            for _ in range(2)
+        )
+        factor, distance = ratio_factor(one, other), abs(one.log_s - other.log_s)
+        apart.append(can_be_told_apart(one, other))
+        assert apart[-1] == (distance > math.log(factor))
+    assert 0.1 < sum(apart) / len(apart) < 0.9
+
+
+def test_a_ratio_to_an_exact_value_is_as_uncertain_as_the_other() -> None:
+    exact = Estimate(log_s=0.0, error=0.0, dof=3)
+    measured = Estimate(log_s=0.1, error=0.02, dof=7)
+    assert ratio_factor(measured, exact) == pytest.approx(measured.factor)
+    assert ratio_factor(exact, exact) == 1.0

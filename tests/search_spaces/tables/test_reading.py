@@ -130,6 +130,12 @@ def test_a_repeat_that_crashed_is_forgotten_beside_one_that_completed() -> None:
     assert [row.status for row in table.cells[0].merged] == ["completed"]
 
 
+def test_a_repeat_out_of_memory_counts_more_than_one_that_crashed() -> None:
+    crashed, full = (make_row(tp=4, pp=1, status=status) for status in ("failed", "out_of_memory"))
+    table = read_table(make_text(make_row(), crashed, full))
+    assert [row.status for row in table.cells[0].merged] == ["completed", "out_of_memory"]
+
+
 def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"\xef\xbb\xbf" + make_text().replace("\n", "\r\n\r\n").encode())

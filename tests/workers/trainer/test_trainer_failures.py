@@ -20,7 +20,6 @@ from workers.trainer.errors import (
     LossDivergedError,
     MemoryLimitExceededError,
 )
-from workers.trainer.parallel.mesh import coordinates, global_rank
 from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.probe.failure import classify, is_transport_error
 from workers.trainer.session import refuse_unsupported, unsupported
@@ -129,15 +128,6 @@ def test_the_trainer_runs_what_the_search_space_says_it_does(
 def test_what_the_trainer_cannot_run_is_unsupported(changes: dict[str, Any]) -> None:
     with pytest.raises(LayoutUnsupportedError, match=next(iter(changes))):
         refuse_unsupported(make_layout(**changes), make_shape())
-
-
-def test_ranks_and_coordinates_are_one_to_one_and_tp_varies_fastest() -> None:
-    layout = Layout(tp=2, pp=3, dp=4)
-    places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
-    assert [global_rank(place, layout) for place in places] == list(range(24))
-    assert [p.tp_rank for p in places[:4]] == [0, 1, 0, 1]
-    assert [p.dp_rank for p in places[:8:2]] == [0, 1, 2, 3]
-    assert [p.pp_rank for p in places[::8]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

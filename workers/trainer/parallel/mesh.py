@@ -1,4 +1,4 @@
-"""The mesh: a rank's position on the tp, dp and pp axes, and the process group of each axis."""
+"""A rank's view of the mesh: its coordinates, and its process group on each axis."""
 
 from __future__ import annotations
 
@@ -9,32 +9,10 @@ from functools import partial
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
+from search_spaces.mesh import Coordinates, coordinates, global_rank
 from search_spaces.spec.layout import Layout
 from workers.trainer.comm.groups import AxisGroup, make_groups
 from workers.trainer.errors import RankContextInvalidError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coordinates:
-    """A rank's position on the three axes. tp varies fastest, then dp, then pp (Megatron-LM)."""
-
-    tp_rank: int
-    dp_rank: int
-    pp_rank: int
-
-
-def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """The position of a global rank: rank = (pp_rank * dp + dp_rank) * tp + tp_rank."""
-    return Coordinates(
-        tp_rank=rank % layout.tp,
-        dp_rank=rank // layout.tp % layout.dp,
-        pp_rank=rank // (layout.tp * layout.dp),
-    )
-
-
-def global_rank(place: Coordinates, layout: Layout) -> int:
-    """The global rank of a position."""
-    return (place.pp_rank * layout.dp + place.dp_rank) * layout.tp + place.tp_rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The plots of a report: scales and axes, the history, the Pareto front, intervals, bars."""
+"""Plots with scales and axes: the history, the Pareto front, iterations, intervals."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.report.markup import Markup, join, tag
+from markupsafe import Markup
+
+from api.dashboard.drawings.svg import WIDTH, drawing, join, tag
 from api.service.formatting import figure
 
-WIDTH: Final = 860
 MAX_TOLD: Final = 1_000
 """Most points with a tooltip; more points are drawn as one path."""
 MAX_NAMED: Final = 12
@@ -93,19 +94,6 @@ class Frame:
         )
 
 
-def drawing(width: int, height: int, *content: Markup, says: str) -> Markup:
-    """A drawing that scales with the page; `says` is its text for screen readers."""
-    return tag(
-        "svg",
-        *content,
-        viewBox=f"0 0 {width} {height}",
-        width=str(width),
-        height=str(height),
-        role="img",
-        aria_label=says,
-    )
-
-
 def _round_step(step: float) -> float:
     power = 10.0 ** math.floor(math.log10(step))
     return next(each * power for each in _ROUND if each * power >= step * 0.999)
@@ -127,16 +115,6 @@ class Point:
     """A class of the style sheet."""
     says: str
     """Its tooltip."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotPart:
-    """A part of a whole."""
-
-    name: str
-    size: float
-    says: str
-    """Its size in words."""
 
 
 def history(
@@ -210,6 +188,32 @@ def scatter(
     )
 
 
+def steps_plot(
+    measured: Sequence[Point], median_s: float | None, legend: Sequence[tuple[str, str]]
+) -> Markup:
+    """The step times of a probe's iterations in order; `median_s` is drawn as a line."""
+    x = Scale(
+        low=-0.5,
+        high=max((point.x for point in measured), default=1.0) + 0.5,
+        start=70.0,
+        end=WIDTH - 20.0,
+    )
+    times = [point.y for point in measured] + ([] if median_s is None else [median_s])
+    y = scale(times, 190.0, 50.0)
+    line = Markup("")
+    if median_s is not None:
+        line = tag("line", x1=x.start, x2=x.end, y1=y(median_s), y2=y(median_s), class_="median")
+    return drawing(
+        WIDTH,
+        240,
+        _legend(legend),
+        Frame(x=x, y=y, x_label="iteration", y_label="step time, s").draw(),
+        line,
+        _points([_placed(point, x, y) for point in measured]),
+        says="step time of each iteration in order; the table below has the numbers",
+    )
+
+
 def interval(value: float, low: float, high: float, over: Scale, *, is_winner: bool) -> Markup:
     """A value and its 95 % interval, on the scale of its table."""
     kind = "winner" if is_winner else "full"
@@ -220,59 +224,8 @@ def interval(value: float, low: float, high: float, over: Scale, *, is_winner: b
         tag("line", x1=over(low), x2=over(low), y1=4.0, y2=12.0, class_="whisker"),
         tag("line", x1=over(high), x2=over(high), y1=4.0, y2=12.0, class_="whisker"),
         tag("circle", cx=over(value), cy=8.0, r=3.5, class_=kind),
-        says="95 % interval",
-    )
-
-
-def bar(share: float, *, width: int = 220) -> Markup:
-    """A share as a bar."""
-    length = max(min(share, 1.0), 0.0) * width
-    return drawing(
-        width, 12, tag("rect", x=0.0, y=1.0, width=length, height=10.0, class_="part1"), says=""
-    )
-
-
-def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
-    """A bar of a change, to the right if it is better, relative to the largest of its table."""
-    middle = width / 2
-    length = min(abs(effect) / largest, 1.0) * middle if largest else 0.0
-    left = middle if effect >= 0 else middle - length
-    kind = "better" if effect >= 0 else "worse"
-    return drawing(
-        width,
-        12,
-        tag("rect", x=left, y=1.0, width=length, height=10.0, class_=kind),
-        tag("line", x1=middle, x2=middle, y1=0.0, y2=12.0, class_="axis"),
         says="",
     )
-
-
-def stacked(parts: Sequence[PlotPart]) -> Markup:
-    """The parts of a whole in one bar, with a legend below."""
-    whole = sum(part.size for part in parts) or 1.0
-    left = 0.0
-    drawn = []
-    for number, part in enumerate(parts, 1):
-        length = part.size / whole * WIDTH
-        drawn.append(
-            tag(
-                "rect",
-                tag("title", f"{part.name}: {part.says}"),
-                x=left,
-                y=0.0,
-                width=length,
-                height=26.0,
-                class_=f"part{number}",
-            )
-        )
-        left += length
-    keys = [
-        tag("span", tag("i", class_=f"key part{number}"), f"{part.name} {part.says}")
-        for number, part in enumerate(parts, 1)
-    ]
-    names = ", ".join(f"{part.name} {part.says}" for part in parts)
-    whole_bar = tag("div", drawing(WIDTH, 26, *drawn, says=names), class_="stacked")
-    return join(whole_bar, tag("p", *keys, class_="keys"))
 
 
 def _placed(point: Point, x: Scale, y: Scale) -> Point:

@@ -1,0 +1,139 @@
+"""The pages of admins: tokens and the audit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Annotated, Any, Final, get_args
+
+from fastapi import APIRouter, Form, Path, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import TypeAdapter, ValidationError
+
+from api.dashboard.rendering import page_url, render
+from api.dependencies import BookDep, StoreDep
+from api.routes.access import Word, list_audit, revoke_token
+from api.schemas.access import TokenId
+from api.schemas.text_types import Moment
+from results_db.access.actor import TOKEN_ROLES, TokenRole
+from results_db.errors import TokenDuplicateError, TokenInvalidError
+from results_db.store import Store
+from search_spaces.documents.duration import read_duration_s
+from search_spaces.documents.reading import read_choice
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError
+
+router = APIRouter()
+
+AUDIT_PAGE: Final = 100
+"""Entries of the audit on one page."""
+
+FILTERS: Final = ("actor", "action", "target_kind", "target", "since", "until")
+
+_Text = Annotated[str, Query(max_length=255)]
+_Field = Annotated[str, Form(max_length=255)]
+
+
+@router.get("/tokens", include_in_schema=False)
+def show_tokens(
+    request: Request,
+    store: StoreDep,
+    all: Annotated[str, Query(max_length=4)] = "",  # noqa: A002
+) -> HTMLResponse:
+    """The tokens, the newest first, and a form for a new one."""
+    return _tokens(request, store, is_all=bool(all))
+
+
+@router.post("/tokens", include_in_schema=False)
+def do_create_token(
+    request: Request, store: StoreDep, name: _Field = "", role: _Field = "", expires_in: _Field = ""
+) -> HTMLResponse:
+    """Makes a token. Only this answer contains it, and no cache keeps it."""
+    created, secret, refusal = None, "", ""
+    try:
+        known = read_choice(role, TOKEN_ROLES, CampaignInvalidError, field="role")
+        until = None
+        if expires_in.strip():
+            span = read_duration_s(expires_in.strip(), field="expires in")
+            until = store.now() + timedelta(seconds=span)
+        chosen: TokenRole = next(each for each in get_args(TokenRole) if each == known)
+        created, secret = store.create_token(name.strip(), chosen, expires_at=until)
+    except (SearchSpaceError, TokenInvalidError, TokenDuplicateError) as error:
+        refusal = str(error)
+    given = {} if created else {"name": name, "role": role, "expires_in": expires_in}
+    page = _tokens(request, store, created=created, secret=secret, refusal=refusal, given=given)
+    page.headers["Cache-Control"] = "no-store"
+    return page
+
+
+@router.post("/tokens/{token_id}/revoke", include_in_schema=False)
+async def do_revoke_token(
+    request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
+) -> Response:
+    """Revokes a token."""
+    await revoke_token(token_id, store, book)
+    return RedirectResponse(page_url(request, "/tokens", done="revoked"), HTTPStatus.SEE_OTHER)
+
+
+def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any) -> HTMLResponse:
+    return render(
+        request,
+        "tokens.html",
+        tokens=store.tokens(revoked=is_all),
+        now=store.now(),
+        is_all=is_all,
+        roles=TOKEN_ROLES,
+        **{"created": None, "secret": "", "refusal": "", "given": {}} | said,
+    )
+
+
+@router.get("/audit", include_in_schema=False)
+def show_audit(
+    request: Request,
+    store: StoreDep,
+    actor: _Text = "",
+    action: _Text = "",
+    target_kind: _Text = "",
+    target: _Text = "",
+    since: _Text = "",
+    until: _Text = "",
+    cursor: _Text = "",
+) -> HTMLResponse:
+    """Who changed what and when, the newest change first."""
+    written = dict(zip(FILTERS, (actor, action, target_kind, target, since, until), strict=True))
+    page, refusal = None, ""
+    try:
+        page = list_audit(store, **_filters(written), limit=AUDIT_PAGE, cursor=cursor or None)
+    except SearchSpaceError as error:
+        refusal = str(error)
+    asked = {name: text for name, text in written.items() if text}
+    return render(request, "audit.html", page=page, refusal=refusal, given=written, asked=asked)
+
+
+_WORD: Final = TypeAdapter[str](Word)
+_MOMENT: Final = TypeAdapter[datetime](Moment)
+
+
+def _filters(written: dict[str, str]) -> dict[str, Any]:
+    """The filters that are filled in; times are UTC.
+
+    Raises:
+        SearchSpaceError: a text is no time, or contains control characters.
+    """
+    found: dict[str, Any] = dict.fromkeys(written)
+    for name, text in written.items():
+        if not text.strip():
+            continue
+        is_time = name in ("since", "until")
+        try:
+            found[name] = _moment(text) if is_time else _WORD.validate_python(text.strip())
+        except (ValidationError, ValueError) as error:
+            what = (
+                "a time such as 2026-01-31T12:00" if is_time else "a word of printable characters"
+            )
+            raise CampaignInvalidError(f"{text[:80]!r} is not {what}", field=name) from error
+    return found
+
+
+def _moment(text: str) -> datetime:
+    given = datetime.fromisoformat(text.strip())
+    return _MOMENT.validate_python(given if given.tzinfo else given.replace(tzinfo=UTC))

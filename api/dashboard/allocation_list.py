@@ -1,0 +1,100 @@
+"""The page of allocations and nodes: what runs where, health, and quarantines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from api.dashboard.rendering import page_url, render
+from api.dependencies import StoreDep
+from api.routes.allocations import AllocationId
+from api.schemas.from_records import allocation_reads
+from results_db.records import Cost
+from search_spaces.spec.cluster import GIB
+
+router = APIRouter()
+
+SHOWN = 200
+"""Most allocations on the page; the newest are shown."""
+
+_Cluster = Annotated[str, Form(max_length=200)]
+_Node = Annotated[str, Form(max_length=255)]
+
+
+@router.get("/allocations", include_in_schema=False)
+def show_allocations(
+    request: Request,
+    store: StoreDep,
+    all: Annotated[str, Query(max_length=4)] = "",  # noqa: A002 - the parameter's name in the URL
+) -> HTMLResponse:
+    """Allocations, the newest first, and all nodes."""
+    found = store.allocations(live=not all, limit=SHOWN)
+    reads = allocation_reads(store, found)
+    return render(
+        request,
+        "allocations.html",
+        allocations=reads,
+        idle_shares={each.worker.id: _idle_share(each.cost) for each in found},
+        nodes=store.nodes(),
+        names={each.id: each.name for each in reads},
+        is_all=bool(all),
+        shown=SHOWN,
+        health_words=health_words,
+        address=str(request.base_url).rstrip("/"),
+    )
+
+
+@router.post("/allocations/{allocation_id}/remove", include_in_schema=False)
+def do_remove_allocation(
+    request: Request, allocation_id: AllocationId, store: StoreDep
+) -> Response:
+    """Removes an allocation and what its worker reported."""
+    store.remove_allocation(allocation_id)
+    return _back(request, "removed")
+
+
+@router.post("/nodes/quarantine", include_in_schema=False)
+def do_quarantine(
+    request: Request,
+    store: StoreDep,
+    cluster: _Cluster,
+    node: _Node,
+    reason: Annotated[str, Form(max_length=1000)] = "",
+) -> Response:
+    """Puts a node into quarantine."""
+    store.quarantine_node(cluster, node, reason.strip() or "asked for by a user")
+    return _back(request, "quarantined")
+
+
+@router.post("/nodes/release", include_in_schema=False)
+def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node) -> Response:
+    """Releases a node from quarantine."""
+    store.release_node(cluster, node)
+    return _back(request, "released")
+
+
+def _back(request: Request, done: str) -> Response:
+    return RedirectResponse(page_url(request, "/allocations", done=done), HTTPStatus.SEE_OTHER)
+
+
+def _idle_share(cost: Cost) -> float | None:
+    return None if not cost.total else cost.idle / cost.total
+
+
+def health_words(health: Mapping[str, Any] | None) -> str:
+    """The figures of a health check that a reader compares between nodes."""
+    if not health:
+        return ""
+    parts = [health["failure"]] if health.get("failure") else []
+    if rates := health.get("gemm_tflops"):
+        parts.append(f"{min(rates):.3g} to {max(rates):.3g} TFLOP/s")
+    if free := health.get("memory_free_bytes"):
+        parts.append(f"{free / GIB:.3g} of {health.get('memory_bytes', 0) / GIB:.3g} GiB free")
+    for name, words in (("link_gbytes_per_s", "inside"), ("between_gbytes_per_s", "to others")):
+        if rate := health.get(name):
+            parts.append(f"{rate:.3g} GB/s {words}")
+    return ", ".join(parts)

@@ -1,0 +1,216 @@
+"""A campaign's document as fields of a form, and back.
+
+The document is the truth. Each field of the form is one line of text; what the form has no field
+for, or what does not fit on a line, is YAML in the field `rest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import yaml
+
+from api.errors import DocumentInvalidError, DocumentMalformedError
+from api.http.documents import read_yaml
+from api.service.catalogue import PRESET_NAMES, preset_description
+from results_db.campaigns.models_and_clusters import DescriptionKind
+from results_db.records import CampaignRecord
+from results_db.store import Store
+from search_spaces.documents.reading import Problems, read_mapping, shown
+from search_spaces.errors import CampaignInvalidError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.default_precision import with_stored_precision
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.space import SearchSpace
+
+REST: Final = "rest"
+_STATED: Final = ("global_batch_size", "precision")
+"""Knobs whose default depends on other fields, or that have none."""
+_NAMES: Final = ("name", "model", "cluster", "strategy")
+"""Fields whose text is taken as it stands."""
+BUDGET: Final = ("trials", "node_hours", "wall_time")
+SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes")
+SECTIONS: Final[Mapping[str, Collection[str]]] = {"budget": BUDGET, "space": ("preset", *SPACE)}
+_LINES: Final = ("objective", "baseline")
+"""Fields whose text is YAML on one line."""
+
+FORM_FIELDS: Final = (
+    *_NAMES,
+    *_LINES,
+    *(f"{section}.{name}" for section, names in SECTIONS.items() for name in names),
+    REST,
+)
+
+
+def document_of(form: Mapping[str, str]) -> dict[str, Any]:
+    """The document of a form.
+
+    Raises:
+        SearchSpaceError: fields are no YAML, or are both in the form and in the rest.
+    """
+    problems = Problems()
+    document: dict[str, Any] = {name: form[name] for name in _NAMES if form.get(name)}
+    for name in _LINES:
+        with problems.collecting(name):
+            if form.get(name):
+                document[name] = _value(form[name], is_mapping=name == "baseline")
+    for section, names in SECTIONS.items():
+        values = {}
+        for name in names:
+            text = form.get(f"{section}.{name}", "")
+            with problems.collecting(f"{section}.{name}"):
+                if text:
+                    values[name] = _value(text)
+        if values:
+            document[section] = values
+    with problems.collecting(REST):
+        document = _merged(document, _rest(form.get(REST, "")))
+    problems.refuse()
+    space = document.get("space")
+    if isinstance(space, dict) and space.keys() == {"preset"}:
+        document["space"] = space["preset"]
+    return document
+
+
+def form_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a form for a document; `document_of` gives an equivalent document."""
+    form = dict.fromkeys(FORM_FIELDS, "")
+    rest = dict(document)
+    for name in _NAMES:
+        text = rest.get(name)
+        if isinstance(text, str) and text.isprintable() and text == text.strip():
+            form[name] = rest.pop(name)
+    for name in _LINES:
+        value = rest.get(name)
+        if _fits_a_line(value) and (name != "baseline" or isinstance(value, Mapping)):
+            form[name] = _line(rest.pop(name))
+    if isinstance(rest.get("space"), str):
+        rest["space"] = {"preset": rest["space"]}
+    for section, names in SECTIONS.items():
+        if not isinstance(rest.get(section), Mapping):
+            continue
+        inside = {name: value for name, value in rest.pop(section).items() if value is not None}
+        if "wall_time_s" in inside and "wall_time" not in inside:
+            inside["wall_time"] = inside.pop("wall_time_s")
+        for name in names:
+            if _fits_a_line(inside.get(name)):
+                form[f"{section}.{name}"] = _line(inside.pop(name))
+        if inside:
+            rest[section] = inside
+    form[REST] = yaml_of(rest) if rest else ""
+    return form
+
+
+def yaml_of(document: Mapping[str, Any]) -> str:
+    """A document as YAML, in the order of its fields."""
+    text: Any = yaml.safe_dump(
+        dict(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=90
+    )
+    return str(text)
+
+
+def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str, Any]:
+    """The document of a campaign like another one, without what is the default anyway.
+
+    A model or cluster that is equal to a preset, or to a user's entry of its name, is its name.
+    """
+    document = with_stored_precision(campaign.spec)
+    defaults = CampaignSpec.from_mapping(
+        {**document, "strategy": "random", "budget": {"trials": 1}}
+    )
+    for section in ("probe", "stop", "constraints"):
+        settings = type(getattr(defaults, section))
+        if document.get(section) == asdict(settings()):
+            del document[section]
+    for field, default in (
+        ("seed", 0),
+        ("knowledge", "auto"),
+        ("start_from", []),
+        ("warnings", []),
+    ):
+        if document.get(field) == default:
+            del document[field]
+    space = SearchSpace(global_batch_size=1)
+    document["space"] = {
+        knob: value
+        for knob, value in document["space"].items()
+        if knob in _STATED or value != _alone(getattr(space, knob))
+    }
+    for kind in PRESET_NAMES:
+        named = document[kind].get("name")
+        if _known(store, kind, named) == document[kind]:
+            document[kind] = named
+    if document.get("baseline", ...) is None:
+        del document["baseline"]
+    return {**document, "name": name}
+
+
+def _alone(values: object) -> object:
+    """The value of a knob with one choice, as a document states it."""
+    return values[0] if isinstance(values, tuple) else values
+
+
+def _known(store: Store, kind: DescriptionKind, name: str) -> Mapping[str, Any] | None:
+    if name in PRESET_NAMES[kind]:
+        return preset_description(kind, name)
+    own = [record for record in store.descriptions(kind) if record.name == name]
+    return own[0].description if own else None
+
+
+def _value(text: str, *, is_mapping: bool = False) -> Any:
+    """The value of a line: YAML, or several values with commas between them."""
+    if is_mapping and not text.lstrip().startswith("{"):
+        text = f"{{{text}}}"
+    try:
+        values = read_yaml(f"[{text}]".encode())
+    except (DocumentMalformedError, DocumentInvalidError) as error:
+        raise CampaignInvalidError(
+            f"{shown(text)} is not a value, several with commas between them, or a range such as "
+            "{from: 1, to: 8, times: 2}"
+        ) from error
+    return values[0] if len(values) == 1 else values
+
+
+def _fits_a_line(value: object) -> bool:
+    """Whether the form can show a value, and reading the line gives it back."""
+    return value is not None and value != [] and "\n" not in _line(value)
+
+
+def _line(value: Any) -> str:
+    """YAML of a value on one line, without the brackets of a list."""
+    listed = value if isinstance(value, list) and len(value) > 1 else [value]
+    text: Any = yaml.safe_dump(
+        listed, sort_keys=False, default_flow_style=True, allow_unicode=True, width=1 << 20
+    )
+    return str(text).strip()[1:-1]
+
+
+def _rest(text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        rest = read_yaml(text.encode("utf-8", "backslashreplace"))
+    except (DocumentMalformedError, DocumentInvalidError) as error:
+        raise CampaignInvalidError(str(error)) from error
+    return {} if rest is None else read_mapping(rest, CampaignInvalidError, "this text")
+
+
+def _merged(document: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Both together; sections may be divided between them.
+
+    Raises:
+        CampaignInvalidError: a field is in both.
+    """
+    merged = dict(document)
+    for name, value in rest.items():
+        if name not in merged:
+            merged[name] = value
+        elif isinstance(value, Mapping) and isinstance(merged[name], Mapping):
+            merged[name] = _merged(merged[name], value)
+        else:
+            raise CampaignInvalidError(
+                f"{shown(name)} is here and in a field of its own; delete one of them"
+            )
+    return merged

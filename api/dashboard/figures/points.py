@@ -1,0 +1,136 @@
+"""What the figures are drawn from: a campaign's layouts as points, its winner and its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from api.dashboard.figures.figure import objective_words, safe
+from api.service.formatting import state_words
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import MEMORY_HEADROOM, SECONDS_PER_HOUR, memory_headroom
+
+PointKind = Literal["measured", "stopped early", "not ranked"]
+"""not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
+
+MARK_NAMES: Final = ("baseline", "winner")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutPoint:
+    """A layout that was tried; its first trial stands for it."""
+
+    trial_id: int
+    number: int
+    """The trial's number in its campaign."""
+    state: str
+    reason: str | None
+    knobs: Mapping[str, Any]
+    value: float | None
+    """The objective that ranks, pooled over its runs; None: it is not ranked."""
+    peak_memory_bytes: int | None = None
+    shortened: bool = False
+
+    @property
+    def kind(self) -> PointKind:
+        """How it counts."""
+        if self.value is None:
+            return "not ranked"
+        return "stopped early" if self.shortened else "measured"
+
+    @property
+    def layout_key(self) -> str:
+        """The canonical key of the layout."""
+        return Layout(**self.knobs).key
+
+    def words(self, objective: str) -> str:
+        """The text at the point."""
+        if self.value is None:
+            found = f"{state_words(self.state, self.reason)}, not ranked"
+        else:
+            found = objective_words(objective, self.value)
+            found += " (stopped early)" if self.shortened else ""
+        return f"{safe(f'trial {self.number}: {found}')}<br>{safe(self.layout_key)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotFacts:
+    """A campaign's layouts, for its figures."""
+
+    objective: str
+    """The objective that ranks."""
+    points: Sequence[LayoutPoint]
+    """All layouts that were tried, or a sample."""
+    num_layouts: int
+    """Number of layouts that were tried in all."""
+    marks: Mapping[str, LayoutPoint]
+    """The baseline and the winner by `MARK_NAMES`, as far as there are any."""
+    model: ModelShape | None = None
+    """None: its description is not complete."""
+    device_memory_bytes: int | None = None
+
+    @property
+    def num_left_out(self) -> int:
+        """Layouts that the sample leaves out."""
+        return self.num_layouts - len(self.points)
+
+    @cached_property
+    def ranked(self) -> list[LayoutPoint]:
+        """The layouts on the leaderboard."""
+        return [point for point in self.points if point.value is not None]
+
+    @cached_property
+    def varying(self) -> dict[str, list[Any]]:
+        """The knobs that differ between layouts, each with its values in their order."""
+        every = [*self.points, *self.marks.values()]
+        found = {name: knob_values(every, name) for name in KNOBS}
+        return {name: values for name, values in found.items() if len(values) > 1}
+
+    @property
+    def marked_values(self) -> list[float]:
+        """The values of the winner and the baseline."""
+        return [point.value for point in self.marks.values() if point.value is not None]
+
+    def value(self, point: LayoutPoint, objective: str) -> float | None:
+        """Any objective of a ranked layout; None where it is not known.
+
+        All objectives but the free memory are proportional to 1 / step time, so that they follow
+        from the one that ranks.
+        """
+        if point.value is None or objective == self.objective:
+            return point.value
+        if objective == MEMORY_HEADROOM:
+            return memory_headroom(point.peak_memory_bytes, self.device_memory_bytes)
+        of_other, of_own = self._factor(point, objective), self._factor(point, self.objective)
+        return None if not of_other or not of_own else point.value * of_other / of_own
+
+    def _factor(self, point: LayoutPoint, objective: str) -> float | None:
+        """An objective over tokens a second (`search_spaces.spec.objectives`)."""
+        knobs = point.knobs
+        num_devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
+        if objective == "tokens_per_s":
+            return 1.0
+        if objective == "tokens_per_node_hour":
+            return SECONDS_PER_HOUR / float(knobs["num_nodes"])
+        if objective == "tokens_per_s_per_device":
+            return 1.0 / float(num_devices)
+        if self.model is None:
+            return None
+        if objective == "model_tflops_per_device":
+            return self.model.model_flops_per_token / 1e12 / float(num_devices)
+        return self.model.hardware_flops_per_token(knobs["recompute"]) / 1e12 / float(num_devices)
+
+
+def knob_values(points: Iterable[LayoutPoint], name: str) -> list[Any]:
+    """The values of a knob among layouts: numbers ascending, words in their legal order."""
+    return sorted({point.knobs[name] for point in points}, key=KNOBS[name].code)
+
+
+def knob_text(value: Any) -> str:
+    """A knob's value; switches are on or off."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,0 +1,194 @@
+// Draws the plots of a page with plotly, which is loaded when the first plot comes into view.
+// A plot is drawn again when its campaign changes, when the page's choices change, and when the
+// theme changes.
+const REDRAW_MS = 1000; // between two requests of one plot
+const LIVE_ONLY = new Set(["campaign.progress", "worker.changed", "nodes.changed"]);
+const meta = (name) => document.querySelector(`meta[name=${name}]`).content;
+const plots = new Map(); // by the element: what is known of a plot
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let loading = null; // plotly
+let chosen = location.search; // the choices that the plots show
+
+/** Loads plotly. The page's policy forbids style attributes, but allows the CSSOM. */
+function plotly() {
+  loading ??= new Promise((loaded, failed) => {
+    const set = Element.prototype.setAttribute;
+    Element.prototype.setAttribute = function (name, value) {
+      if (name === "style" && this.style) this.style.cssText = value;
+      else set.call(this, name, value);
+    };
+    const script = document.createElement("script");
+    script.src = meta("plotly");
+    script.onload = () => loaded(window.Plotly);
+    script.onerror = () => {
+      loading = null;
+      failed(new Error("the plot library could not be loaded"));
+    };
+    document.head.append(script);
+  });
+  return loading;
+}
+
+const watcher = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const plot = plots.get(target);
+      if (!plot) continue;
+      plot.visible = isIntersecting;
+      if (isIntersecting) refresh(target, plot);
+    }
+  },
+  { rootMargin: "150px" },
+);
+
+/** Finds the plots of the page, also after a part of it was replaced. */
+function find() {
+  for (const element of plots.keys()) {
+    if (element.isConnected) continue;
+    watcher.unobserve(element);
+    window.Plotly?.purge(element);
+    plots.delete(element);
+  }
+  for (const element of document.querySelectorAll(".plot[data-figure]")) {
+    if (plots.has(element)) continue;
+    plots.set(element, { stale: true, visible: false, busy: false, asked: -REDRAW_MS });
+    watcher.observe(element);
+  }
+}
+
+function stale() {
+  for (const [element, plot] of plots) {
+    plot.stale = true;
+    refresh(element, plot);
+  }
+}
+
+async function refresh(element, plot) {
+  if (!plot.stale || !plot.visible || plot.busy || document.hidden) return;
+  plot.busy = true;
+  const wait = plot.asked + REDRAW_MS - performance.now();
+  if (wait > 0) await new Promise((done) => setTimeout(done, wait));
+  plot.stale = false;
+  plot.asked = performance.now();
+  try {
+    const answer = await fetch(address(element));
+    if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
+    plot.figure = await answer.json();
+    await draw(element, plot.figure);
+    element.removeAttribute("data-problem");
+  } catch (error) {
+    element.dataset.problem = `This plot could not be drawn: ${error.message}.`;
+  } finally {
+    plot.busy = false;
+  }
+  refresh(element, plot);
+}
+
+/** The figure's address, with what the page's address chooses. */
+function address(element) {
+  const url = new URL(element.dataset.figure, location.href);
+  for (const [name, value] of new URLSearchParams(location.search)) {
+    if (!url.searchParams.has(name)) url.searchParams.set(name, value);
+  }
+  return url;
+}
+
+async function draw(element, { data, layout }) {
+  element.classList.toggle("empty", data.length === 0);
+  if (data.length === 0) {
+    window.Plotly?.purge(element);
+    return;
+  }
+  const library = await plotly();
+  const colours = getComputedStyle(document.documentElement);
+  element.style.minWidth = layout.meta?.min_width ? `${layout.meta.min_width}px` : "";
+  const drawn = await library.react(
+    element,
+    coloured(data, colours),
+    { ...coloured(layout, colours), ...frame(colours, element) },
+    { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] },
+  );
+  if (!element.dataset.drawn) drawn.on("plotly_click", openTrial);
+  element.dataset.drawn = String(Number(element.dataset.drawn ?? 0) + 1);
+}
+
+/** A copy in which names of the style's variables are replaced by their values. */
+function coloured(value, colours) {
+  if (typeof value === "string") {
+    return value.startsWith("--") ? colours.getPropertyValue(value).trim() : value;
+  }
+  if (Array.isArray(value)) return value.map((each) => coloured(each, colours));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(
+    Object.entries(value).map(([name, each]) => [name, coloured(each, colours)]),
+  );
+}
+
+/** Fonts, grid and margins by the theme and the width. */
+function frame(colours, element) {
+  const colour = (name) => colours.getPropertyValue(name).trim();
+  const axis = {
+    gridcolor: colour("--line"),
+    zerolinecolor: colour("--line"),
+    linecolor: colour("--soft"),
+    tickcolor: colour("--soft"),
+    automargin: true,
+    title: { standoff: 10, font: { size: 12 } },
+  };
+  const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } };
+  const narrow = element.clientWidth < 520;
+  return {
+    template: {
+      layout: {
+        paper_bgcolor: "rgba(0,0,0,0)",
+        plot_bgcolor: "rgba(0,0,0,0)",
+        font: {
+          family: getComputedStyle(document.body).fontFamily,
+          size: 12,
+          color: colour("--soft"),
+        },
+        xaxis: axis,
+        yaxis: axis,
+        legend,
+        hoverlabel: {
+          bgcolor: colour("--ground"),
+          bordercolor: colour("--soft"),
+          font: { color: colour("--ink") },
+        },
+        modebar: {
+          bgcolor: "rgba(0,0,0,0)",
+          color: colour("--soft"),
+          activecolor: colour("--ink"),
+          orientation: "v",
+        },
+        margin: { l: narrow ? 44 : 60, r: narrow ? 24 : 40, t: 30, b: 44 },
+        hovermode: "closest",
+      },
+    },
+    autosize: true,
+    // Zoom is kept while the figure's choices are the same.
+    uirevision: address(element).search,
+  };
+}
+
+function openTrial({ points: [point] }) {
+  if (point.data.type === "scatter" && point.customdata) {
+    location.assign(meta("trial-pages") + point.customdata);
+  }
+}
+
+find();
+document.addEventListener("page-swapped", () => {
+  find();
+  if (chosen !== location.search) stale();
+  chosen = location.search;
+});
+document.addEventListener("service-event", ({ detail }) => {
+  if (!LIVE_ONLY.has(detail.kind)) stale();
+});
+document.addEventListener("visibilitychange", () => {
+  for (const [element, plot] of plots) refresh(element, plot);
+});
+dark.addEventListener("change", () => {
+  for (const [element, plot] of plots) if (plot.figure) draw(element, plot.figure);
+});

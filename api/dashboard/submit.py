@@ -1,0 +1,241 @@
+"""The page that submits a campaign: a form and its YAML, checked while a user types."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+
+from api.dashboard.campaign_form import (
+    FORM_FIELDS,
+    REST,
+    document_of,
+    form_of,
+    like_campaign,
+    yaml_of,
+)
+from api.dashboard.rendering import page_url, render
+from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
+from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
+from api.http.documents import read_json, read_yaml
+from api.routes.campaigns import SubmissionDep
+from api.service.catalogue import PRESET_NAMES
+from api.service.submission import Submission
+from api.service.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
+from api.settings import Settings
+from results_db.errors import ResultsDbError
+from results_db.store import Store
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError
+from search_spaces.spec.campaign import STRATEGIES
+from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.spec.presets.spaces import SPACE_PRESETS
+
+router = APIRouter()
+
+View = Literal["form", "yaml"]
+
+YAML: Final = "yaml"
+_DEFAULTS: Final = {"strategy": "guided", "budget": {"trials": 50}}
+"""What the form of a new campaign begins with."""
+_WRONG_DOCUMENT: Final = (SearchSpaceError, ApiError)
+_NamedInUrl = Annotated[str, Query(max_length=64)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmitPage:
+    """The page with what its user wrote."""
+
+    request: Request
+    store: Store
+    settings: Settings
+    submission: Submission
+    form: dict[str, str]
+    """The fields of the form by name; `view` is the view that they are of."""
+
+    def show(self, check: SubmissionCheck | None = None, *, is_checked: bool = True) -> Response:
+        """The page with the result of the check."""
+        if check is None and is_checked:
+            check = self.check()
+        own = {
+            kind: [record.name for record in self.store.descriptions(kind)] for kind in PRESET_NAMES
+        }
+        return render(
+            self.request,
+            "submit.html",
+            form=self.form,
+            models=[*PRESET_NAMES["model"], *own["model"]],
+            clusters=[*PRESET_NAMES["cluster"], *own["cluster"]],
+            spaces=list(SPACE_PRESETS),
+            objectives=ALL_OBJECTIVES,
+            strategies=STRATEGIES,
+            knobs=KNOBS.values(),
+            **self.findings(check),
+        )
+
+    def turn(self) -> Response:
+        """Shows the document in the other view; one that cannot be read stays in its view."""
+        page = self
+        with suppress(*_WRONG_DOCUMENT):
+            document = self._document()
+            if isinstance(document, dict):
+                page = replace(self, form=_fields(document, self.form["do"]))
+        return page.show()
+
+    def open(self) -> Response:
+        """Shows a file as YAML, as it stands."""
+        return replace(self, form={**self.form, "view": YAML, YAML: self.form["file"]}).show()
+
+    def submit(self) -> Response:
+        """Makes the campaign and goes to its page."""
+        try:
+            document = self._document()
+            campaign, _ = self.submission.create(document, _request_key(self.form, document))
+        except (*_WRONG_DOCUMENT, ResultsDbError) as error:
+            check = self.check()
+            return self.show(check if check.problems else _refused(error))
+        url = page_url(self.request, f"/campaigns/{campaign.name}")
+        return RedirectResponse(url, HTTPStatus.SEE_OTHER)
+
+    def check(self) -> SubmissionCheck:
+        """What is wrong with the document, and how many layouts its space has."""
+        try:
+            document = self._document()
+        except _WRONG_DOCUMENT as error:
+            return _refused(error)
+        return check_submission(self.submission, document)
+
+    def findings(self, check: SubmissionCheck | None) -> dict[str, Any]:
+        """Variables of the part of the page that shows a check."""
+        errors: dict[str, list[str]] = {}
+        for problem in check.problems if check else ():
+            errors.setdefault(self._input_of(problem.field), []).append(problem.problem)
+        return {
+            "check": check,
+            "errors": errors,
+            "input_of": self._input_of,
+            "counted_within_s": COUNTED_WITHIN_S,
+        }
+
+    def _input_of(self, field: str) -> str:
+        """The name of the input for a field of the document."""
+        if self.form["view"] == YAML:
+            return YAML
+        field = {"space": "space.preset", "budget": "budget.trials"}.get(field, field)
+        while field not in FORM_FIELDS and "." in field:
+            field = field.rpartition(".")[0]
+        return field if field in FORM_FIELDS else REST
+
+    def _document(self) -> Any:
+        """The document of the form, in either view.
+
+        Raises:
+            SearchSpaceError: fields are no YAML.
+            ApiError: the text is too long, or neither YAML nor JSON.
+        """
+        if self.form["view"] != YAML:
+            return document_of(self.form)
+        text, most = self.form[YAML], self.settings.max_document_bytes
+        body = text.encode("utf-8", "backslashreplace")
+        if len(body) > most:
+            raise DocumentTooLargeError(
+                f"the document is {len(body)} bytes long; the most is {most}"
+            )
+        try:
+            if text.lstrip().startswith("{"):
+                # JSON with tabs is no YAML.
+                with suppress(DocumentMalformedError):
+                    return read_json(body)
+            return read_yaml(body)
+        except DocumentInvalidError as error:
+            raise CampaignInvalidError(error.problem, field=error.field) from error
+
+
+async def _page_of(
+    request: Request, store: StoreDep, settings: SettingsDep, submission: SubmissionDep
+) -> SubmitPage:
+    """The page that sent a form; of a file its text."""
+    form = dict.fromkeys((*FORM_FIELDS, YAML, "do", "key", "file"), "") | {"view": "form"}
+    for name, value in (await request.form()).items():
+        if isinstance(value, UploadFile):
+            file, value = value, (await value.read()).decode("utf-8-sig", "backslashreplace")
+            await file.close()
+        if name in form:
+            form[name] = value if name in (YAML, REST, "file") else value.strip()
+    return SubmitPage(
+        request=request, store=store, settings=settings, submission=submission, form=form
+    )
+
+
+SubmitPageDep = Annotated[SubmitPage, Depends(_page_of)]
+
+
+@router.get("/submit", include_in_schema=False)
+def show_submit(
+    request: Request,
+    store: StoreDep,
+    settings: SettingsDep,
+    submission: SubmissionDep,
+    campaign: _NamedInUrl = "",
+    model: _NamedInUrl = "",
+    cluster: _NamedInUrl = "",
+    space: _NamedInUrl = "",
+    view: View = "form",
+) -> Response:
+    """A form for a new campaign, or for one like another campaign."""
+    given = {"model": model, "cluster": cluster, "space": space}
+    document: dict[str, Any] = _DEFAULTS | {name: value for name, value in given.items() if value}
+    if campaign:
+        original = campaign_named(campaign_reference(campaign), store)
+        document = like_campaign(store, original, submission.free_name(original.name))
+    page = SubmitPage(
+        request=request,
+        store=store,
+        settings=settings,
+        submission=submission,
+        form=_fields(document, view),
+    )
+    return page.show(is_checked=bool(campaign) or any(given.values()))
+
+
+@router.post("/submit", include_in_schema=False)
+async def do_submit(page: SubmitPageDep) -> Response:
+    """Submits the campaign, checks it, opens a file, or shows the other view."""
+    act = {"submit": page.submit, "form": page.turn, YAML: page.turn, "open": page.open}
+    async with page.request.app.state.document_readers:
+        return await run_in_threadpool(act.get(page.form["do"], page.show))
+
+
+@router.post("/submit/check", include_in_schema=False)
+async def do_check(page: SubmitPageDep) -> HTMLResponse:
+    """The part of the page about errors and legal layouts, while a user types."""
+    async with page.request.app.state.document_readers:
+        check = await run_in_threadpool(page.check)
+    return render(page.request, "submit_check.html", **page.findings(check))
+
+
+def _fields(document: dict[str, Any], view: str) -> dict[str, str]:
+    """The fields of the page for a document."""
+    fields = {YAML: yaml_of(document)} if view == YAML else form_of(document)
+    return dict.fromkeys((*FORM_FIELDS, YAML), "") | fields | {"view": view, "key": uuid4().hex}
+
+
+def _request_key(form: dict[str, str], document: Any) -> str:
+    """The same for each press of the button with the same content, and for no other page."""
+    written = json.dumps([form["key"], document], sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _refused(error: Exception) -> SubmissionCheck:
+    if not isinstance(error, SearchSpaceError):
+        error = CampaignInvalidError(str(error))
+    return SubmissionCheck(problems=error.parts, warnings=(), counts=None)

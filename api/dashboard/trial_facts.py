@@ -1,0 +1,189 @@
+"""What the pages of a trial and of a comparison show, and the report of its winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from api.dashboard.drawings.bars import PlotPart, memory_by_stage, step_parts
+from api.dashboard.drawings.svg import Drawn
+from api.service.findings import bounds
+from api.service.formatting import figure, memory_of, moment, objective_figure, percent, unit
+from results_db.campaigns.imports import IMPORTED
+from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from search_spaces.errors import SearchSpaceError
+from search_spaces.estimates.memory import stage_memory
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.terminal.plurals import counted
+
+Pairs = Sequence[tuple[str, str]]
+"""Names and values, for a table of two columns."""
+
+_MAX_ESTIMATED: Final = 1 << 10
+"""Pipeline stages up to which memory is estimated for a page."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialFacts:
+    """A trial, its campaign, and its layout's place on the leaderboard."""
+
+    detail: TrialDetail
+    campaign: CampaignRecord
+    ranked: RankedLayout | None
+    """Its layout on the leaderboard, pooled over its runs; None: it is not ranked."""
+    before: RankedLayout | None
+    """The layout with the rank before."""
+    after: RankedLayout | None
+    """The layout with the rank after."""
+
+    @classmethod
+    def of(cls, store: Store, trial_id: int) -> Self:
+        """Reads a trial.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+        """
+        detail = store.trial_detail(trial_id)
+        campaign = store.campaign(detail.trial.campaign_id)
+        ranked = _ranked(store, campaign, detail.trial)
+        around = {}
+        if ranked is not None:
+            near = store.ranked_layouts(
+                campaign.id, campaign.objective, limit=3, offset=max(ranked.rank - 2, 0)
+            )
+            around = {each.rank: each for each in near}
+        rank = 0 if ranked is None else ranked.rank
+        return cls(
+            detail=detail,
+            campaign=campaign,
+            ranked=ranked,
+            before=around.get(rank - 1),
+            after=around.get(rank + 1),
+        )
+
+    @property
+    def trial(self) -> TrialRecord:
+        """The trial itself."""
+        return self.detail.trial
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """Memory of a device of the cluster."""
+        found: int | None = self.campaign.spec.get("cluster", {}).get("device_memory_bytes")
+        return found
+
+    @property
+    def parts(self) -> list[PlotPart]:
+        """The parts of its step; empty: not measured."""
+        measured = self.trial.measurement
+        if measured is None or measured.breakdown is None:
+            return []
+        return step_parts(measured.breakdown, measured.step_time_s)
+
+    @property
+    def figures(self) -> Pairs:
+        """What it measured."""
+        return list(figure_pairs(self.campaign, self.trial, self.ranked))
+
+    @property
+    def measured_bytes(self) -> tuple[int, ...]:
+        """The measured peak of each stage; empty: not measured."""
+        return measured_bytes(self.trial)
+
+    @property
+    def estimated_bytes(self) -> list[float]:
+        """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+        return estimated_bytes(self.campaign, self.trial.layout)
+
+    def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
+        """Memory by stage, measured and estimated; None: neither is known."""
+        return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
+
+
+def measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
+    """The measured peak of each pipeline stage; empty: not measured."""
+    measured = trial.measurement
+    return () if measured is None else measured.peak_memory_bytes_by_stage
+
+
+def estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
+    """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+    if campaign.strategy == IMPORTED or layout.pp > _MAX_ESTIMATED:
+        return []
+    try:
+        model = ModelShape.from_mapping(campaign.spec.get("model", {}))
+    except SearchSpaceError:
+        return []  # the description of the campaign cannot be read
+    return [stage.total_bytes for stage in stage_memory(layout, model)]
+
+
+def stages_drawn(
+    campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
+) -> Drawn | None:
+    """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
+    measured, estimated = measured_bytes(trial), estimated_bytes(campaign, trial.layout)
+    if not measured and not estimated:
+        return None
+    capacity_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    return memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
+
+
+def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:
+    same = TrialFilter(**{name: (getattr(trial.layout, name),) for name in KNOBS})
+    listing = LeaderboardQuery(wanted=same)
+    for found in store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1):
+        return found
+    return None
+
+
+def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
+    """The knobs of a layout; counts without a column are left out at their default."""
+    for knob in KNOBS.values():
+        is_default = getattr(layout, knob.name) == knob.default
+        if knob.is_shown and not (knob.is_count and not knob.heading and is_default):
+            yield knob.label, knob_text(layout, knob.name)
+        if knob.name == "num_microbatches":
+            yield "global batch", str(layout.global_batch_size)
+
+
+def knob_text(layout: Layout, name: str) -> str:
+    """The value of a knob in words."""
+    chosen = getattr(layout, name)
+    if name == "num_nodes":
+        return f"{chosen} ({counted(layout.num_devices, 'device')})"
+    if name == "zero_stage" and layout.zero_replicas > 1:
+        return f"{chosen}, {layout.zero_replicas} copies"
+    return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)
+
+
+def figure_pairs(
+    campaign: CampaignRecord, trial: TrialRecord, ranked: RankedLayout | None
+) -> Iterator[tuple[str, str]]:
+    """What a trial measured: at the median of its layout's runs where the layout is ranked."""
+    measured, objective = trial.measurement, campaign.objective
+    if measured is None:
+        return
+    memory_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    value = trial.objective(objective, device_memory_bytes=memory_bytes)
+    yield unit(objective), objective_figure(objective, value if ranked is None else ranked.value)
+    speedup, step_time_s, within = 1.0, measured.step_time_s, ""
+    if ranked is not None:
+        yield "95 % interval", bounds(objective, ranked).removesuffix(" (95 %)")
+        speedup, step_time_s = measured.step_time_s / ranked.step_time_s, ranked.step_time_s
+        low, high = ranked.step_time_low_s, ranked.step_time_high_s
+        within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
+    yield "step time", f"{step_time_s:.4g} s{within}"
+    if ranked is not None:
+        yield "runs", str(ranked.num_runs)
+    if objective != "tokens_per_s":
+        yield "tokens/s", figure(measured.tokens_per_s * speedup)
+    yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
+    yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
+    yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
+    yield "trial", f"{trial.number} (id {trial.id})"
+    yield "measured", moment(trial.ended_at)

@@ -1,0 +1,157 @@
+"""The page of one trial. Its buttons are in `api.dashboard.campaign_actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import yaml
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import HTMLResponse
+
+from api.dashboard.drawings.bars import keys, stacked
+from api.dashboard.drawings.layout_map import layout_map
+from api.dashboard.drawings.plots import Point, steps_plot
+from api.dashboard.drawings.schedule_chart import schedule_chart
+from api.dashboard.rendering import render
+from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.dependencies import HolderDep, StoreDep
+from api.security.token_cache import Holder
+from api.service.findings import REASONS, bounds
+from api.service.formatting import objective_figure, unit
+from api.service.probe_command import MODEL_FILE, probe_command
+from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
+from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.worker_messages import TrialId
+
+MAX_ROWS: Final = 60
+"""Iterations up to which the table has all; of more it has the first and the last."""
+
+_DONE: Final = {
+    "trial-requeued": "This trial was added. It tries the layout again.",
+    "trial-repeated": "This trial was added. It measures the layout again, and the leaderboard pools the runs.",
+    "trial-cancelled": "The trial is cancelled. A running one stops after its worker's next heartbeat.",
+}
+"""What a button did, by the word in the URL to which it leads."""
+
+router = APIRouter()
+TrialPath = Annotated[TrialId, Path()]
+
+
+@router.get("/trials/{trial_id}", include_in_schema=False)
+def show_trial(
+    request: Request,
+    trial_id: TrialPath,
+    store: StoreDep,
+    holder: HolderDep,
+    done: Annotated[str | None, Query(max_length=40)] = None,
+) -> HTMLResponse:
+    """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
+    facts = TrialFacts.of(store, trial_id)
+    trial, campaign, measured = facts.trial, facts.campaign, facts.trial.measurement
+    compute_s = None
+    if measured is not None and measured.breakdown is not None:
+        compute_s = measured.breakdown.compute_s
+    command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
+    return render(
+        request,
+        "trial.html",
+        facts=facts,
+        trial=trial,
+        campaign=campaign,
+        detail=facts.detail,
+        done=_DONE.get(done or ""),
+        said="".join(_summary(facts)),
+        meaning=REASONS.get(trial.reason or ""),
+        knobs=list(knob_pairs(trial.layout)),
+        drawn=layout_map(trial.layout),
+        schedule=schedule_chart(trial.layout, compute_s=compute_s),
+        steps=_steps(facts),
+        rows=_rows(facts.detail.iterations),
+        memory=facts.memory(),
+        command=command,
+        model_file=MODEL_FILE,
+        model_text=_model_text(command.model) if command and command.model else None,
+        bar=stacked(facts.parts),
+        legend=keys(facts.parts),
+        may_change=may_change(holder, campaign),
+        is_open=campaign.state not in ENDED_CAMPAIGN_STATES,
+    )
+
+
+def may_change(holder: Holder, campaign: CampaignRecord) -> bool:
+    """Whether a token may change a campaign's trials, as the gate decides it."""
+    return holder.role == "admin" or (
+        holder.role == "submitter" and holder.name == campaign.created_by
+    )
+
+
+def _summary(facts: TrialFacts) -> Iterator[str]:
+    """The result of the trial in sentences."""
+    trial, ranked, objective = facts.trial, facts.ranked, facts.campaign.objective
+    if trial.state == "PENDING":
+        yield "It waits for a worker. "
+    if trial.state == "RUNNING" and facts.detail.attempts:
+        yield _running(facts)
+    if ranked is not None:
+        value = objective_figure(objective, ranked.value)
+        yield f"Its layout runs at {value} {unit(objective)}, {bounds(objective, ranked)}. "
+        yield f"Rank {ranked.rank:,} of the leaderboard"
+        if ranked.rank > 1 and ranked.is_tied:
+            yield ", and cannot be told apart from the first with 95 % confidence"
+        yield ". "
+        if ranked.shortened:
+            yield "Its probe was stopped early, since it was slower than the best of its time. "
+    elif trial.state == "COMPLETED":
+        yield "It is not ranked: its ranks shared devices, or it breaks the campaign's constraints. "
+    if trial.message:
+        yield f"{trial.message[:1].upper()}{trial.message[1:].rstrip('.')}. "
+
+
+def _running(facts: TrialFacts) -> str:
+    attempt = facts.detail.attempts[-1]
+    words = {
+        "waiting": "waits for devices",
+        "starting": "is starting",
+        "iterating": "is iterating",
+        "ending": "is ending",
+    }.get(attempt.phase or "", "has been leased")
+    why = f" ({attempt.waiting_because})" if attempt.waiting_because else ""
+    return (
+        f"Attempt {attempt.attempt} {words} on {attempt.worker_name}{why}: "
+        f"{facts.trial.iterations_done:,} iterations are done, of about "
+        f"{_iterations_asked(facts.campaign):,}. "
+    )
+
+
+def _iterations_asked(campaign: CampaignRecord) -> int:
+    probe = campaign.spec.get("probe", {})
+    return int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
+
+
+def _steps(facts: TrialFacts) -> object | None:
+    """The plot of step times; None: there are none."""
+    if not facts.detail.iterations:
+        return None
+    points = [
+        Point(
+            x=each.index,
+            y=each.step_time_s,
+            kind=each.kind,
+            says=f"iteration {each.index} ({each.kind}): {each.step_time_s:.4g} s",
+        )
+        for each in facts.detail.iterations
+    ]
+    legend = [("timed", "timed"), ("warmup", "warm-up, not counted")]
+    measured = facts.trial.measurement
+    return steps_plot(points, None if measured is None else measured.step_time_s, legend)
+
+
+def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:
+    if len(iterations) <= MAX_ROWS:
+        return list(iterations)
+    return [*iterations[: MAX_ROWS // 2], *iterations[-MAX_ROWS // 2 :]]
+
+
+def _model_text(model: object) -> str:
+    return yaml.safe_dump(model, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,59 @@
+"""The command that measures a trial's layout again, by itself and without a service."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from search_spaces.spec.campaign_settings import ProbeSettings
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.presets.clusters import LOCAL_CPU
+from search_spaces.spec.presets.models import MODEL_PRESETS
+
+MODEL_FILE: Final = "model.yaml"
+
+_ALWAYS_WRITTEN: Final = ("num_microbatches", "precision")
+"""Knobs whose default depends on the machine or on other options."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCommand:
+    """A command line of `layout-tuner probe`."""
+
+    line: str
+    model: Mapping[str, Any] | None
+    """The content of `MODEL_FILE`, which the line names; None: the model is a preset."""
+
+
+def probe_command(spec: Mapping[str, Any], layout: Layout) -> ProbeCommand | None:
+    """The command for a layout of a campaign; None: it takes several nodes, which no probe does.
+
+    Args:
+        spec: the campaign's description.
+        layout: the layout.
+    """
+    if layout.num_nodes > 1:
+        return None
+    model, probe, default = spec["model"], dict(spec.get("probe", {})), ProbeSettings()
+    preset = MODEL_PRESETS.get(model["name"])
+    is_preset = preset is not None and preset.to_mapping() == model
+    words = ["layout-tuner", "probe", "--model", model["name"] if is_preset else MODEL_FILE]
+    if spec["cluster"]["name"] != LOCAL_CPU:
+        words += ["--cluster", spec["cluster"]["name"]]
+    for knob in KNOBS.values():
+        value = getattr(layout, knob.name)
+        if knob.name != "num_nodes" and (value != knob.default or knob.name in _ALWAYS_WRITTEN):
+            words += [knob.option] if knob.is_switch else [knob.option, str(value)]
+    for option, given, usual in (
+        ("--steps", probe.get("iterations"), default.iterations),
+        ("--warmup", probe.get("warmup"), default.warmup),
+        ("--deadline", probe.get("deadline_s"), default.deadline_s),
+        ("--seed", spec.get("seed"), 0),
+    ):
+        if given is not None and given != usual:
+            words += [option, str(given)]
+    if probe.get("compile"):
+        words.append("--compile")
+    return ProbeCommand(line=shlex.join(words), model=None if is_preset else model)

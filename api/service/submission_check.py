@@ -1,0 +1,156 @@
+"""What is wrong with a campaign's document, and how many layouts its space has, before submission.
+
+Submission itself refuses for the same reasons: both use `api.service.submission` and the legal set
+of the campaign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from api.service.submission import Submission
+from results_db.errors import CampaignDuplicateError
+from search_spaces.documents.reading import Problems, is_name
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError
+from search_spaces.estimates.fitting import FittingCount, count_fitting
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.space import Exclusion, enumerate_legal
+
+COUNTED_WITHIN_S: Final = 1.0
+"""Seconds for which the layouts of a space are enumerated while a user types."""
+
+_OF_SPACE: Final = ("model", "cluster", "space", "constraints")
+"""Fields of the document that decide which layouts are legal and fit."""
+
+
+class CountingSlowError(Exception):
+    """The layouts of a space were not counted within the time limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutCounts:
+    """The layouts of a document's space."""
+
+    num_combinations: int
+    """Combinations of all knobs, legal or not."""
+    num_legal: int
+    exclusions: tuple[Exclusion, ...]
+    """Rules that excluded layouts, the strictest first."""
+    fitting: FittingCount
+    """How many legal layouts are likely to fit into the memory of a device."""
+    allowed_memory_bytes: float
+    """The memory of a device that may be used."""
+    precisions: tuple[str, ...]
+    """The precisions of the space, which may be the default of the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmissionCheck:
+    """The result of a check of a campaign's document."""
+
+    problems: tuple[SearchSpaceError, ...]
+    """Everything that is wrong; empty: it can be submitted."""
+    warnings: tuple[str, ...]
+    counts: LayoutCounts | None
+    """None: model, cluster or space is missing or wrong, or counting took too long."""
+    too_slow: int | None = None
+    """Combinations of a space that could not be counted within the time limit."""
+
+
+def check_submission(
+    submission: Submission, document: Any, *, within_s: float = COUNTED_WITHIN_S
+) -> SubmissionCheck:
+    """Checks a document without storing anything.
+
+    Args:
+        submission: resolves the names of models, clusters and campaigns.
+        document: the campaign's.
+        within_s: seconds for which layouts may be enumerated.
+    """
+    problems = Problems()
+    spec = None
+    with problems.collecting():
+        spec = submission.resolve(document)
+    counted = spec or _part_of_space(submission, document)
+    with problems.collecting():
+        _refuse_taken(submission, document)
+    if spec is not None:
+        with problems.collecting():
+            submission.refuse_unknown_sources(spec)
+    counts, too_slow = None, None
+    if counted is not None:
+        try:
+            with problems.collecting():
+                counts = _counts(counted, problems, within_s)
+        except CountingSlowError:
+            too_slow = counted.space.num_combinations
+    return SubmissionCheck(
+        problems=_parts(problems),
+        warnings=_warnings(spec) if spec else (),
+        counts=counts,
+        too_slow=too_slow,
+    )
+
+
+def _warnings(spec: CampaignSpec) -> tuple[str, ...]:
+    if not spec.baseline_is_outside:
+        return spec.warnings
+    return (
+        *spec.warnings,
+        "the baseline is not among the layouts of the space; it is measured too",
+    )
+
+
+def _part_of_space(submission: Submission, document: Any) -> CampaignSpec | None:
+    """A campaign of the fields that decide on layouts; None: one of these is wrong."""
+    if not isinstance(document, Mapping):
+        return None
+    part = {name: document[name] for name in _OF_SPACE if name in document}
+    try:
+        return submission.resolve({**part, "name": "unnamed", "budget": {"trials": 1}})
+    except SearchSpaceError:
+        return None
+
+
+def _refuse_taken(submission: Submission, document: Any) -> None:
+    name = document.get("name") if isinstance(document, Mapping) else None
+    if not isinstance(name, str) or not is_name(name):
+        return
+    try:
+        submission.refuse_taken(name)
+    except CampaignDuplicateError as error:
+        raise CampaignInvalidError(str(error), field="name") from error
+
+
+def _counts(spec: CampaignSpec, problems: Problems, within_s: float) -> LayoutCounts:
+    until = monotonic() + within_s
+
+    def refuse_if_late() -> None:
+        if monotonic() > until:
+            raise CountingSlowError
+
+    legal = enumerate_legal(spec.space, spec.model, spec.cluster, before_each_rule=refuse_if_late)
+    refuse_if_late()
+    with problems.collecting("space"), suppress(CountingSlowError):
+        legal.refuse_if_empty()
+        spec.refuse_if_too_large(legal, before_each_part=refuse_if_late)
+    return LayoutCounts(
+        num_combinations=legal.num_combinations,
+        num_legal=len(legal),
+        exclusions=legal.exclusions,
+        fitting=count_fitting(legal, spec.model, spec.allowed_memory_bytes),
+        allowed_memory_bytes=spec.allowed_memory_bytes,
+        precisions=spec.space.values("precision"),
+    )
+
+
+def _parts(problems: Problems) -> tuple[SearchSpaceError, ...]:
+    try:
+        problems.refuse()
+    except SearchSpaceError as error:
+        return error.parts
+    return ()

@@ -1,0 +1,75 @@
+"""The baseline of a campaign: the layout that its users run today, against which it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from search_spaces.documents.reading import Problems, read_mapping, refuse_all, unknown_names
+from search_spaces.errors import CampaignInvalidError
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.default_precision import default_precision
+from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import violations
+from search_spaces.spec.space import DERIVABLE, SearchSpace
+
+
+def read_stated_knobs(described: object) -> dict[str, Any]:
+    """The knobs that a campaign's file states of its baseline, by name.
+
+    Raises:
+        CampaignInvalidError: a knob is unknown, or a value is none of its values.
+    """
+    stated = read_mapping(described, CampaignInvalidError, "the baseline")
+    problems = Problems()
+    problems.add(*unknown_names(stated, LAYOUT_FIELDS, CampaignInvalidError, "layout field"))
+    for name, value in stated.items():
+        if name in KNOBS and (problem := KNOBS[name].problem(value)):
+            problems.add(CampaignInvalidError(problem, field=name))
+    problems.refuse()
+    return stated
+
+
+def complete_baseline(
+    stated: Mapping[str, Any], *, space: SearchSpace, model: ModelShape, cluster: Cluster
+) -> Layout:
+    """The baseline with all of its knobs.
+
+    A knob that is not stated has the space's value where the space leaves no choice, and otherwise
+    its default. `dp` fills the nodes, and `num_microbatches` follows from a fixed global batch. The
+    baseline may lie outside of the space.
+
+    Args:
+        stated: knobs by name (`read_stated_knobs`).
+        space: the campaign's space.
+        model: what is trained.
+        cluster: where it runs.
+
+    Raises:
+        CampaignInvalidError: the layout is illegal, with the sentence of each rule that it breaks;
+            or the number of micro-batches is missing, and follows from nothing.
+    """
+    knobs = {name: knob.default for name, knob in KNOBS.items() if name not in DERIVABLE}
+    knobs["precision"] = default_precision(cluster)
+    for name in space.knobs:
+        if len(choices := space.values(name)) == 1:
+            knobs[name] = choices[0]
+    knobs |= stated
+    if "num_microbatches" not in knobs and not space.global_batch.is_fixed:
+        raise CampaignInvalidError(
+            "it is missing, and the space has several values and no fixed global_batch_size that it "
+            "would follow from: state it",
+            field="num_microbatches",
+        )
+    layout = space.layout_of(knobs, cluster.devices_per_node)
+    sentences = violations(
+        layout,
+        model,
+        cluster,
+        global_batch=space.global_batch,
+        allow_tp_across_nodes=space.allow_tp_across_nodes,
+        fill_nodes="dp" not in knobs,
+    )
+    refuse_all(CampaignInvalidError(sentence) for sentence in sentences)
+    return layout

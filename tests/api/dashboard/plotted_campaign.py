@@ -1,0 +1,217 @@
+"""Campaigns with something for every plot: several workers, failures on nodes, a baseline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from playwright.sync_api import Browser, StorageState
+
+from api.settings import Settings
+from results_db.records import Analysis
+from results_db.store import Store
+from search_spaces.estimates.prediction import Prediction
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.api.dashboard.browser import Visitor, session_of, visiting
+from tests.api.dashboard.figures.layout_points import MODEL
+from tests.api.local_api import HEADERS, TOKEN
+from tests.api.streams import live_service
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_worker,
+)
+
+BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
+"""The second layout that runs."""
+
+
+DOCUMENT = {
+    "name": "plotted",
+    "model": MODEL,
+    "cluster": {
+        "name": "local-cpu",
+        "device": "CPU core",
+        "num_nodes": 1,
+        "devices_per_node": 8,
+        "device_memory_bytes": 16 << 30,
+    },
+    "space": {
+        "global_batch_size": 16,
+        "tp": [1, 2, 4],
+        "pp": [1, 2],
+        "micro_batch_size": [1, 2],
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [0, 1],
+    },
+    "strategy": "random",
+    "budget": {"trials": 100},
+    "baseline": BASELINE.to_mapping(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plotted:
+    """A service with a campaign of many plots."""
+
+    url: str
+    store: Store
+    campaign_id: int
+    clock: TurnableClock
+    workers: list[str]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return HEADERS
+
+    @cached_property
+    def session(self) -> StorageState:
+        """The cookies of a browser that is signed in."""
+        return session_of(self.url, TOKEN)
+
+    @contextmanager
+    def visitor(self, browser: Browser, **options: Any) -> Iterator[Visitor]:
+        """A new window of somebody who is signed in."""
+        with visiting(browser, self.url, storage_state=self.session, **options) as visitor:
+            yield visitor
+
+    def run_one(self, layout: Layout, outcome: Outcome, *, worker: int = 0) -> int:
+        """Proposes, leases and ends a trial; returns its number."""
+        trial = self.store.add_trial(self.campaign_id, layout, prediction=prediction_of(layout))
+        lease = lease_one(self.store, self.workers[worker])
+        self.clock.forward(outcome.duration_s)
+        assert self.store.post_outcome(trial.id, lease.attempt, outcome).accepted
+        return trial.number
+
+
+def layouts() -> Iterator[Layout]:
+    """Layouts of 8 devices, the baseline second."""
+    knobs = itertools.product((1, 2, 4), (1, 2), (1, 2), ("none", "selective", "full"), (0, 1))
+    made = [
+        Layout(
+            tp=tp,
+            pp=pp,
+            dp=8 // (tp * pp),
+            micro_batch_size=size,
+            num_microbatches=16 // size // (8 // (tp * pp)) or 1,
+            recompute=recompute,  # type: ignore[arg-type]
+            zero_stage=zero,
+        )
+        for tp, pp, size, recompute, zero in knobs
+    ]
+    # Neighbours differ, as those of a search do.
+    order = sorted((each for each in made if each != BASELINE), key=lambda each: hash_of(each.key))
+    yield order[0]
+    yield BASELINE
+    yield from order[1:]
+
+
+def hash_of(text: str) -> int:
+    """A number that is the same in every process."""
+    value = 0
+    for character in text:
+        value = (value * 131 + ord(character)) % 1_000_003
+    return value
+
+
+def tokens_per_s(layout: Layout) -> float:
+    """A throughput that depends on the layout, without noise."""
+    slow = {"none": 1.0, "selective": 1.05, "full": 1.3}[layout.recompute]
+    split = (1 + 0.06 * (layout.tp - 1)) * (1 + 0.1 * (layout.pp - 1))
+    jitter = 1 + (hash_of(layout.key) % 97) / 1500
+    return 9000 * (1 + 0.15 * (layout.micro_batch_size - 1)) / (slow * split * jitter)
+
+
+def prediction_of(layout: Layout) -> Prediction:
+    """An estimate that is off by up to a third."""
+    off = 0.8 + (hash_of(layout.key) % 61) / 120
+    return Prediction(
+        step_time_s=off * 512 / tokens_per_s(layout),
+        log_step_time_sd=0.12,
+        peak_memory_bytes=int(off * memory_of(layout)),
+        fit_probability=0.9,
+        source="calibrated",
+    )
+
+
+def memory_of(layout: Layout) -> int:
+    """The peak of a layout."""
+    return (2 + 5 // layout.tp + (layout.recompute == "none") * 4) << 30
+
+
+def outcome_of(layout: Layout, number: int) -> Outcome:
+    """Most trials complete; some run out of memory, crash, or are stopped early."""
+    if layout.micro_batch_size == 2 and layout.recompute == "none" and layout.tp == 1:
+        return failed("out_of_memory", duration_s=8.0)
+    if number % 11 == 7:
+        return failed("crashed", duration_s=15.0)
+    duration_s = 20.0 + hash_of(layout.key) % 25
+    memory = memory_of(layout)
+    changes = {
+        "tokens_per_s": tokens_per_s(layout),
+        "peak_memory_bytes": memory,
+        "peak_memory_bytes_by_stage": tuple(memory for _ in range(layout.pp)),
+    }
+    if number % 9 == 4:
+        changes |= {
+            "tokens_per_s": 0.5 * tokens_per_s(layout),
+            "shortened": True,
+            "iterations_asked": 10,
+        }
+    return completed(layout, duration_s=duration_s, **changes)
+
+
+def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) -> Plotted:
+    """Fills a store with one campaign."""
+    spec = CampaignSpec.from_mapping(DOCUMENT).to_mapping()
+    campaign_id = store.create_campaign(spec, num_legal_layouts=500).id
+    workers = [make_worker(store, name, num_nodes=1).id for name in ("w1", "w2")]
+    plotted = Plotted(url=url, store=store, campaign_id=campaign_id, clock=clock, workers=workers)
+    for number, layout in enumerate(itertools.islice(layouts(), trials)):
+        plotted.run_one(layout, outcome_of(layout, number), worker=number % 2)
+        clock.forward(2.0)
+    return plotted
+
+
+def add_analysis(plotted: Plotted) -> None:
+    """Stores importances, as the driver does."""
+    winner = plotted.store.winner(plotted.campaign_id, "tokens_per_s_per_device")
+    assert winner is not None
+    plotted.store.keep_analysis(
+        plotted.campaign_id,
+        Analysis(
+            winner_id=winner.trial.id,
+            objective="tokens_per_s_per_device",
+            num_trials=30,
+            last_ended_seq=40,
+            method="a variance decomposition",
+            importances={"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15},
+            steps=(),
+        ),
+    )
+
+
+@contextmanager
+def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]:
+    """A service on loopback with a campaign of so many trials, and one trial that runs."""
+    clock = TurnableClock()
+    with (
+        closing(Store(database_url, clock=clock)) as store,
+        live_service(Settings(token=TOKEN, requests_per_s=1e6), store) as url,
+    ):
+        plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
+        if trials:
+            add_analysis(plotted)
+            store.add_trial(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
+            lease_one(store, plotted.workers[1])
+            clock.forward(timedelta(seconds=12).total_seconds())
+        yield plotted

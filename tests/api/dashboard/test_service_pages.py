@@ -1,0 +1,171 @@
+"""The pages about the service: allocations and nodes, tokens, the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, expect
+
+from api.dashboard import access_pages
+from tests.api.dashboard.browser import (
+    Visitor,
+    look_at,
+    visiting,
+)
+from tests.api.local_api import INTRODUCTION
+from tests.api.populated_service import Populated
+
+PAGES = ("/allocations?all=yes", "/tokens?all=yes", "/audit")
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def visitor(browser: Browser, shared: Populated) -> Iterator[Visitor]:
+    with visiting(browser, shared.url, shared.headers("admin")) as visitor:
+        yield visitor
+
+
+def test_a_node_is_released_and_put_into_quarantine(visitor: Visitor) -> None:
+    page = visitor.open("/allocations")
+    nodes = page.get_by_role("region", name="Nodes")
+    row = nodes.get_by_role("row").filter(has_text="n0")
+    expect(row).to_contain_text("in quarantine by a user: loud")
+    page.get_by_role("button", name="Release n0").click()
+    expect(page.get_by_text("The node was released")).to_be_visible()
+    expect(row).to_contain_text("released")
+    page.get_by_label("Reason to put n0 into quarantine").fill(f"smells {MARKUP}")
+    page.get_by_role("button", name="Put n0 into quarantine").click()
+    expect(row).to_contain_text(f"in quarantine by a user: smells {MARKUP}")
+    assert page.locator("#content img").count() == 0
+
+
+def test_an_allocation_shows_what_runs_where_and_is_removed(
+    browser: Browser, populated: Populated
+) -> None:
+    with visiting(browser, populated.url, populated.headers("admin")) as visitor:
+        page = visitor.open("/allocations")
+        row = page.get_by_role("region", name="Allocations").get_by_role("row").nth(1)
+        expect(row).to_contain_text("working")
+        expect(page.get_by_role("link", name="first, trial 4")).to_be_visible()
+        expect(page.get_by_text("1 trial of local-cpu not leased yet")).to_be_visible()
+        page.get_by_role("button", name="Remove w").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Remove the allocation of w")
+        page.get_by_role("dialog").get_by_role("button").nth(1).click()
+        expect(page.get_by_text("The allocation was removed")).to_be_visible()
+        command = f"layout-tuner worker --url {populated.url} --token-file worker.token"
+        expect(page.get_by_text(command)).to_be_visible()
+        page.get_by_role("link", name="with those that have ended").click()
+        expect(page.get_by_role("region", name="Allocations")).to_contain_text("ended")
+
+
+def test_names_of_nodes_with_markup_and_slashes_are_text(shared: Populated) -> None:
+    worker = {
+        **INTRODUCTION,
+        "name": MARKUP,
+        "cluster": MARKUP,
+        "nodes": [{"name": "a/b<i>", "num_devices": 1}],
+        "devices_per_node": 1,
+    }
+    made = httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker"))
+    assert made.status_code == 201, made.text
+    admin = shared.headers("admin")
+    page = httpx.get(f"{shared.url}/allocations", headers=admin)
+    assert "<img" not in page.text
+    assert "a/b&lt;i&gt;" in page.text
+    node = {"cluster": MARKUP, "node": "a/b<i>"}
+    for act, done in (("quarantine", "quarantined"), ("release", "released")):
+        answer = httpx.post(f"{shared.url}/nodes/{act}", data=node, headers=admin)
+        assert answer.status_code == 303
+        assert answer.headers["location"] == f"/allocations?done={done}"
+
+
+def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) -> None:
+    page = visitor.open("/tokens")
+    page.get_by_label("Name of a person or worker").fill("visitor")
+    page.get_by_label("Expires in").fill("2 weeks")
+    page.get_by_role("button", name="Make the token").click()
+    expect(page.get_by_role("alert")).to_contain_text("'2 weeks' is not a duration")
+    page.get_by_label("Expires in").fill("14d")
+    with page.expect_response("**/tokens") as answered:
+        page.get_by_role("button", name="Make the token").click()
+    assert answered.value.headers["cache-control"] == "no-store"
+    token = page.get_by_role("region", name="The new token").inner_text()
+    headers = {"Authorization": f"Bearer {token}"}
+    whoami = httpx.get(f"{shared.url}/v1/whoami", headers=headers).json()
+    assert (whoami["name"], whoami["role"]) == ("visitor", "viewer")
+    assert token not in page.url
+
+    visitor.open("/tokens")
+    assert token not in page.content()
+    row = page.get_by_role("row").filter(has_text="visitor")
+    expect(row).to_contain_text("valid")
+    page.get_by_role("button", name="Revoke the token of visitor").click()
+    page.get_by_role("dialog").get_by_role("button").nth(1).click()
+    expect(page.get_by_text("The token is revoked")).to_be_visible()
+    expect(row).to_have_count(0)
+    assert httpx.get(f"{shared.url}/v1/whoami", headers=headers).status_code == 401
+    page.get_by_role("link", name="with revoked ones").click()
+    expect(row).to_contain_text("revoked")
+
+
+def test_the_audit_is_filtered_and_has_pages(
+    visitor: Visitor, shared: Populated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_pages, "AUDIT_PAGE", 3)
+    admin = shared.headers("admin")
+    for number in range(5):
+        httpx.post(
+            f"{shared.url}/v1/nodes/local-cpu/n0/quarantine",
+            json={"reason": f"{number} {MARKUP}"},
+            headers=admin,
+        )
+    page = visitor.open("/audit?action=node.quarantine&actor=a-admin")
+    expect(page.get_by_role("row")).to_have_count(4)
+    expect(page.get_by_role("row").nth(1)).to_contain_text(f"4 {MARKUP}")
+    page.get_by_role("link", name="Older").click()
+    expect(page.get_by_role("row").nth(1)).to_contain_text(f"1 {MARKUP}")
+    assert "action=node.quarantine" in page.url
+    page.get_by_label("Action").fill("campaign.cancel")
+    page.get_by_label("By").fill("")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_role("row")).to_have_count(2)
+    expect(page.get_by_role("row").nth(1)).to_contain_text("campaign ended")
+    page.get_by_label("From, UTC").fill("2100-01-01T00:00")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_text("No change passes these filters")).to_be_visible()
+
+
+def test_a_filter_that_is_no_time_is_explained(shared: Populated) -> None:
+    for query in ("since=yesterday", "since=5", "until=0001-01-01T00:00", "actor=%00"):
+        page = httpx.get(f"{shared.url}/audit?{query}", headers=shared.headers("admin"))
+        assert page.status_code == 200
+        assert " is not " in page.text
+
+
+def test_the_pages_are_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
+    with visiting(browser, shared.url, shared.headers("admin")) as visitor:
+        for path in PAGES:
+            look_at(visitor.open(path))
+
+
+def test_only_admins_change_nodes_and_see_tokens_and_the_audit(shared: Populated) -> None:
+    for role in ("viewer", "submitter", "worker"):
+        headers = shared.headers(role)
+        for path in ("/tokens", "/audit"):
+            assert httpx.get(f"{shared.url}{path}", headers=headers).status_code == 403
+        for path in (
+            "/tokens",
+            "/tokens/1/revoke",
+            "/nodes/quarantine",
+            "/nodes/release",
+            "/allocations/w/remove",
+        ):
+            assert httpx.post(f"{shared.url}{path}", headers=headers).status_code == 403, path
+    page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
+    assert page.status_code == 200
+    assert "<form" not in page.text.partition("<main")[2]
+    assert (
+        httpx.get(f"{shared.url}/allocations", headers=shared.headers("worker")).status_code == 403
+    )

@@ -1,0 +1,250 @@
+"""Campaigns are submitted by the form, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.api.dashboard.browser import (
+    Visitor,
+    look_at,
+    visiting,
+)
+from tests.api.local_api import CAMPAIGN
+from tests.api.populated_service import Populated
+from tests.api.security.signed_in import served
+
+
+@pytest.fixture
+def visitor(browser: Browser, shared: Populated) -> Iterator[Visitor]:
+    with visiting(browser, shared.url, shared.headers("submitter")) as visitor:
+        yield visitor
+
+
+def campaign(service: Populated, name: str) -> httpx.Response:
+    return httpx.get(f"{service.url}/v1/campaigns/{name}", headers=service.headers("viewer"))
+
+
+def fill(page: Page, **fields: str) -> None:
+    """Fills in fields by the end of their names: trials is budget.trials."""
+    for name, value in fields.items():
+        page.locator(f"[name={name}], [name$='.{name}']").first.fill(value)
+
+
+def submit(page: Page) -> None:
+    page.get_by_role("button", name="Submit campaign").click()
+
+
+def test_errors_are_shown_while_typing_and_fixed_step_by_step(
+    visitor: Visitor, shared: Populated
+) -> None:
+    page = visitor.open("/submit")
+    page.get_by_label("Model").select_option("tiny")
+    check = page.locator("#check")
+    expect(check).to_contain_text("3 things are wrong")
+    expect(check).to_contain_text("cluster: the field is missing")
+    expect(page.locator("#e-name")).to_contain_text("the field is missing")
+    assert page.get_by_label("Name").get_attribute("aria-invalid") == "true"
+
+    page.get_by_label("Cluster").select_option("local-cpu")
+    fill(page, name="steps", global_batch_size="8", tp="1, 2, 3", dp="1", trials="0")
+    expect(check).to_contain_text("One thing is wrong")
+    expect(page.locator("#e-budget-trials")).to_contain_text(
+        "0 is not a whole number of at least 1"
+    )
+    expect(page.locator("#e-name")).to_be_empty()
+    # Layouts are counted although the budget is wrong.
+    expect(check).to_contain_text("of 3 combinations are legal")
+    expect(check.get_by_role("row").filter(has_text="heads_over_tp")).to_contain_text(
+        "num_heads=4 is not divisible by tp=3"
+    )
+
+    fill(page, trials="5", tp="1")
+    expect(check).to_contain_text("Nothing is wrong")
+    expect(check).to_contain_text("1 of 1 combinations are legal. 1 of them are likely to fit")
+    submit(page)
+    page.wait_for_url("**/campaigns/steps")
+    made = campaign(shared, "steps").json()
+    assert made["num_legal_layouts"] == 1
+    assert made["created_by"] == "a-submitter"
+
+
+def test_a_campaign_like_another_one_has_its_fields_and_a_free_name(
+    visitor: Visitor, shared: Populated
+) -> None:
+    page = visitor.open("/submit")
+    page.get_by_label("Campaign", exact=True).fill("ended")
+    page.get_by_role("button", name="Take its fields").click()
+    expect(page.get_by_label("Name")).to_have_value("ended-2")
+    expect(page.get_by_label("tensor parallel, tp")).to_have_value("1, 2")
+    page.get_by_role("button", name="Show as YAML").click()
+    text = page.get_by_label("Campaign, as YAML or JSON")
+    assert "name: ended-2" in text.input_value()
+    text.fill(text.input_value().replace("trials: 5", "trials: 6"))
+    page.get_by_role("button", name="Show as a form").click()
+    expect(page.get_by_label("Trials")).to_have_value("6")
+    submit(page)
+    page.wait_for_url("**/campaigns/ended-2")
+    original, made = campaign(shared, "ended").json(), campaign(shared, "ended-2").json()
+    assert made["spec"] == {
+        **original["spec"],
+        "name": "ended-2",
+        "budget": {**original["spec"]["budget"], "trials": 6},
+    }
+
+
+@pytest.mark.slow
+def test_a_file_is_opened_as_it_stands_and_its_problems_are_shown(
+    visitor: Visitor, shared: Populated, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    # Tabs are JSON and not YAML.
+    file.write_text(json.dumps({**CAMPAIGN, "name": "of-a-file", "colour": "red"}, indent="\t"))
+    page = visitor.open("/submit")
+    page.get_by_label("File, YAML or JSON").set_input_files(file)
+    page.get_by_role("button", name="Open the file").click()
+    text = page.get_by_label("Campaign, as YAML or JSON")
+    assert text.input_value() == file.read_text()
+    expect(page.locator("#check")).to_contain_text("unknown campaign field 'colour'")
+    text.fill(text.input_value().replace(',\n\t"colour": "red"', ""))
+    expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+    submit(page)
+    page.wait_for_url("**/campaigns/of-a-file")
+
+
+def test_a_preset_of_spaces_starts_a_campaign_by_link(shared: Populated) -> None:
+    page = httpx.get(
+        f"{shared.url}/submit?model=gpt-175b&cluster=frontier&space=paper-table-v",
+        headers=shared.headers("submitter"),
+    ).text
+    assert "<option selected>paper-table-v</option>" in page
+    assert "combinations are legal" in page
+    assert "name</a>: the field is missing" in page
+
+
+def test_a_large_space_is_estimated_from_a_sample(shared: Populated) -> None:
+    document = """
+      {name: large, model: gpt-22b, cluster: frontier, budget: {trials: 5}, space: {
+        global_batch_size: {min: 1, max: 65536}, num_nodes: {from: 1, to: 64}, tp: [1, 2, 4, 8],
+        pp: [1, 2, 4, 8], micro_batch_size: {from: 1, to: 20}, num_microbatches: {from: 1, to: 20},
+        recompute: [none, full]}}"""
+    fragment = httpx.post(
+        f"{shared.url}/submit/check",
+        data={"view": "yaml", "yaml": document},
+        headers=shared.headers("submitter"),
+    ).text
+    assert "Nothing is wrong" in fragment
+    assert "evenly spaced layouts were estimated" in fragment
+    assert "±" in fragment
+
+
+def test_a_double_click_makes_one_campaign(visitor: Visitor, shared: Populated) -> None:
+    page = visitor.open("/submit?campaign=ended")
+    fill(page, name="once")
+    page.get_by_role("button", name="Submit campaign").dblclick()
+    page.wait_for_url("**/campaigns/once")
+    # The same request again, as a browser sends it that lost the answer.
+    form = {
+        "do": "submit",
+        "view": "yaml",
+        "key": "k",
+        "yaml": json.dumps({**CAMPAIGN, "name": "x"}),
+    }
+    for _ in range(2):
+        answer = httpx.post(f"{shared.url}/submit", data=form, headers=shared.headers("submitter"))
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/campaigns/x"
+    # Another page with the same content is another request: the name is taken.
+    answer = httpx.post(
+        f"{shared.url}/submit", data={**form, "key": "l"}, headers=shared.headers("submitter")
+    )
+    assert "a campaign named &#39;x&#39; exists already" in answer.text
+
+
+def test_markup_in_a_document_stays_text(visitor: Visitor) -> None:
+    page = visitor.open("/submit?view=yaml")
+    markup = "<img src=x onerror=alert(1)>"
+    text = page.get_by_label("Campaign, as YAML or JSON")
+    text.fill(f"name: '{markup}'\nmodel: tiny\ncluster: '{markup}'\n'{markup}': 1\n")
+    expect(page.locator("#check")).to_contain_text(markup)
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator("#check")).to_contain_text(markup)
+    assert text.input_value().startswith(f"name: '{markup}'")
+    assert page.locator("#content img").count() == 0
+    # What cannot be read stays in its view, as it was written.
+    text.fill("a: b: </textarea><b>")
+    page.get_by_role("button", name="Show as a form").click()
+    expect(text).to_have_value("a: b: </textarea><b>")
+    expect(page.locator("#e-yaml")).to_contain_text("malformed YAML")
+
+
+@pytest.mark.slow
+def test_the_form_works_without_script(browser: Browser, shared: Populated) -> None:
+    with visiting(
+        browser, shared.url, shared.headers("submitter"), java_script_enabled=False
+    ) as visitor:
+        page = visitor.open("/submit?model=tiny&cluster=local-cpu")
+        page.locator("[name=name]").fill("no-script")
+        page.get_by_role("button", name="Check").click()
+        expect(page.locator("#e-space-preset")).to_contain_text("the field is missing")
+        page.locator("[name='space.global_batch_size']").fill("8")
+        page.locator("[name='space.dp']").fill("1")
+        submit(page)
+        page.wait_for_url("**/campaigns/no-script")
+
+
+@pytest.mark.slow
+def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None:
+    page = visitor.open("/submit?campaign=ended")
+    page.get_by_label("Name").focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("by-keyboard")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Model")).to_be_focused()
+    # Enter checks: a submission by accident would cost node-hours.
+    page.get_by_label("Name").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+    page.get_by_role("button", name="Submit campaign").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/campaigns/by-keyboard")
+
+
+def test_the_form_is_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
+    with visiting(browser, shared.url, shared.headers("admin")) as visitor:
+        for path in ("/submit", "/submit?campaign=ended&view=yaml", "/submit?model=nothing"):
+            look_at(visitor.open(path))
+
+
+def test_viewers_and_workers_do_not_submit(shared: Populated) -> None:
+    for role in ("viewer", "worker"):
+        for path in ("/submit", "/submit/check"):
+            answer = httpx.post(f"{shared.url}{path}", data={}, headers=shared.headers(role))
+            assert answer.status_code == 403, (role, path)
+        assert httpx.get(f"{shared.url}/submit", headers=shared.headers(role)).status_code == 403
+    page = httpx.get(shared.url, headers=shared.headers("viewer"))
+    assert "/submit" not in page.text
+
+
+def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Path) -> None:
+    """The form token goes with the form, with the file, and with the checks while typing."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**CAMPAIGN, "name": "mine", "seed": -1}))
+    with served(tmp_path / "service") as signing, visiting(browser, signing.url) as visitor:
+        page = visitor.open(f"/sign-in#code={signing.code()}")
+        page.wait_for_url(f"{signing.url}/")
+        visitor.open("/submit")
+        page.get_by_label("File, YAML or JSON").set_input_files(file)
+        page.get_by_role("button", name="Open the file").click()
+        expect(page.locator("#check")).to_contain_text("seed: -1 is not a whole number")
+        text = page.get_by_label("Campaign, as YAML or JSON")
+        text.fill(text.input_value().replace('"seed": -1', '"seed": 1'))
+        expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+        submit(page)
+        page.wait_for_url("**/campaigns/mine")
+        assert signing.store.campaign_by_name("mine").spec["seed"] == 1

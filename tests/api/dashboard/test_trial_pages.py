@@ -1,0 +1,205 @@
+"""The pages of a trial and of a comparison of trials, and the report, in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from search_spaces.spec.layout import Layout
+from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.explored import LAYOUTS, Explored
+from tests.results_db.factories import completed, failed
+
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def trial(explored: Explored, number: int, campaign: str = "first") -> int:
+    return explored.store.trial_by_number(explored.store.campaign_by_name(campaign).id, number).id
+
+
+def assert_accessible_in_both_themes(page: Page) -> None:
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert_accessible(page)
+
+
+def test_a_measured_trial_is_drawn_with_its_figures(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser, "viewer") as visitor:
+        page = visitor.open(f"/trials/{trial(explored, 4)}")
+        expect(page.get_by_role("heading", name="Trial 4 COMPLETED")).to_be_visible()
+        expect(page.locator("#trial-state")).to_contain_text(
+            re.compile("runs at 2,800 tokens/s, .* Rank 4 of the leaderboard")
+        )
+        for label in ("Nodes and devices", "Pipeline schedule", "Memory by stage", "Step times"):
+            expect(page.get_by_role("region", name=label).locator("svg")).to_be_visible()
+        expect(page.locator(".keys")).to_contain_text("tensor parallel 20.0%")
+        page.get_by_text("5 iterations as a table").click()
+        expect(page.get_by_role("region", name="Iterations")).to_contain_text("warm-up")
+        expect(page.get_by_role("region", name="Attempts")).to_contain_text("reported")
+        expect(page.get_by_role("region", name="Log")).to_contain_text("the last line")
+        expect(page.get_by_text("gloo")).to_be_visible()
+        command = page.get_by_role("region", name="Command")
+        expect(command).to_contain_text("layout-tuner probe --model tiny --pp 2 --num-microbatches")
+        expect(page.get_by_role("button", name="Measure again")).to_have_count(0)  # a viewer's
+        assert_accessible_in_both_themes(page)
+        page.get_by_role("link", name="Rank 5").click()
+        expect(page.locator("#trial-state")).to_contain_text("Rank 5 of the leaderboard")
+        page.get_by_role("link", name=re.compile("^Rank 4")).click()
+        page.get_by_role("link", name="Compare with rank 3").click()
+        expect(page.get_by_role("heading", name="Compare trials")).to_be_visible()
+
+
+def test_trials_are_tried_again_measured_again_and_cancelled(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("buttons")
+    lost = explored.run(campaign, LAYOUTS[1], failed())
+    with explored.visitor(browser) as visitor:
+        page = visitor.open(f"/trials/{lost}")
+        expect(page.get_by_role("heading", name="Trial 1 FAILED (crashed)")).to_be_visible()
+        expect(page.locator("#trial-state")).to_contain_text("Rank 1 of 2: crashed.")
+        expect(page.get_by_text("The problem occurred first on the node node-1.")).to_be_visible()
+        page.get_by_role("button", name="Try again").click()
+        expect(page.get_by_text("It tries the layout again.")).to_be_visible()
+        expect(page.get_by_role("heading", name="Trial 2 PENDING")).to_be_visible()
+        page.get_by_role("button", name="Cancel the trial").click()
+        page.get_by_role("dialog").get_by_role("button").last.click()
+        expect(page.get_by_role("heading", name=re.compile("CANCELLED"))).to_be_visible()
+        expect(page.get_by_text("The trial is cancelled.")).to_be_visible()
+        page.get_by_role("link", name="The trial that it repeats").click()
+        expect(page.get_by_role("heading", name="Trial 1 FAILED (crashed)")).to_be_visible()
+        page.goto(f"{explored.url}/trials/{explored.run(campaign, LAYOUTS[0], completed())}")
+        page.get_by_role("button", name="Measure again").click()
+        expect(page.get_by_text("the leaderboard pools the runs")).to_be_visible()
+    explored.post("/campaigns/buttons/cancel")
+
+
+def test_buttons_are_for_those_who_may_press_them(explored: Explored) -> None:
+    campaign = explored.submit("somebodys", explored.token("submitter"))
+    lost = explored.run(campaign, LAYOUTS[0], failed())
+    for token, may in (
+        (explored.token("submitter"), True),
+        (explored.token("submitter", "another"), False),
+        (explored.token("viewer"), False),
+        (explored.admin_token, True),
+    ):
+        page = read(explored, f"/trials/{lost}", token)
+        assert ("Try again" in page.text) == may
+    explored.post("/campaigns/somebodys/cancel")
+    assert "Try again" not in read(explored, f"/trials/{lost}", explored.admin_token).text
+
+
+def read(explored: Explored, path: str, token: str) -> httpx.Response:
+    return httpx.get(
+        f"{explored.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=30
+    )
+
+
+def test_words_of_the_url_are_never_shown(explored: Explored) -> None:
+    page = read(explored, f"/trials/{trial(explored, 1)}?done=Pwned", explored.admin_token)
+    assert page.status_code == 200
+    assert "Pwned" not in page.text
+    assert read(explored, "/trials/999999", explored.admin_token).status_code == 404
+
+
+def test_markup_in_nodes_and_logs_is_text(browser: Browser, explored: Explored) -> None:
+    campaign = explored.submit("hostile")
+    outcome = dataclasses.replace(
+        failed(), node=MARKUP, message=MARKUP, log_tail=f"\x1b[31m{MARKUP}\x1b[0m\x07"
+    )
+    lost = explored.run(campaign, LAYOUTS[0], outcome)
+    with explored.visitor(browser, "viewer") as visitor:
+        page = visitor.open(f"/trials/{lost}")
+        expect(page.get_by_role("region", name="Log")).to_have_text(f"{MARKUP}\\u0007")
+        expect(page.get_by_text(f"first on the node {MARKUP}.")).to_be_visible()
+        expect(page.locator("main img")).to_have_count(0)
+    explored.post("/campaigns/hostile/cancel")
+
+
+def test_a_running_trial_updates_and_fits_a_phone(browser: Browser, explored: Explored) -> None:
+    campaign = explored.submit("running")
+    layout = Layout(pp=2, num_microbatches=8)
+    running = explored.run(campaign, layout, None)
+    beat = {"trial_id": running, "attempt": 1, "iterations_done": 3, "phase": "iterating"}
+    explored.post(f"/workers/{explored.worker}/heartbeats", {"trials": [beat]})
+    phone = {"width": 380, "height": 800}
+    with explored.visitor(browser, viewport=phone) as visitor:
+        page = visitor.open(f"/trials/{running}")
+        expect(page.locator("#trial-state")).to_contain_text(
+            "Attempt 1 is iterating on w: 3 iterations are done, of about 12."
+        )
+        expect(page.locator("#connection")).to_have_text("live")
+        body = {
+            "worker_id": explored.worker,
+            "attempt": 1,
+            "outcome": dataclasses.asdict(completed(layout)),
+        }
+        explored.post(f"/trials/{running}/outcome", body)
+        expect(page.get_by_role("heading", name="Trial 1 COMPLETED")).to_be_visible()
+        expect(page.get_by_role("heading", name="Where the step goes")).to_be_visible()
+        assert_fits(page)
+        assert_accessible(page)
+    explored.post("/campaigns/running/cancel")
+
+
+def test_trials_stand_side_by_side_with_what_differs(browser: Browser, explored: Explored) -> None:
+    campaign = explored.store.campaign_by_name("first").id
+    one, other, lost = (explored.store.trial_by_number(campaign, n).id for n in (1, 4, 5))
+    phone = {"width": 380, "height": 800}
+    with explored.visitor(browser, "viewer", viewport=phone) as visitor:
+        page = visitor.open("/compare")
+        page.get_by_label("Trial ids").fill(f"{one} {other} {lost}")
+        page.get_by_role("button", name="Compare").click()
+        knobs = page.get_by_role("region", name="Knob")
+        row = knobs.get_by_role("row").filter(has_text="pipeline parallel, pp")
+        expect(row.get_by_role("cell")).to_have_text(["yes", "1", "2", "2"])
+        row = knobs.get_by_role("row").filter(has_text="global batch")
+        expect(row.get_by_role("cell")).to_have_text(["", "8", "8", "8"])
+        figures = page.get_by_role("region", name="Figure")
+        row = figures.get_by_role("row").filter(has_text="state")
+        expect(row).to_contain_text("FAILED (crashed)")
+        bars = page.locator(".stacked")
+        expect(bars).to_have_count(2)  # the third was not measured
+        first, second = (
+            sum(float(part.get_attribute("width") or 0) for part in bar.locator("rect").all())
+            for bar in bars.all()
+        )
+        assert first / second == pytest.approx(2800 / 3000, rel=1e-3)  # one scale for both
+        expect(page.get_by_role("region", name="Memory by stage of trial 4")).to_be_visible()
+        assert_fits(page)
+        assert_accessible_in_both_themes(page)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "says"),
+    [
+        ("", 200, "Compare trials"),
+        ("trial=1", 422, "1 trial was named; a comparison has 2 to 6."),
+        ("&".join(f"trial={number}" for number in range(1, 8)), 422, "7 trials were named"),
+        ("trial=1&trial=999999", 404, "999999"),
+        ("trials=x", 422, ""),
+    ],
+)
+def test_too_few_too_many_and_unknown_trials_are_refused(
+    explored: Explored, query: str, status: int, says: str
+) -> None:
+    answer = read(explored, f"/compare?{query}", explored.admin_token)
+    assert answer.status_code == status
+    assert says in answer.text
+
+
+def test_the_report_is_readable_and_loads_nothing(browser: Browser, explored: Explored) -> None:
+    phone = {"width": 380, "height": 800}
+    with explored.visitor(browser, "viewer", viewport=phone) as visitor:
+        asked: list[str] = []
+        visitor.page.on("request", lambda request: asked.append(request.url))
+        page = visitor.open("/v1/campaigns/both/report")
+        expect(page.get_by_role("heading", name="Winner", exact=True)).to_be_visible()
+        expect(page.get_by_role("region", name="Nodes and devices")).to_be_visible()
+        assert len(asked) == 1
+        assert_fits(page)
+        assert_accessible_in_both_themes(page)

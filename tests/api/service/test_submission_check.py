@@ -1,0 +1,114 @@
+"""What is said of a document before it is submitted; submission itself says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from api.service import submission_check
+from api.service.submission import Submission
+from api.service.submission_check import CountingSlowError, check_submission
+from results_db.store import Store
+from search_spaces.errors import NoLegalLayoutError, SearchSpaceError
+from tests.api.local_api import CAMPAIGN
+
+
+@pytest.fixture
+def submission(sqlite_url: str) -> Iterator[Submission]:
+    with closing(Store(sqlite_url)) as store:
+        yield Submission(store, None)
+
+
+def test_the_count_is_the_one_that_submission_stores(submission: Submission) -> None:
+    document = {**CAMPAIGN, "space": {**CAMPAIGN["space"], "tp": [1, 2, 3], "pp": [1, 2, 3, 4]}}
+    check = check_submission(submission, document)
+    assert not check.problems
+    assert check.counts is not None
+    campaign, _ = submission.create(document, None)
+    assert check.counts.num_legal == campaign.num_legal_layouts
+    assert check.counts.num_combinations == 12
+    assert check.counts.fitting.num_fitting == check.counts.num_legal
+    sentences = {exclusion.rule: exclusion.example for exclusion in check.counts.exclusions}
+    assert sentences["layers_over_stages"] == "num_layers=4 is not divisible by pp*vpp=3*1=3"
+
+
+def test_all_problems_are_found_at_once_and_layouts_are_counted_all_the_same(
+    submission: Submission,
+) -> None:
+    submission.create(CAMPAIGN, None)
+    document = {**CAMPAIGN, "strategy": "best", "seed": -1, "start_from": [1], "colour": "red"}
+    check = check_submission(submission, document)
+    found = {problem.field for problem in check.problems}
+    assert found == {"name", "strategy", "seed", "start_from", "colour"}
+    assert check.counts is not None
+    assert check.counts.num_legal == 4
+
+
+def test_the_sentences_are_those_of_the_refusal(submission: Submission) -> None:
+    document = {**CAMPAIGN, "space": {"tp": [0], "global_batch_size": 8}, "budget": {}}
+    check = check_submission(submission, document)
+    with pytest.raises(SearchSpaceError) as caught:
+        submission.create(document, None)
+    assert [str(problem) for problem in check.problems] == [str(p) for p in caught.value.parts]
+    assert check.counts is None
+
+
+def test_a_space_without_legal_layouts_is_a_problem_with_counts(submission: Submission) -> None:
+    document = {**CAMPAIGN, "space": {"tp": [3], "global_batch_size": 8}}
+    check = check_submission(submission, document)
+    (problem,) = check.problems
+    with pytest.raises(NoLegalLayoutError) as caught:
+        submission.create(document, None)
+    assert problem.problem == caught.value.problem
+    assert check.counts is not None
+    assert check.counts.num_legal == 0
+
+
+def test_a_model_that_fits_nowhere_is_a_problem_with_counts(submission: Submission) -> None:
+    check = check_submission(submission, {**CAMPAIGN, "model": "gpt-175b"})
+    (problem,) = check.problems
+    assert "too large for every one" in problem.problem
+    assert check.counts is not None
+    assert check.counts.fitting.num_fitting == 0
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], "tiny", {}, {"model": 3, "space": []}, {"name": []}]
+)
+def test_anything_can_be_checked(submission: Submission, document: Any) -> None:
+    check = check_submission(submission, document)
+    assert check.problems
+    assert check.counts is None
+
+
+def test_counting_ends_at_its_limit(submission: Submission) -> None:
+    check = check_submission(submission, CAMPAIGN, within_s=-1.0)
+    assert (check.counts, check.too_slow) == (None, 4)
+    assert not check.problems
+
+
+def test_a_slow_search_for_a_layout_that_fits_leaves_the_counts(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_arguments: object, **_more: object) -> None:
+        raise CountingSlowError
+
+    monkeypatch.setattr(submission_check.CampaignSpec, "refuse_if_too_large", slow)
+    check = check_submission(submission, {**CAMPAIGN, "model": "gpt-175b"})
+    assert not check.problems
+    assert check.counts is not None
+    assert check.counts.fitting.num_fitting == 0
+
+
+def test_a_baseline_outside_of_the_space_is_a_warning_and_an_illegal_one_a_problem(
+    submission: Submission,
+) -> None:
+    outside = check_submission(submission, {**CAMPAIGN, "baseline": {"tp": 4}})
+    assert "the baseline is not among the layouts of the space" in outside.warnings[-1]
+    assert not outside.problems
+    illegal = check_submission(submission, {**CAMPAIGN, "baseline": {"tp": 3}})
+    assert {problem.field for problem in illegal.problems} == {"baseline"}
+    assert illegal.counts is not None

@@ -1,0 +1,191 @@
+"""The baseline of a campaign's file: what its missing knobs become, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from search_spaces.errors import CampaignInvalidError, SearchSpaceError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.rules import violations
+
+CLUSTER = {
+    "name": "one-node",
+    "device": "CPU core",
+    "num_nodes": 2,
+    "devices_per_node": 8,
+    "device_memory_bytes": 4 << 30,
+}
+SPACE = {
+    "global_batch_size": 16,
+    "tp": [1, 2, 4],
+    "pp": [1, 2],
+    "micro_batch_size": [1, 2],
+    "zero_stage": 1,
+    "recompute": ["none", "full"],
+}
+
+
+def make_spec(baseline: Any, space: Any = None, **changes: Any) -> CampaignSpec:
+    return CampaignSpec.from_mapping(
+        {
+            "name": "first",
+            "model": "tiny",
+            "cluster": CLUSTER,
+            "space": space or SPACE,
+            "budget": {"trials": 6},
+            "baseline": baseline,
+            **changes,
+        }
+    )
+
+
+def sentences(error: SearchSpaceError) -> list[str]:
+    return [str(part) for part in error.parts]
+
+
+def test_missing_knobs_take_the_only_value_of_the_space_or_their_default() -> None:
+    baseline = make_spec({"tp": 2}).baseline
+    # zero_stage has one value in the space; pp, micro_batch_size and recompute have several.
+    assert baseline == Layout(tp=2, dp=4, num_microbatches=4, zero_stage=1, precision="fp32")
+
+
+def test_replicas_fill_the_nodes_and_micro_batches_make_the_batch() -> None:
+    space = {**SPACE, "num_nodes": 2}
+    baseline = make_spec({"tp": 4, "micro_batch_size": 2}, space).baseline
+    assert baseline is not None
+    assert (baseline.num_nodes, baseline.dp, baseline.num_microbatches) == (2, 4, 2)
+
+
+def test_values_of_the_space_stand_for_replicas_and_micro_batches_too() -> None:
+    space = {**SPACE, "dp": 2, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": 3}
+    baseline = make_spec({"tp": 2}, space).baseline
+    assert baseline is not None
+    assert (baseline.dp, baseline.num_microbatches) == (2, 3)
+
+
+def test_the_precision_is_that_of_the_cluster_where_the_space_has_several() -> None:
+    cluster = {**CLUSTER, "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12}, "device": "a device"}
+    space = {**SPACE, "precision": ["fp32", "bf16"]}
+    baseline = make_spec({}, space, cluster=cluster).baseline
+    assert baseline is not None
+    assert baseline.precision == "bf16"
+
+
+def test_micro_batches_that_follow_from_nothing_must_be_stated() -> None:
+    space = {**SPACE, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": [1, 2]}
+    with pytest.raises(CampaignInvalidError, match=r"baseline\.num_microbatches: it is missing"):
+        make_spec({"tp": 2}, space)
+    stated = make_spec({"tp": 2, "num_microbatches": 2}, space).baseline
+    assert stated is not None
+    assert stated.num_microbatches == 2
+
+
+def test_an_illegal_baseline_is_refused_with_the_sentence_of_each_rule() -> None:
+    with pytest.raises(CampaignInvalidError) as refused:
+        make_spec({"tp": 3, "dp": 1, "num_microbatches": 5})
+    layout = Layout(tp=3, num_microbatches=5, zero_stage=1)
+    spec = make_spec(None)
+    told = violations(layout, spec.model, spec.cluster, global_batch=spec.space.global_batch)
+    assert len(told) > 2
+    assert sentences(refused.value) == [f"baseline: {sentence}" for sentence in told]
+
+
+def test_replicas_that_were_filled_in_must_fill_the_node() -> None:
+    # 6 of 8 devices; a baseline that says dp: 2 itself may leave two of them idle.
+    space = {**SPACE, "global_batch_size": 12}
+    with pytest.raises(CampaignInvalidError, match="does not fill"):
+        make_spec({"pp": 3, "tp": 1}, space, model={"preset": "tiny", "num_layers": 6})
+    stated = make_spec({"pp": 3, "dp": 2}, space, model={"preset": "tiny", "num_layers": 6})
+    assert stated.baseline is not None
+    assert stated.baseline_is_outside
+
+
+def test_all_errors_of_the_document_are_told_at_once() -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        make_spec({"tp": "two", "tq": 1, "recompute": "some"}, seed=-1, strategy="best")
+    fields = {part.field for part in refused.value.parts}
+    assert fields == {
+        "baseline.tp",
+        "baseline.tq",
+        "baseline.recompute",
+        "seed",
+        "strategy",
+    }
+
+
+def test_wrong_knobs_are_told_where_the_space_is_wrong_too() -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        make_spec({"tp": 0}, {"global_batch_size": 0})
+    assert {part.field for part in refused.value.parts} >= {"baseline.tp"}
+    assert len(refused.value.parts) == 2
+
+
+@pytest.mark.parametrize("written", ["n1-tp2", 7, [1, 2], {3: 4}])
+def test_what_is_no_mapping_is_refused(written: Any) -> None:
+    with pytest.raises(CampaignInvalidError, match="baseline"):
+        make_spec(written)
+
+
+def test_a_space_that_cannot_be_read_is_the_only_error() -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        make_spec({"tp": 3}, {"global_batch_size": 0})
+    assert [part.field for part in refused.value.parts] == ["space.global_batch_size"]
+
+
+def test_a_campaign_without_a_baseline_has_none() -> None:
+    spec = make_spec(None)
+    assert spec.baseline is None
+    assert not spec.baseline_is_outside
+    assert spec.to_mapping()["baseline"] is None
+    old = {name: value for name, value in spec.to_mapping().items() if name != "baseline"}
+    assert CampaignSpec.from_stored(old) == spec
+
+
+def test_the_resolved_document_states_every_knob_of_it() -> None:
+    spec = make_spec({"tp": 2})
+    assert spec.baseline is not None
+    document = spec.to_mapping()
+    assert document["baseline"] == spec.baseline.to_mapping()
+    assert CampaignSpec.from_stored(document) == spec
+
+
+@pytest.mark.parametrize(
+    ("space", "devices_per_node"),
+    [
+        (SPACE, 8),
+        ({**SPACE, "dp": [1, 2, 4]}, 8),
+        ({**SPACE, "num_nodes": [1, 2], "global_batch_size": {"min": 8, "max": 16}}, 4),
+    ],
+    ids=["filled nodes", "stated replicas", "bounded batch"],
+)
+def test_a_legal_layout_is_outside_exactly_where_the_legal_set_lacks_it(
+    space: dict[str, Any], devices_per_node: int
+) -> None:
+    if isinstance(space["global_batch_size"], dict):
+        space = {**space, "num_microbatches": [1, 2, 4]}
+    cluster = {**CLUSTER, "devices_per_node": devices_per_node}
+    spec = make_spec(None, space, cluster=cluster)
+    legal = spec.legal_set()
+    inside = 0
+    for nodes, tp, pp, dp, micro, times in itertools.product(
+        (1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 3, 4, 8), (1, 2, 4), (1, 2, 4, 8)
+    ):
+        layout = Layout(
+            num_nodes=nodes,
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            micro_batch_size=micro,
+            num_microbatches=times,
+            zero_stage=1,
+        )
+        if violations(layout, spec.model, spec.cluster, global_batch=spec.space.global_batch):
+            continue
+        holds = spec.space.holds(layout, devices_per_node)
+        assert holds == (legal.index_of(layout) is not None), layout.key
+        inside += holds
+    assert inside > 5

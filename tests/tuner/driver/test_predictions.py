@@ -1,0 +1,110 @@
+"""What a search predicted is kept with the trial, as of the moment of the proposal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from results_db.store import Store
+from search_spaces.estimates.prediction import Prediction
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tuner.driver.campaign_search import CampaignSearch
+from tuner.driver.driver import Driver
+
+
+def test_each_proposal_of_the_guided_search_has_one(store: Store) -> None:
+    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 5}))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    found = store.predictions(campaign.id)
+    trials = store.trials(campaign.id)
+    assert [each.trial_id for each in found] == [trial.id for trial in trials]
+    assert found[0].prediction.source == "estimates"
+    assert found[-1].prediction.source == "calibrated"
+    for each, trial in zip(found, trials, strict=True):
+        assert trial.measurement is not None
+        assert each.step_time_s == trial.measurement.step_time_s
+        assert each.peak_memory_bytes == trial.measurement.peak_memory_bytes
+        assert each.layout_key == trial.layout_key
+        assert 0 < each.prediction.step_time_s < 1e6
+        assert 0 < each.prediction.log_step_time_sd < 5
+        assert each.prediction.peak_memory_bytes > 1 << 20
+        assert 0 < each.prediction.fit_probability <= 1
+
+
+def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> None:
+    """The measured value is far off the estimate, and a rebuilt search would predict it."""
+    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
+    driver, worker = Driver(store), FakeWorker(store)
+    driver.step()
+    (first, *_) = store.predictions(campaign.id)
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    trial = store.trial(first.trial_id)
+    assert trial.measurement is not None
+    assert store.trial_detail(trial.id).prediction == first.prediction
+    later = CampaignSearch.rebuild(campaign, store.trials(campaign.id)).predict(trial.layout)
+    assert later is not None
+    off_s = math.log(trial.measurement.step_time_s)
+    assert abs(math.log(later.step_time_s) - off_s) < 0.1
+    assert abs(math.log(first.prediction.step_time_s) - off_s) > 0.5
+
+
+def test_it_is_what_a_search_with_the_same_history_predicts(store: Store) -> None:
+    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
+    driver, worker = Driver(store), FakeWorker(store)
+    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 3, driver.step, worker)
+    before = store.trials(campaign.id)
+    search = CampaignSearch.rebuild(campaign, before)
+    driver.step()
+    for added in store.trials(campaign.id)[len(before) :]:
+        expected = search.predict(added.layout)
+        kept = store.trial_detail(added.id).prediction
+        assert expected is not None
+        assert kept is not None
+        assert kept.source == expected.source
+        assert kept.step_time_s == pytest.approx(expected.step_time_s)
+        assert kept.log_step_time_sd == pytest.approx(expected.log_step_time_sd)
+        assert kept.peak_memory_bytes == pytest.approx(expected.peak_memory_bytes, abs=1)
+        assert kept.fit_probability == pytest.approx(expected.fit_probability)
+
+
+@pytest.mark.parametrize("strategy", ["random", "model-only"])
+def test_strategies_that_predict_nothing_keep_nothing(store: Store, strategy: str) -> None:
+    campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 2}))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    assert store.predictions(campaign.id) == []
+    assert store.trial_detail(1).prediction is None
+
+
+def test_the_baseline_has_one_where_the_search_knows_it(store: Store) -> None:
+    inside = make_spec("inside", strategy="guided", baseline={"tp": 4, "micro_batch_size": 2})
+    outside = make_spec("outside", strategy="guided", baseline={"recompute": "full"})
+    driver = Driver(store)
+    for spec, is_known in ((inside, True), (outside, False)):
+        campaign = submit(store, spec)
+        driver.step()
+        trial = store.trial_by_number(campaign.id, 1)
+        assert trial.is_baseline
+        assert (store.trial_detail(trial.id).prediction is not None) == is_known
+
+
+def test_repeats_have_none(store: Store) -> None:
+    campaign = submit(store, make_spec(strategy="guided"))
+    Driver(store).step()
+    FakeWorker(store).run_one()
+    repeat = store.repeat_trial(1)
+    assert store.trial_detail(repeat.id).prediction is None
+    assert len(store.predictions(campaign.id, limit=1)) == 1
+
+
+def test_figures_beyond_the_database_are_cut() -> None:
+    absurd = Prediction.of(
+        log_step_time=1e4,
+        log_step_time_sd=0.3,
+        peak_memory_bytes=1e40,
+        fit_probability=1.0 + 1e-12,
+        source="estimates",
+    )
+    assert absurd.step_time_s < 1e300
+    assert absurd.peak_memory_bytes < 1 << 63
+    assert absurd.fit_probability == 1.0
