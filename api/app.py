@@ -13,9 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from api.dashboard import pages
-from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, etags, problems
 from api.http.browser_guard import BrowserGuard
+from api.http.problem_pages import ProblemPages
 from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BodyLimit
 from api.http.route_map import RouteMap

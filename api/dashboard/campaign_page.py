@@ -74,6 +74,7 @@ def show_campaign(
         "campaign.html",
         finding=finding,
         lead=lead(finding),
+        baseline=store.baselines([campaign]).get(campaign.id),
         source=store.import_source(campaign.id),
         table=table,
         objectives=OBJECTIVES,

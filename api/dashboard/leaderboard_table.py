@@ -238,7 +238,7 @@ def _marks(ranked: RankedLayout, *, is_on_front: bool) -> list[str]:
         "tied": ranked.is_tied and ranked.rank > 1,
         "stopped early": ranked.shortened,
         "front": is_on_front,
-        "baseline": getattr(ranked.trial, "is_baseline", False),
+        "baseline": ranked.trial.is_baseline,
     }
     return [word for word, holds in found.items() if holds]
 

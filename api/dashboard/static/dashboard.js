@@ -202,9 +202,14 @@ function ask(question, button, then) {
   document.body.append(dialog);
   no.addEventListener("click", () => dialog.close());
   yes.addEventListener("click", () => (dialog.close(), then()));
-  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (stale) refresh();
+  });
   dialog.showModal();
 }
+
+const isAsking = () => document.querySelector("dialog[open]") !== null;
 
 addEventListener("popstate", () => {
   // A jump within the page also comes here; it needs nothing from the service.
@@ -226,7 +231,8 @@ let leaving = false; // whether the browser is on its way to another page
 
 function refresh() {
   stale = true;
-  if (due !== null || document.hidden || loading || leaving) return; // each of them refreshes at its end
+  // Each of them refreshes at its end. A refresh would replace the button that opened a dialog.
+  if (due !== null || document.hidden || loading || leaving || isAsking()) return;
   due = setTimeout(load, Math.max(0, refreshed + REFRESH_MS - Date.now()));
 }
 
@@ -240,7 +246,8 @@ async function load() {
     if (answer === null || leaving) return;
     if (answer.status >= 500) throw new Error(answer.problem);
     if (answer.problem) return location.reload(); // it was deleted, or may not be seen any more
-    if (!loading && address === location.href) replace(answer.page, { quiet: true });
+    if (isAsking()) stale = true;
+    else if (!loading && address === location.href) replace(answer.page, { quiet: true });
     wait = 1000;
     show(stream);
   } catch {

@@ -3,6 +3,7 @@
 
 const FIRST_WAIT_MS = 500;
 const MOST_WAIT_MS = 5000;
+const LONG_MS = 60000; // a stream that lasted longer has ended by its age
 const ports = new Set();
 let kinds = [];
 let address = "";
@@ -11,6 +12,7 @@ let timer = null; // set while the stream is closed and will be opened again
 let last = null; // number of the last event
 let wait = FIRST_WAIT_MS;
 let isLive = false;
+let since = 0; // when the stream was opened
 
 const tell = (message) => ports.forEach((port) => port.postMessage(message));
 
@@ -20,10 +22,12 @@ function open() {
   source.addEventListener("stream.opened", (event) => {
     wait = FIRST_WAIT_MS;
     last = event.lastEventId || last;
-    const { missed } = JSON.parse(event.data);
-    // The end of a stream after an hour is no loss: the next one goes on after the last event.
+    const missed = JSON.parse(event.data).missed || (since && Date.now() - since > LONG_MS);
+    // The end of a stream after an hour is no loss: the next one goes on after the last event. But
+    // events without a number may have come in between.
     if (!isLive || missed) tell({ kind: "stream.opened", event: { missed } });
     isLive = true;
+    since = Date.now();
   });
   source.addEventListener("stream.closed", () => again());
   for (const kind of kinds) {

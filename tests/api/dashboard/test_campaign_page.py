@@ -120,6 +120,7 @@ def test_ticked_trials_go_to_the_comparison(browser: Browser, explored: Explored
         with page.expect_request(re.compile("/compare")) as asked:
             page.get_by_role("button", name="Compare the ticked trials").click()
         assert asked.value.url.count("trial=") == 2
+        page.wait_for_load_state("networkidle")
         visitor.faults.clear()
 
 
@@ -205,3 +206,18 @@ def test_pages_of_a_campaign_are_accessible_and_fit(
         for width in (380, 800, 1600):
             page.set_viewport_size({"width": width, "height": 800})
             assert_fits(page)
+
+
+def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Explored) -> None:
+    baseline = {"tp": 1, "pp": 2, "micro_batch_size": 1, "num_microbatches": 8}
+    campaign = explored.submit("has-a-baseline", baseline=baseline)
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/has-a-baseline")
+        expect(page.locator("#finding")).to_contain_text("The baseline, nodes 1, tp 1, pp 2")
+        explored.measure(campaign, 0)
+        explored.measure(campaign, 3)
+        expect(page.locator("#finding")).to_contain_text("That is 1.071 times the baseline")
+        expect(page.locator("#rank-2")).to_contain_text("baseline")
+        visitor.open("/campaigns/has-a-baseline/trials")
+        expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
+    explored.post("/campaigns/has-a-baseline/cancel")

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored
+from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
 from tests.api.process import ServeProcess
 from tests.results_db.factories import completed
 
@@ -57,8 +57,8 @@ def test_running_trials_and_other_windows_follow_too(browser: Browser, explored:
         expect(one.locator("#trials")).to_contain_text("RUNNING")
         row = other.locator("tr").filter(has_text="in-two-windows")
         expect(row).to_contain_text("1 running")
-        one.get_by_role("button", name="Cancel").last.click()
-        one.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        one.locator("#trials").get_by_role("button", name="Cancel trial").click()
+        one.get_by_role("dialog").get_by_role("button", name="Cancel trial").click()
         expect(one.get_by_text("The trial is cancelled.")).to_be_visible()
         other.close()
         # The stream outlives the window that opened it.
@@ -68,11 +68,13 @@ def test_running_trials_and_other_windows_follow_too(browser: Browser, explored:
 
 
 @pytest.mark.slow
-def test_an_idle_page_makes_no_requests(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
+def test_an_idle_page_makes_no_requests(browser: Browser, sqlite_url: str) -> None:
+    with explored_service(sqlite_url) as explored, explored.visitor(browser) as visitor:
+        # The end of a worker is an event; here nothing is to happen any more.
+        explored.http.delete(f"/workers/{explored.worker}")
         page = visitor.open("/campaigns/first")
         expect_live(page)
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(2000)
         asked: list[str] = []
         page.context.on("request", lambda request: asked.append(request.url))
         page.get_by_role("link", name="Skip to the content").focus()
@@ -121,3 +123,25 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
             expect_live(page)
             expect(page.locator("#rank-1")).to_contain_text("3,000")
             visitor.faults.clear()  # the browser reports refused connections
+
+
+@pytest.mark.slow
+def test_events_do_not_take_the_button_of_a_question_away(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("asked-about")
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/asked-about")
+        expect_live(page)
+        page.get_by_role("button", name="Cancel campaign").click()
+        dialog = page.get_by_role("dialog")
+        explored.measure(campaign, 0)
+        page.wait_for_timeout(1500)
+        expect(page.locator("#rank-1")).to_have_count(0)
+        dialog.get_by_role("button", name="Back").click()
+        expect(page.locator("#rank-1")).to_be_visible()
+        page.get_by_role("button", name="Cancel campaign").click()
+        explored.measure(campaign, 1)
+        page.wait_for_timeout(1500)
+        dialog.get_by_role("button", name="Cancel campaign").click()
+        expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
