@@ -56,8 +56,8 @@ DOCUMENTS_AT_ONCE: Final = 2
 """Campaign documents that are parsed at the same time; others wait."""
 
 WRONG_COOKIES_PER_TOKEN: Final = 10
-"""Wrong cookies that an address may send for each wrong token. Browsers send the cookie of a session
-that has ended by themselves, from every tab."""
+"""Wrong cookies that an address may send for each wrong token. After the end of a session, browsers
+send its cookie by themselves, from every tab."""
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,14 +84,20 @@ class SignInCodeSourceError(ApiError):
 
 
 class SignInRefusedError(ApiError):
-    """A code or a token does not sign in; the message states why, and what to do."""
+    """A code or a token does not sign in: it is wrong, or no longer valid."""
 
-    def __init__(self, message: str, *, status: HTTPStatus, wait_s: float = 0.0) -> None:
+
+class SignInRoleError(SignInRefusedError):
+    """A worker's token does not sign in."""
+
+
+class SignInTooOftenError(SignInRefusedError):
+    """Too many wrong codes and tokens came from the address."""
+
+    def __init__(self, message: str, *, wait_s: float) -> None:
         super().__init__(message)
-        self.status = status
-        """The HTTP status of the response."""
         self.wait_s = wait_s
-        """Seconds until the next attempt is accepted; 0: at once."""
+        """Seconds until the next attempt is accepted."""
 
 
 class CampaignOwnedError(ApiError):

@@ -17,6 +17,10 @@ from typing import Final
 
 from benchmarks.arguments import count, refuse
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.service.large_leaderboard import (
+    LARGE_LEADERBOARD_NOTES,
+    measure_large_leaderboard,
+)
 from benchmarks.service.live_service import WaitedInVainError
 from benchmarks.service.service_leaderboard import LEADERBOARD_NOTES, measure_leaderboard
 from benchmarks.service.service_load import LOAD_NOTES, measure_load
@@ -41,6 +45,11 @@ class BenchmarkPart:
 PARTS: Final[dict[str, BenchmarkPart]] = {
     "leaderboard": BenchmarkPart(
         title="Pages of the leaderboard", measure=measure_leaderboard, notes=LEADERBOARD_NOTES
+    ),
+    "large": BenchmarkPart(
+        title="Lists of a campaign of 100,000 layouts",
+        measure=measure_large_leaderboard,
+        notes=LARGE_LEADERBOARD_NOTES,
     ),
     "load": BenchmarkPart(title="Outcomes and live events", measure=measure_load, notes=LOAD_NOTES),
     "start": BenchmarkPart(

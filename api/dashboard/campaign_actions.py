@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
@@ -79,7 +80,7 @@ def do_change_campaign(
         change = CampaignChange.model_validate(
             {
                 "notes": notes.replace("\r\n", "\n"),  # browsers send line ends as CR LF
-                "budget": {name: value or None for name, value in given},
+                "budget": {name: _number(value) for name, value in given},
             }
         )
     except ValidationError as error:
@@ -138,6 +139,14 @@ def do_cancel_trial(
     """Cancels a trial that waits or runs."""
     cancelled = store.cancel_trial(trial_id)
     return _back_to(request, store, back, trial_id, cancelled.campaign_id, "trial-cancelled")
+
+
+def _number(text: str) -> int | float | str | None:
+    """The number of a field of a form; None: it is empty. A text that is no number stays."""
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text or None
 
 
 def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:

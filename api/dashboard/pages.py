@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 
 from api.dashboard import (
     access_pages,
@@ -19,7 +19,7 @@ from api.dashboard import (
     sign_in,
     submit,
 )
-from api.http.query_parameters import refuse_unknown_query
+from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.gate import judged
 
 _PAGES: Final = (
@@ -39,17 +39,10 @@ _PAGES: Final = (
 def router() -> APIRouter:
     """The routes of all pages and of their files."""
     found = APIRouter()
-    checks = [Depends(judged), Depends(take_done), Depends(refuse_unknown_query)]
+    checks = [Depends(judged), Depends(refuse_unknown_query_of_page)]
     for module in _PAGES:
         found.include_router(module.router, dependencies=checks)
     # The sign-in page reads its parameters itself: whoever opens it is not known yet.
     found.include_router(sign_in.router, dependencies=[Depends(judged)])
     found.include_router(assets.router)
     return found
-
-
-async def take_done(done: Annotated[str | None, Query(max_length=40)] = None) -> None:
-    """Every page may have the parameter `done`: the code of what the last form did.
-
-    Templates have a sentence for each code that they know, and ignore others.
-    """

@@ -29,7 +29,7 @@ _TITLES: Final[Mapping[int, str]] = {
     503: "The service cannot answer now",
 }
 
-_KEPT: Final = ("retry-after", "www-authenticate", "allow", "connection")
+_KEPT: Final = ("retry-after", "www-authenticate", "allow", "connection", "set-cookie")
 """Headers of a problem document that its page has too."""
 
 
@@ -92,6 +92,7 @@ def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
         if request.method == "POST" or status == HTTPStatus.NOT_FOUND
         else path,
     )
+    page.headers["Cache-Control"] = "no-store"
     for name, value in Headers(raw=start["headers"]).items():
         if name in _KEPT:
             page.headers[name] = value

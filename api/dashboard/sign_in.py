@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dashboard.rendering import render
 from api.dependencies import StoreDep
-from api.errors import SignInRefusedError
+from api.errors import SignInRefusedError, SignInTooOftenError
 from api.http.browser_guard import why_foreign
 from api.http.documents import JSON_TYPE, media_type_of
-from api.http.problems import problem_response
+from api.http.problems import STATUS_OF, problem_response
 from api.security.authentication import Authentication, address_of
 from api.security.sign_in import begin_session, local_target
 from results_db.access.tokens import hash_of_token
@@ -74,6 +74,8 @@ async def sign_out(request: Request, store: StoreDep) -> Response:
     """Ends the session of the browser."""
     await _end_session(request, store)
     answer = _gone_on(request, "/sign-in")
+    # Pages that the browser keeps in memory are gone too, and do not come back with its button.
+    answer.headers["Clear-Site-Data"] = '"cache"'
     _authentication(request).cookie.remove(request.scope, answer)
     return answer
 
@@ -117,11 +119,12 @@ def _page(
 def _refused(
     request: Request, error: SignInRefusedError, target: str, *, is_script: bool
 ) -> Response:
+    status = STATUS_OF[type(error)]
     if is_script:
-        answer = problem_response(error.status, str(error), kind="sign-in-refused")
+        answer = problem_response(status, str(error), kind="sign-in-refused")
     else:
-        answer = _page(request, target, error.status, str(error))
-    if error.wait_s > 0:
+        answer = _page(request, target, status, str(error))
+    if isinstance(error, SignInTooOftenError):
         answer.headers["Retry-After"] = str(max(1, math.ceil(error.wait_s)))
     return answer
 

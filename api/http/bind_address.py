@@ -37,8 +37,8 @@ class Endpoint:
     """Whether a proxy encrypts and states the address of the client."""
     proxies: tuple[str, ...] = LOCAL_PROXIES
     """Addresses or networks of proxies whose X-Forwarded-For is trusted."""
-    url_prefix: str = ""
-    """The path below which the proxy shows the service."""
+    url_prefix: str = "/"
+    """The path below which the proxy shows the service; / and an empty one: at the root."""
 
     @property
     def arguments(self) -> list[str]:
@@ -49,7 +49,7 @@ class Endpoint:
             *(("--tls-key", str(self.tls_key)) if self.tls_key else ()),
             *(("--behind-proxy",) if self.is_behind_proxy else ()),
             *(word for proxy in self.proxies for word in ("--proxy", proxy)),
-            *(("--url-prefix", self.url_prefix) if self.url_prefix else ()),
+            *(("--url-prefix", self.url_prefix) if self.url_prefix.strip("/") else ()),
         ]
 
     def url(self, port: int) -> str:
@@ -116,7 +116,7 @@ def endpoint_options(function: Function) -> Function:
     )
     @click.option(
         "--url-prefix",
-        default="",
+        default="/",
         metavar="PATH",
         help="Path below which the proxy shows the service, such as /tuner; it may remove the path or not.",
     )

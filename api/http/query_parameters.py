@@ -157,16 +157,32 @@ async def refuse_unknown_query(request: Request) -> None:
     Raises:
         QueryUnknownError: a parameter is unknown; the message lists those of the route.
     """
+    _refuse_unknown(request, frozenset())
+
+
+async def refuse_unknown_query_of_page(request: Request) -> None:
+    """The same for a page, which may also have `done`: the code of what the last form did.
+
+    Templates have a sentence for each code that they know, and ignore others.
+
+    Raises:
+        QueryUnknownError: a parameter is unknown; the message lists those of the route.
+    """
+    _refuse_unknown(request, _OF_EVERY_PAGE)
+
+
+def _refuse_unknown(request: Request, also: frozenset[str]) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    # Every page may say what the last form did; see `api.dashboard.pages`.
-    of_pages = () if route.include_in_schema else ("done",)
-    known = sorted({*_parameters_of(route.dependant), *of_pages})
+    known = sorted(set(_parameters_of(route.dependant)) | also)
     for name in request.query_params:
-        if name not in known:
+        if name not in known and name not in also:
             hint = nearest(name, known) if known else "; there is none here"
             raise QueryUnknownError(f"the query parameter {shown(name)} is unknown{hint}")
+
+
+_OF_EVERY_PAGE: Final = frozenset({"done"})
 
 
 def _parameters_of(dependant: Dependant) -> Iterator[str]:

@@ -44,7 +44,7 @@ async def read_whoami(holder: HolderDep) -> WhoAmI:
 def create_sign_in_code(credential: CredentialDep, store: StoreDep) -> SignInCodeCreated:
     """Create a one-time code for a browser, which becomes a session of the request's token.
 
-    403 for a session: its end would be in vain if it could make codes for further sessions.
+    403 for a session, which could make itself longer with a code.
     """
     if credential.session_secret is not None:
         raise SignInCodeSourceError(

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -176,12 +176,14 @@ class Authentication:
         site = headers.get("sec-fetch-site")
         if site in ("same-origin", "none"):
             return None
-        # Links of other sites lead to pages. Old browsers do not say where a request comes from.
+        # Links of other sites lead to pages. Some browsers do not send Sec-Fetch-Site to loopback.
         is_page = not is_api(scope)
         if is_page and (site is None or headers.get("sec-fetch-mode") == "navigate"):
             return None
+        if site is None and self._own_referer(headers) is not None:
+            return None
         return (
-            "the cookie of a session counts only for pages of this service "
+            "the cookie of a session counts only for requests of this service's pages "
             f"(Sec-Fetch-Site: {site!r}); send a token as Authorization instead"
         )
 
@@ -203,14 +205,20 @@ class Authentication:
 
     def _page_of(self, scope: Scope, headers: Headers) -> str:
         """The page whose form was sent, as its Referer names it; else the first page."""
-        try:
-            referer = urlsplit(headers.get("referer", ""))
-        except ValueError:
-            return "/"
-        if referer.netloc != browser_host(headers, self.cookie.is_behind_proxy):
+        referer = self._own_referer(headers)
+        if referer is None:
             return "/"
         path = route_path({**scope, "path": referer.path})
         return f"{path}?{referer.query}" if referer.query else path
+
+    def _own_referer(self, headers: Headers) -> SplitResult | None:
+        """The page of this service that sends a request; None: it does not say so."""
+        try:
+            referer = urlsplit(headers.get("referer", ""))
+        except ValueError:
+            return None
+        host = browser_host(headers, self.cookie.is_behind_proxy)
+        return referer if host and referer.netloc == host else None
 
 
 WRONG_FORM_TOKEN: Final = "the form is not of this session: reload the page and send it again"  # noqa: S105 - a message

@@ -69,7 +69,7 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         # Sign-in. Workers have no sessions.
         "show_sign_in": OPEN,
         "sign_in": OPEN,
-        "sign_out": HOLDER,
+        "sign_out": VIEWER,
         "create_sign_in_code": VIEWER,
         # Pages.
         "show_campaigns": VIEWER,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from http import HTTPStatus
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.errors import SignInRefusedError
+from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
 from api.security.authentication import Authentication
 from api.security.token_cache import Holder
 from results_db.access.actor import Actor
@@ -52,16 +51,17 @@ async def begin_session(
         codes_only: whether a token is refused.
 
     Raises:
-        SignInRefusedError: it is neither, is a worker's token, or the address has to wait.
+        SignInRefusedError: it is neither, or no longer valid.
+        SignInRoleError: it is a worker's.
+        SignInTooOftenError: the address has to wait.
         DatabaseUnavailableError: the database cannot be asked.
     """
     guesses, hashed = authentication.guesses, hash_of_token(secret.encode())
     wait_s = guesses.begin(address, hashed)
     if wait_s > 0:
-        raise SignInRefusedError(
+        raise SignInTooOftenError(
             "too many wrong codes and tokens came from this address; try again in "
             f"{math.ceil(wait_s)} s",
-            status=HTTPStatus.TOO_MANY_REQUESTS,
             wait_s=wait_s,
         )
     try:
@@ -80,17 +80,15 @@ async def begin_session(
         raise
     if holder is not None and holder.role == "worker":
         guesses.was_right(address, hashed)
-        raise SignInRefusedError(
+        raise SignInRoleError(
             f"the token {holder.name!r} is a worker's, and workers have no pages: sign in with the "
-            "token of a viewer, a submitter or an admin",
-            status=HTTPStatus.FORBIDDEN,
+            "token of a viewer, a submitter or an admin"
         )
     if session is None:
         guesses.was_wrong(address, hashed)
         raise SignInRefusedError(
             "this code or token does not sign in: it is wrong, has expired, was revoked, or is a "
-            "code that was used before; `layout-tuner login` prints an address with a new code",
-            status=HTTPStatus.UNAUTHORIZED,
+            "code that was used before; `layout-tuner login` prints an address with a new code"
         )
     guesses.was_right(address, hashed)
     return session

@@ -7,23 +7,43 @@ orders read. Lists and ranks of a campaign are cached until its pages change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Select, func, select, true
+from sqlalchemy import ColumnElement, Double, Integer, Select, bindparam, func, select, true
 from sqlalchemy.orm import Session
 
+from results_db.database.compiled_statement import DriverStatement
 from results_db.events.event_log import CampaignResults
 from results_db.leaderboard.ranked_layout import LeaderboardQuery
-from results_db.leaderboard.ranking import FULL, First, RankedRow, Ranking, best_first, rows_of
+from results_db.leaderboard.ranking import (
+    FULL,
+    First,
+    RankedRow,
+    Ranking,
+    best_first,
+    in_campaign_of_parameter,
+    rows_of,
+)
 from results_db.models.standings import LeaderboardRow
 from results_db.trials.filter_sql import knob_number, ranked_conditions, ranked_metric_column
 from search_spaces.protocol.metrics import METRICS
 
 Ids = NDArray[np.int64]
 """Ids of trials, each the first of its layout."""
+
+_NEAR: Final = 1000
+"""Up to this place, SQL selects a part of a list without sorting all of it."""
+
+_COUNTED_ONE_BY_ONE: Final = 200
+"""Most rows whose ranks are counted, each by two short statements."""
+
+_HIGHEST: Final = 1e300
+"""More than any value."""
 
 
 def listed(ranking: Ranking, first: First) -> list[ColumnElement[bool]]:
@@ -43,45 +63,125 @@ def listed_ids(results: CampaignResults, ranking: Ranking, first: First) -> Ids:
     """The listed layouts in their order."""
 
     def select_ids() -> Ids:
-        query = select(LeaderboardRow.trial_id).where(*listed(ranking, first))
-        ids = _ids(results.session, query.order_by(*_order(ranking)))
+        ids = _ids(results.session, _listed_in_order(ranking, first))
         return _with_first_in_front(ids, first) if _is_by_rank(ranking.listing) else ids
 
     return results.get(("listed", ranking.by.key, ranking.listing), select_ids)
 
 
-def natural_ids(session: Session, ranking: Ranking, *, limit: int | None, offset: int) -> list[int]:
-    """A part of the whole leaderboard whose first layout has the largest value, without a cache."""
+def part_of_list(
+    results: CampaignResults, ranking: Ranking, first: First, *, limit: int | None, offset: int
+) -> tuple[list[int], int]:
+    """A part of the listed layouts in their order, and the number of all of them.
+
+    Near the beginning, SQL selects the part: a database keeps the best few hundred rows of a scan
+    without sorting all. Further on, the ids of the whole list are sorted once and cached.
+    """
+    is_near = limit is not None and offset + limit <= _NEAR
+    if is_near and (first.has_largest_value or not _is_by_rank(ranking.listing)):
+        query = _listed_in_order(ranking, first).limit(limit).offset(offset or None)
+        part = [trial_id for (trial_id,) in rows_of(results.session, query)]
+        return part, _count_listed(results, ranking, first)
+    ids = listed_ids(results, ranking, first)
+    part = ids[offset : None if limit is None else offset + limit].tolist()
+    return part, len(ids)
+
+
+def part_of_whole(
+    session: Session, ranking: Ranking, *, limit: int | None, offset: int
+) -> list[int]:
+    """A part of the whole leaderboard by the campaign's own objective, which has an index.
+
+    The first layout must have the largest value.
+    """
     query = select(LeaderboardRow.trial_id).where(ranking.in_campaign)
     part = query.order_by(*best_first(ranking.by)).limit(limit).offset(offset or None)
     return [trial_id for (trial_id,) in rows_of(session, part)]
 
 
 def ranks_of(
-    results: CampaignResults, ranking: Ranking, first: First, trial_ids: Sequence[int]
+    results: CampaignResults, ranking: Ranking, first: First, rows: Sequence[RankedRow]
 ) -> list[int]:
-    """The ranks of layouts on the whole leaderboard, from 1, by the trials of their rows."""
+    """The ranks of layouts on the whole leaderboard, from 1."""
+    if ranking.by.key == "value" and len(rows) <= _COUNTED_ONE_BY_ONE:
+        return _counted_ranks(results.session, ranking, first.row, rows)
 
-    def rank_all() -> NDArray[np.int64]:
+    def rank_all() -> Ids:
         ids = listed_ids(results, ranking.whole, first)
         order = np.argsort(ids)
         return np.stack([ids[order], order + 1])
 
     ids, ranks = results.get(("ranks", ranking.by.key), rank_all)
-    found: list[int] = ranks[np.searchsorted(ids, trial_ids)].tolist()
+    found: list[int] = ranks[np.searchsorted(ids, [row.trial_id for row in rows])].tolist()
     return found
 
 
 def rank_of_row(session: Session, ranking: Ranking, first: RankedRow, row: RankedRow) -> int:
-    """The rank of one layout on the whole leaderboard, from 1; counts the better layouts."""
-    if row.trial_id == first.trial_id:
-        return 1
-    better = ranking.by > row.value
-    earlier = (ranking.by == row.value) & (LeaderboardRow.trial_id < row.trial_id)
-    count = select(func.count()).select_from(LeaderboardRow).where(ranking.in_campaign)
-    before = sum(session.scalar(count.where(each)) or 0 for each in (better, earlier))
-    is_first_before = (-first.value, first.trial_id) < (-row.value, row.trial_id)
-    return before + (1 if is_first_before else 2)
+    """The rank of one layout on the whole leaderboard, from 1."""
+    (rank,) = _counted_ranks(session, ranking, first, [row])
+    return rank
+
+
+def _counted_ranks(
+    session: Session, ranking: Ranking, first: RankedRow, rows: Sequence[RankedRow]
+) -> list[int]:
+    """Counts the layouts before each; no layout is counted twice, however many rows there are."""
+    statements = _count_statements(ranking.by.key)
+    better, above = 0, _HIGHEST
+    ranks = {}
+    for row in sorted(rows, key=_place_of):
+        given = {"campaign": ranking.campaign_id, "above": above, "own": row.value}
+        if row.value < above:
+            ((more,),) = statements.between.rows(session, **given)
+            better, above = better + more, row.value
+        del given["above"]
+        ((earlier,),) = statements.equals.rows(session, **given, trial=row.trial_id)
+        is_after_first = _place_of(first) < _place_of(row)
+        ranks[row.trial_id] = better + earlier + (1 if is_after_first else 2)
+    ranks[first.trial_id] = 1
+    return [ranks[row.trial_id] for row in rows]
+
+
+def _place_of(row: RankedRow) -> tuple[float, int]:
+    """What `best_first` sorts by."""
+    return -row.value, row.trial_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CountStatements:
+    """Statements that count rows by the column that ranks."""
+
+    between: DriverStatement
+    """From one value, included, up to another, excluded: `own < value <= above`."""
+    equals: DriverStatement
+    """Of the same value, and of earlier trials."""
+
+
+@lru_cache(maxsize=100)
+def _count_statements(by: str) -> _CountStatements:
+    column = getattr(LeaderboardRow, by)
+    count = select(func.count()).select_from(LeaderboardRow).where(in_campaign_of_parameter())
+    own = bindparam("own", type_=Double)
+    above, trial = bindparam("above", type_=Double), bindparam("trial", type_=Integer)
+    return _CountStatements(
+        between=DriverStatement(count.where(column > own, column <= above)),
+        equals=DriverStatement(count.where(column == own, LeaderboardRow.trial_id < trial)),
+    )
+
+
+def _listed_in_order(ranking: Ranking, first: First) -> Select[int]:
+    query = select(LeaderboardRow.trial_id).where(*listed(ranking, first))
+    return query.order_by(*_order(ranking))
+
+
+def _count_listed(results: CampaignResults, ranking: Ranking, first: First) -> int:
+    listing = ranking.listing.unsorted
+
+    def count() -> int:
+        query = select(func.count()).select_from(LeaderboardRow).where(*listed(ranking, first))
+        return results.session.scalar(query) or 0
+
+    return results.get(("number listed", ranking.by.key, listing), count)
 
 
 def _is_by_rank(listing: LeaderboardQuery) -> bool:
@@ -96,6 +196,9 @@ def _order(ranking: Ranking) -> tuple[Any, ...]:
         return sorted_key.nulls_last(), *best_first(ranking.by)
     if listing.within_percent is not None:
         return LeaderboardRow.tokens_per_node_hour.desc(), *best_first(ranking.by)
+    if listing.front:
+        # A sum has no index: the front is few rows, which an index of its own finds.
+        return best_first(ranking.by + 0.0)
     return best_first(ranking.by)
 
 

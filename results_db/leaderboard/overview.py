@@ -160,17 +160,10 @@ def _first(session: Session, ranking: Ranking) -> First | None:
     found = best_in_full(session, ranking)
     if found is None:
         return None
-    return first_of(session, repeats_statement(ranking.by), ranking, found[0])
+    return first_of(session, repeats_statement(ranking.by), ranking, *found)
 
 
 def _knob_values(results: CampaignResults, ranking: Ranking) -> KnobValues:
-    # The order of the list changes no count.
-    listing = LeaderboardQuery(
-        front=ranking.listing.front,
-        wanted=ranking.listing.wanted,
-        within_percent=ranking.listing.within_percent,
-    )
-
     def count() -> KnobValues:
         first = _first(results.session, ranking)
         if first is None:
@@ -186,7 +179,7 @@ def _knob_values(results: CampaignResults, ranking: Ranking) -> KnobValues:
             for name, of_knob in zip(KNOB_FIELDS, values, strict=True)
         }
 
-    return results.get(("knob values", ranking.by.key, listing), count)
+    return results.get(("knob values", ranking.by.key, ranking.listing.unsorted), count)
 
 
 def _in_order(name: str, counts: Mapping[Any, int]) -> Mapping[Any, int]:

@@ -14,7 +14,7 @@ from sqlalchemy import Integer, Select, bindparam, select
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.events.event_log import CampaignResults
-from results_db.leaderboard.listing import listed_ids, natural_ids, ranks_of
+from results_db.leaderboard.listing import part_of_list, part_of_whole, ranks_of
 from results_db.leaderboard.ranking import (
     First,
     RankedRow,
@@ -110,25 +110,23 @@ def select_page(
             return RankedPage()
         best = RankedRow._make(top[0][:_NUM_RANKED])
         if not best.shortened:
-            first = first_of(session, statements.repeats, ranking, best)
+            first = first_of(session, statements.repeats, ranking, best, has_largest_value=True)
             return _page(top, range(1, len(top) + 1), first, is_top=True)
     found = best_in_full(session, ranking)
     if found is None:
         return RankedPage(num_listed=0)
-    row, has_largest_value = found
-    first = first_of(session, statements.repeats, ranking, row)
-    if is_whole and has_largest_value and ranking.by.key == "value":
-        page_ids = natural_ids(session, ranking, limit=limit, offset=offset)
-        num_listed = None
+    first = first_of(session, statements.repeats, ranking, *found)
+    num_listed = None
+    if is_whole and first.has_largest_value and ranking.by.key == "value":
+        page_ids = part_of_whole(session, ranking, limit=limit, offset=offset)
     else:
-        ids = listed_ids(results, ranking, first)
-        page_ids = ids[offset : None if limit is None else offset + limit].tolist()
-        num_listed = len(ids)
+        page_ids, num_listed = part_of_list(results, ranking, first, limit=limit, offset=offset)
+    selected = _rows_of_ids(results, statements, page_ids)
     if is_whole:
         ranks: Sequence[int] = range(offset + 1, offset + 1 + len(page_ids))
     else:
-        ranks = ranks_of(results, ranking, first, page_ids)
-    selected = _rows_of_ids(results, statements, page_ids)
+        rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
+        ranks = ranks_of(results, ranking, first, rows)
     return _page(selected, ranks, first, num_listed=num_listed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from results_db.errors import ListingInvalidError
@@ -102,6 +102,11 @@ class LeaderboardQuery:
         within = self.within_percent
         if within is not None and not 0 <= within <= MAX_WITHIN_PERCENT:
             raise ListingInvalidError(f"within={within} is not a percentage from 0 to 100")
+
+    @property
+    def unsorted(self) -> LeaderboardQuery:
+        """The same layouts, in the order of a query without a sort key."""
+        return replace(self, sort=None, descending=False)
 
     @property
     def is_whole(self) -> bool:

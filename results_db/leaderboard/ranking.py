@@ -126,6 +126,8 @@ class First:
     """The first layout of a leaderboard, with which all others are compared."""
 
     row: RankedRow
+    has_largest_value: bool
+    """Whether no shortened layout has a larger value."""
     estimate: Estimate | None
     spread: Spread | None
     """The spread of runs of one layout, over the campaign; None where no layout was repeated."""
@@ -166,7 +168,13 @@ def repeats_statement(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> 
     return DriverStatement(query.where(in_campaign_of_parameter(), _REPEATED))
 
 
-def first_of(session: Session, repeats: DriverStatement, ranking: Ranking, row: RankedRow) -> First:
+def first_of(
+    session: Session,
+    repeats: DriverStatement,
+    ranking: Ranking,
+    row: RankedRow,
+    has_largest_value: bool,
+) -> First:
     """The first layout of a leaderboard, with the spread of its campaign's repeats.
 
     Args:
@@ -174,12 +182,18 @@ def first_of(session: Session, repeats: DriverStatement, ranking: Ranking, row: 
         repeats: made by `repeats_statement` for the column that ranks.
         ranking: the leaderboard.
         row: the first layout.
+        has_largest_value: as `best_in_full` returns it.
     """
     found = repeats.rows(session, campaign=ranking.campaign_id)
     # In the order of the ranks: the last digits of a sum depend on the order.
     in_order = sorted(found, key=lambda each: (each[3] != row.trial_id, -each[2], each[3]))
     spread = spread_of_squares((squares, num_runs) for squares, num_runs, *_ in in_order)
-    return First(row=row, estimate=row.estimate(spread), spread=spread)
+    return First(
+        row=row,
+        has_largest_value=has_largest_value,
+        estimate=row.estimate(spread),
+        spread=spread,
+    )
 
 
 def best_in_full(session: Session, ranking: Ranking) -> tuple[RankedRow, bool] | None:

@@ -222,10 +222,11 @@ let stale = false; // whether events came that the page does not show yet
 let due = null; // the timer of the next refresh
 let refreshed = 0; // when the last refresh began
 let wait = 1000;
+let leaving = false; // whether the browser is on its way to another page
 
 function refresh() {
   stale = true;
-  if (due !== null || document.hidden || loading) return; // each of them refreshes at its end
+  if (due !== null || document.hidden || loading || leaving) return; // each of them refreshes at its end
   due = setTimeout(load, Math.max(0, refreshed + REFRESH_MS - Date.now()));
 }
 
@@ -236,13 +237,14 @@ async function load() {
   const address = location.href;
   try {
     const answer = await fetched(address);
-    if (answer === null) return;
+    if (answer === null || leaving) return;
     if (answer.status >= 500) throw new Error(answer.problem);
     if (answer.problem) return location.reload(); // it was deleted, or may not be seen any more
     if (!loading && address === location.href) replace(answer.page, { quiet: true });
     wait = 1000;
     show(stream);
   } catch {
+    if (leaving) return;
     show("lost");
     stale = true;
     refreshed = Date.now() + wait - REFRESH_MS;
@@ -252,6 +254,11 @@ async function load() {
     if (stale) refresh();
   }
 }
+
+addEventListener("beforeunload", () => {
+  leaving = true; // a refresh would cancel the form or the link that the reader has chosen
+  setTimeout(() => (leaving = false), 5000); // it was a download
+});
 
 function show(state) {
   const shown = document.getElementById("connection");

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.api.dashboard.browser import running_browser
+from tests.api.dashboard.explored import Explored, explored_service
 from tests.api.populated_service import Populated, populated_service
 from tests.postgres import upgraded
 
@@ -27,4 +28,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
 @pytest.fixture
 def populated(sqlite_url: str) -> Iterator[Populated]:
     with populated_service(sqlite_url) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
+    data_dir = upgraded(tmp_path_factory.mktemp("explored"))
+    with explored_service(data_dir.database_url) as service:
         yield service

@@ -30,10 +30,6 @@ def test_the_page_understands_the_version_of_the_description(http: TestClient) -
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
 
 
-def test_the_root_leads_to_the_page(http: TestClient) -> None:
-    assert http.get("/", follow_redirects=True).url.path == "/docs"
-
-
 def test_the_description_names_every_operation_once_and_readably(http: TestClient) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     operations = [operation for path in paths.values() for operation in path.values()]

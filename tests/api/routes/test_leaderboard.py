@@ -127,6 +127,46 @@ def test_a_filter_narrows_what_is_listed_and_nothing_else(measured: Api) -> None
     assert second["trials"][0]["rank"] == whole[3]["rank"]
 
 
+def test_layouts_are_sorted_by_a_knob_or_metric_and_keep_their_ranks(measured: Api) -> None:
+    ranks = {trial["number"]: trial["rank"] for trial in measured.get(PATH)["trials"]}
+
+    def numbers(**query: Any) -> list[int]:
+        page = measured.get(PATH, **query)
+        assert all(trial["rank"] == ranks[trial["number"]] for trial in page["trials"])
+        return [trial["number"] for trial in page["trials"]]
+
+    assert numbers(sort="peak_memory_bytes") == [4, 3, 2, 1]
+    assert numbers(sort="peak_memory_bytes", order="desc", limit=2, offset=1) == [2, 3]
+    # Layouts of one value go by the objective.
+    assert numbers(sort="tp", order="desc") == [1, 2, 3, 4]
+    assert numbers(sort="num_nodes", tp=1) == [2, 4, 3]
+    assert numbers(sort="tokens_per_s", within=5) == [3, 2, 1]
+    assert measured.get(PATH, sort="tp", limit=2)["next_offset"] == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"sort": "mood"}, "query.sort"),
+        ({"sort": "number"}, "query.sort"),
+        ({"sort": "tp", "order": "down"}, "query.order"),
+        ({"order": "desc"}, "order=desc needs a sort key"),
+    ],
+)
+def test_an_order_that_no_list_has_is_refused(
+    measured: Api, query: dict[str, Any], words: str
+) -> None:
+    assert words in measured.get(PATH, status=422, **query)["detail"]
+
+
+def test_a_table_has_the_order_of_the_list(measured: Api, http: TestClient) -> None:
+    query = {"sort": "peak_memory_bytes", "order": "desc", "format": "csv"}
+    rows = list(csv.DictReader(io.StringIO(http.get(f"/v1{PATH}", params=query).text)))
+    peaks = [float(row["peak_memory_bytes"]) for row in rows]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(peaks) == 4
+
+
 def test_the_cheapest_within_a_share_of_the_best_come_first(measured: Api) -> None:
     page = measured.get(PATH, within=5)
     # The layout on two nodes is within 5 % too, at twice the node-hours a token.

@@ -100,6 +100,22 @@ def test_a_cursor_is_good_for_the_list_that_it_came_from(measured: Api) -> None:
     assert problem["type"].endswith(":page-invalid")
 
 
+def test_pages_go_backwards_too_and_say_how_many_trials_pass(measured: Api) -> None:
+    query = {"sort": "tokens_per_s", "order": "desc", "limit": 2}
+    first = measured.get(PATH, **query)
+    second = measured.get(PATH, **query, cursor=first["next_cursor"])
+    back = measured.get(PATH, **query, before=second["previous_cursor"])
+    assert [trial["number"] for trial in back["trials"]] == [2, 3]
+    assert back == first
+    assert (first["previous_cursor"], first["total"], first["is_total_exact"]) == (None, 5, True)
+    assert measured.get(PATH, tp=[2, 4], limit=1)["total"] == 3
+    both = {"cursor": first["next_cursor"], "before": second["previous_cursor"]}
+    problem = measured.get(PATH, status=400, **query, **both)
+    assert "cursor and before exclude each other" in problem["detail"]
+    problem = measured.get(PATH, status=400, sort="tp", before=second["previous_cursor"])
+    assert "sorted by tokens_per_s desc, not of campaign 1 by tp asc" in problem["detail"]
+
+
 def cursor_of(*parts: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 

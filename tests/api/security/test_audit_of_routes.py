@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -31,10 +31,16 @@ class Group:
 
     api: Api
     headers: dict[str, str]
+    prefix: str = "/v1"
+
+    @property
+    def page(self) -> Group:
+        """The same user at a browser, who sends forms of pages."""
+        return replace(self, prefix="")
 
     def ask(self, method: str, path: str, **request: Any) -> Response:
         headers = {**self.headers, **request.pop("headers", {})}
-        return self.api.http.request(method, f"/v1{path}", headers=headers, **request)
+        return self.api.http.request(method, f"{self.prefix}{path}", headers=headers, **request)
 
     def on_campaign(self, method: str, rest: str = "", **request: Any) -> Response:
         self.api.submit()
@@ -70,6 +76,8 @@ class Group:
     def deleted(self) -> Response:
         self.api.submit()
         self.api.post("/campaigns/first/cancel")
+        if not self.prefix:
+            return self.ask("POST", "/campaigns/first/delete")
         return self.ask("DELETE", "/campaigns/first")
 
     def resumed(self) -> Response:
@@ -131,6 +139,21 @@ EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
         lambda a: a.ask("POST", "/tokens", json={"name": "ci", "role": "viewer"}),
     ),
     "revoke_token": ("token.revoke", Group.revoked),
+    "do_pause_campaign": ("campaign.pause", lambda a: a.page.on_campaign("POST", "/pause")),
+    "do_resume_campaign": ("campaign.resume", lambda a: a.page.resumed()),
+    "do_cancel_campaign": ("campaign.cancel", lambda a: a.page.on_campaign("POST", "/cancel")),
+    "do_change_campaign": (
+        "campaign.update",
+        lambda a: a.page.on_campaign("POST", "/change", data={"notes": "look", "trials": "9"}),
+    ),
+    "do_delete_campaign": ("campaign.delete", lambda a: a.page.deleted()),
+    "do_clone_campaign": (
+        "campaign.create",
+        lambda a: a.page.on_campaign("POST", "/clone", data={"name": "again"}),
+    ),
+    "do_repeat_trial": ("trial.repeat", lambda a: a.page.on_trial("repeat", "COMPLETED")),
+    "do_requeue_trial": ("trial.requeue", lambda a: a.page.on_trial("requeue", "FAILED")),
+    "do_cancel_trial": ("trial.cancel", lambda a: a.page.on_trial("cancel")),
     "create_sign_in_code": ("sign_in.code", lambda a: a.ask("POST", "/sign-in-codes")),
 }
 """A change by each route, and what the audit calls it."""

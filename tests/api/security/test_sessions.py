@@ -291,12 +291,18 @@ def test_a_form_token_is_masked_anew_in_each_page_and_cannot_be_changed() -> Non
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403, 200),
         ({"Sec-Fetch-Site": "cross-site"}, 403, 403),
         ({}, 403, 200),
+        ({"Referer": "{url}/campaigns"}, 200, 200),
+        ({"Referer": "{url}/campaigns", "Sec-Fetch-Site": "same-site"}, 403, 403),
+        ({"Referer": "http://evil.example/"}, 403, 200),
+        ({"Referer": "{url}.evil.example/"}, 403, 200),
+        ({"Referer": "http://[::1/"}, 403, 200),
     ],
 )
 def test_what_a_cookie_may_read(
     signing: Signing, headers: dict[str, str], api_status: int, page_status: int
 ) -> None:
     person = signing.signed_in()
+    headers = {name: value.format(url=person.url) for name, value in headers.items()}
     for path, expected in (("/v1/whoami", api_status), ("/", page_status)):
         assert person.http.get(path, headers=headers).status_code == expected
 
@@ -417,3 +423,26 @@ def test_a_route_that_changes_something_has_to_check_forms() -> None:
 
     with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
         refuse_unjudged(router.routes)
+
+
+def test_a_person_gets_a_refusal_as_a_page_and_a_script_as_a_document(signing: Signing) -> None:
+    _, person = of_role(signing, "viewer")
+    for path in ("/nothing", "/sign-out"):
+        page = person.open(path)
+        assert page.status_code in (404, 405)
+        assert page.headers["Content-Type"].startswith("text/html")
+        assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+        assert "Campaigns</a>" in page.text
+        asked = {**NAVIGATION, "Sec-Fetch-Mode": "cors"}
+        document = person.http.get(path, headers=asked)
+        assert document.headers["Content-Type"] == "application/problem+json"
+        assert document.json()["detail"].partition(";")[0] in page.text
+    assert person.open("/sign-out").headers["Allow"] == "POST"
+    refused = person.send_form("/sign-out", {"csrf_token": "old"})
+    assert (refused.status_code, "reload the page" in refused.text) == (403, True)
+    assert refused.headers["Content-Type"].startswith("text/html")
+    api = person.http.get("/v1/tokens", headers={**NAVIGATION, **person.own})
+    assert api.headers["Content-Type"] == "application/problem+json"
+    # What is not there may have any name.
+    odd = person.open("/<script>alert(1)</script>")
+    assert "<script>alert" not in odd.text

@@ -188,7 +188,7 @@ def test_while_the_database_is_away_the_gate_says_so(
     def away(_hashed: str) -> None:
         raise DatabaseUnavailableError("the database is away")
 
-    monkeypatch.setattr(api.http.app.state.book._store, "token_by_hash", away)  # type: ignore[attr-defined]
+    monkeypatch.setattr(api.store, "token_by_hash", away)
     refused = api.http.get("/v1/whoami", headers=bearer(made["token"]))
     assert refused.status_code == 503
     assert refused.json()["type"].endswith(":database-unavailable")

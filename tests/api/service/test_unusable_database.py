@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from results_db.admin import migrate
 from tests.api.process import run_command
 from tests.results_db.first_weeks import write_first_weeks
 
@@ -57,7 +58,9 @@ def test_a_database_from_before_the_first_migration_is_one_clear_error(
     refused = run_command(*words, "--data-dir", str(tmp_path / "data"))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("Error: the database is at revision 0007, which this version (r001) ")
+    assert line.startswith(
+        f"Error: the database is at revision 0007, which this version ({migrate.head()}) "
+    )
     assert "`layout-tuner campaign import FILE.csv --name CAMPAIGN`" in line
     assert database.read_bytes() == before
     assert not (tmp_path / "backup").exists()

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from results_db.database.version_cache import VersionCache
 from results_db.records import TrialRecord
 from results_db.store import Store
+from results_db.trials import pages as pages_module
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, PageEnd, SortKey, TrialOrder
 from search_spaces.protocol.metrics import METRICS
@@ -113,6 +116,56 @@ def test_every_key_sorts_both_ways_with_ties_by_age_and_the_valueless_last(
         assert sorted(right) == [1, 2, 3, 4, 5, 6]
         for limit in (1, 2, 4, 6, 7):
             assert numbers(store, campaign, limit, order=order) == right, (limit, descending)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("key", SORT_KEYS)
+def test_pages_are_the_same_backwards(store: Store, campaign: int, key: SortKey) -> None:
+    for descending, limit in product((False, True), (1, 2, 4)):
+        order = TrialOrder(key=key, descending=descending)
+        forward = [store.trial_page(campaign, order=order, limit=limit)]
+        while (end := forward[-1].end) is not None:
+            forward.append(store.trial_page(campaign, order=order, limit=limit, after=end))
+        # What ends meanwhile changes no page of this list.
+        backward = [forward[-1]]
+        while (start := backward[-1].start) is not None:
+            backward.append(store.trial_page(campaign, order=order, limit=limit, before=start))
+        assert len(backward) == len(forward) == -(-6 // limit)
+        for there, back in zip(forward[-2::-1], backward[1:], strict=True):
+            assert [each.number for each in back.trials] == [each.number for each in there.trials]
+            assert back.end == there.end
+        assert forward[0].start is None
+
+
+def test_a_page_before_another_is_of_the_same_moment(store: Store, campaign: int) -> None:
+    """A trial that ends between two pages stays where the list of the first page had it."""
+    by_rate = TrialOrder(key="tokens_per_s", descending=True)
+    first = store.trial_page(campaign, order=by_rate, limit=2)
+    second = store.trial_page(campaign, order=by_rate, limit=2, after=first.end)
+    run(store, store.workers()[0].id, LAYOUTS[5], tokens_per_s=900.0)
+    last = store.trial_page(campaign, order=by_rate, limit=2, after=second.end)
+    assert [trial.number for trial in last.trials] == [5, 6]
+    again = store.trial_page(campaign, order=by_rate, limit=2, before=last.start)
+    assert [trial.number for trial in again.trials] == [2, 4]
+    again = store.trial_page(campaign, order=by_rate, limit=2, before=again.start)
+    assert [trial.number for trial in again.trials] == [1, 3]
+    assert again.start is None
+
+
+def test_trials_of_a_list_are_counted_up_to_a_bound(
+    store: Store, campaign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = TrialFilter(min_tokens_per_s=150.0)
+    assert store.count_listed_trials(campaign) == (6, True)
+    assert store.count_listed_trials(campaign, wanted=fast) == (2, True)
+    assert store.count_listed_trials(campaign, wanted=TrialFilter(states=("PENDING",))) == (1, True)
+    assert store.count_listed_trials(campaign + 1) == (0, True)
+    run(store, store.workers()[0].id, LAYOUTS[5], tokens_per_s=900.0)
+    assert store.count_listed_trials(campaign, wanted=fast) == (3, True)
+    for bound, expected in ((7, (6, True)), (6, (6, True)), (5, (5, False))):
+        monkeypatch.setattr(pages_module, "MAX_COUNTED", bound)
+        store._cache = VersionCache()
+        assert store.count_listed_trials(campaign) == expected
 
 
 def test_a_page_has_no_next_when_nothing_is_left(store: Store, campaign: int) -> None:

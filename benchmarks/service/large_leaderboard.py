@@ -1,0 +1,306 @@
+"""Lists, facets and charts of one campaign of 100,000 layouts, by the store's own methods.
+
+Each figure is measured twice: on an empty cache, as after every outcome of a running campaign, and
+again on the cache that this call has filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import update
+
+from benchmarks.service.postgres_server import FAST, running_server
+from benchmarks.service.service_database import campaign_spec, made_measurement, tidy
+from benchmarks.trainer.trainer_table import Figure
+from results_db.database.bulk_insert import insert_many
+from results_db.database.data_dir import DataDir
+from results_db.database.version_cache import VersionCache
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.table import rebuild_campaigns
+from results_db.models.tables import (
+    Attempt,
+    BreakdownRow,
+    Campaign,
+    IterationRow,
+    MeasurementRow,
+    StageMemoryRow,
+    Trial,
+)
+from results_db.rows import layout_columns
+from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from results_db.trials.sort_order import TrialOrder
+from search_spaces.protocol.worker_messages import WorkerCreate
+from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+
+LAYOUTS_A_SCALE: Final = 12_500
+ROUNDS: Final = 7
+MOST_S: Final = 0.1
+"""Asked of each list on an empty cache."""
+LIMIT: Final = 100
+_FAILED_ONE_IN: Final = 20
+_TOO_MANY: Final = 1009
+"""Times as many micro-batches as another layout has: no layout of the list has so many."""
+_AT_ONCE: Final = 2_500
+_SERVER: Final = {**FAST, "shared_buffers": "512MB"}
+
+LARGE_LEADERBOARD_NOTES: Final = f"""\
+- One campaign; besides its ranked layouts, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total, by \
+`Store.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP
+- Empty cache: as at the first call after any change of the campaign. Then: the same call again"""
+
+
+def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
+    """Both databases, each with one campaign."""
+    layouts = LAYOUTS_A_SCALE * scale
+    with closing(Store.open(DataDir(folder / "large"))) as store:
+        figures = _figures(store, "SQLite", layouts)
+    with ExitStack() as stack:
+        server = stack.enter_context(running_server(settings=_SERVER))
+        url = stack.enter_context(server.database())
+        store = stack.enter_context(closing(Store.connect(url)))
+        return [*figures, *_figures(store, "PostgreSQL", layouts)]
+
+
+def _figures(store: Store, database: str, layouts: int) -> list[Figure]:
+    fill_campaign(store, layouts)
+    return [
+        Figure(
+            name=f"{name}, {layouts:,} layouts, {database}",
+            asked=f"under {MOST_S * 1e3:.0f} ms" if is_list else "",
+            measured=f"{cold_s * 1e3:.1f} ms; then {warm_s * 1e3:.1f} ms",
+            reached=cold_s < MOST_S if is_list else None,
+        )
+        for name, (is_list, call) in _calls(store, layouts).items()
+        for cold_s, warm_s in [_seconds_of(store, call)]
+    ]
+
+
+def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], object]]]:
+    """By name: whether a list is asked for, and the call."""
+
+    def page(offset: int = 0, **listing: Any) -> tuple[bool, Callable[[], object]]:
+        query = LeaderboardQuery(**listing)
+        return True, lambda: store.page_of_layouts(1, listing=query, limit=LIMIT, offset=offset)
+
+    some = TrialFilter(pp=(2,), recompute=("selective",))
+    fast = TrialFilter(max_step_time_s=1.2, min_mfu=0.2)
+    rare = TrialFilter(tp=(8,), pp=(8,), max_step_time_s=1.01)
+    middle, last = layouts // 2, layouts * 97 // 100
+    by_number = TrialOrder(key="tokens_per_s", descending=True)
+    return {
+        "first page": page(),
+        "offset 1,000": page(1_000),
+        f"offset {middle:,}": page(middle),
+        f"offset {last:,}": page(last),
+        "filter on two knobs": page(wanted=some),
+        "the same, offset 5,000": page(5_000, wanted=some),
+        "filter on two metrics": page(wanted=fast),
+        "filter that few pass": page(wanted=rare),
+        "sorted by tp": page(sort="tp"),
+        "sorted by tp, descending, middle": page(middle, sort="tp", descending=True),
+        "sorted by peak memory": page(sort="peak_memory_bytes"),
+        "sorted by MFU, descending, middle": page(middle, sort="mfu", descending=True),
+        "filtered and sorted": page(wanted=some, sort="num_microbatches", descending=True),
+        "front": page(front=True),
+        "within 5 %": page(within_percent=5.0),
+        "by another objective": (
+            True,
+            lambda: store.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
+        ),
+        "rank of a trial": (True, lambda: store.rank_of(1, layouts * 4 // 5)),
+        "values of knobs": (False, lambda: store.knob_values(1)),
+        "values of knobs, filtered": (False, lambda: store.knob_values(1, listing=_query(some))),
+        "points of a plot": (False, lambda: store.plot_points(1)),
+        "history of the best": (False, lambda: store.best_so_far(1)),
+        "failures": (False, lambda: store.failures(1)),
+        "timeline": (False, lambda: store.timeline(1)),
+        "trials, with total": (
+            True,
+            lambda: (
+                store.trial_page(1, order=by_number, limit=LIMIT),
+                store.count_listed_trials(1),
+            ),
+        ),
+        "trials that few pass": (
+            False,
+            lambda: (
+                store.trial_page(1, wanted=rare, limit=LIMIT),
+                store.count_listed_trials(1, wanted=rare),
+            ),
+        ),
+        "version of the list of campaigns": (True, lambda: store.campaigns_version(beats=True)),
+    }
+
+
+def _query(wanted: TrialFilter) -> LeaderboardQuery:
+    return LeaderboardQuery(wanted=wanted)
+
+
+def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]:
+    """Medians on an empty cache, and on the cache that the call before has filled."""
+    call()
+    cold_s, warm_s = [], []
+    for _ in range(ROUNDS):
+        store._cache = VersionCache()
+        for times_s in (cold_s, warm_s):
+            start = time.perf_counter()
+            call()
+            times_s.append(time.perf_counter() - start)
+    return sorted(cold_s)[ROUNDS // 2], sorted(warm_s)[ROUNDS // 2]
+
+
+def fill_campaign(store: Store, layouts: int) -> None:
+    """Fills an empty database with one campaign of so many measured layouts."""
+    campaign = store.create_campaign(campaign_spec(), num_legal_layouts=layouts)
+    worker = store.register_worker(
+        WorkerCreate(
+            name="w1",
+            host="node-1",
+            cluster="benchmark",
+            num_nodes=8,
+            devices_per_node=8,
+            device="a device",
+            versions={"torch": "2.13"},
+        )
+    )
+    now = store.now()
+    common = {"campaign_id": campaign.id, "worker_id": worker.id, "at": now}
+    numbered = enumerate(islice(_layouts(), layouts), 1)
+    number = 0
+    while some := list(islice(numbered, _AT_ONCE)):
+        rows = _Rows()
+        for place, layout in some:
+            number += 1
+            rows.add(common, number, layout, 1.0 + (place * 7919 % 100_003) / 1e5)
+            if place % _FAILED_ONE_IN == 0:
+                number += 1
+                larger = layout.num_microbatches * _TOO_MANY
+                rows.add(common, number, replace(layout, num_microbatches=larger), None)
+        with store._db.write() as session:
+            for table, values in rows.of.items():
+                insert_many(session, table, values)
+    with store._db.write() as session:
+        counters = {"last_number": number, "last_ended_seq": number}
+        session.execute(update(Campaign).values(**counters))
+    rebuild_campaigns(store._db, [campaign.id])
+    tidy(store)
+
+
+class _Rows:
+    """Rows of trials, by table."""
+
+    def __init__(self) -> None:
+        self.of: dict[Any, list[dict[str, Any]]] = {
+            table: []
+            for table in (
+                Trial,
+                Attempt,
+                MeasurementRow,
+                BreakdownRow,
+                StageMemoryRow,
+                IterationRow,
+            )
+        }
+
+    def add(
+        self,
+        common: Mapping[str, Any],
+        number: int,
+        layout: Layout,
+        step_time_s: float | None,
+    ) -> None:
+        """Adds a trial; a step time of None: it ran out of memory."""
+        state = "INFEASIBLE" if step_time_s is None else "COMPLETED"
+        reason = "out_of_memory" if step_time_s is None else None
+        node = f"node-{number % 64}" if step_time_s is None else ""
+        defaults = {
+            "repeat_index": 0,
+            "message": "",
+            "cancel_requested": False,
+            "lost_attempts": 0,
+            "iterations_done": 0,
+        }
+        self.of[Trial].append(
+            {
+                **defaults,
+                **layout_columns(layout),
+                **dict.fromkeys(("created_at", "started_at", "ended_at"), common["at"]),
+                "campaign_id": common["campaign_id"],
+                "attempt": 1,
+                "id": number,
+                "number": number,
+                "ended_seq": number,
+                "state": state,
+                "reason": reason,
+                "node": node,
+            }
+        )
+        self.of[Attempt].append(
+            {
+                "trial_id": number,
+                "attempt": 1,
+                "worker_id": common["worker_id"],
+                "started_at": common["at"],
+                "seen_at": common["at"],
+                "ended_at": common["at"],
+                "ending": "reported",
+            }
+        )
+        if step_time_s is None:
+            return
+        measured = made_measurement(layout, step_time_s)
+        memory = {"peak_memory_bytes": (8 << 30) + number * 104_729 % (48 << 20) * 1024}
+        self.of[MeasurementRow].append(
+            {
+                name: getattr(measured, name)
+                for name in MeasurementRow.__table__.columns.keys()  # noqa: SIM118
+                if hasattr(measured, name)
+            }
+            | {"trial_id": number, "campaign_id": common["campaign_id"], "kin": 1}
+            | memory
+            | {"mfu": 0.6 / step_time_s / 2, "hfu": 0.7 / step_time_s / 2}
+        )
+        assert measured.breakdown is not None
+        self.of[BreakdownRow].append({"trial_id": number, **asdict(measured.breakdown)})
+        self.of[StageMemoryRow] += [
+            {"trial_id": number, "stage": stage, **memory} for stage in range(layout.pp)
+        ]
+        self.of[IterationRow] += [
+            {"trial_id": number, **asdict(iteration)} for iteration in measured.iterations
+        ]
+
+
+def _layouts() -> Iterator[Layout]:
+    """More than 100,000 layouts on 64 devices."""
+    for more, size, tp, pp, vpp, zero, shared, recompute, precision in product(
+        range(1, 30),
+        (1, 2, 4, 8, 16, 32),
+        (1, 2, 4, 8),
+        (1, 2, 4, 8),
+        (1, 2),
+        (0, 1),
+        (False, True),
+        RECOMPUTE_MODES,
+        PRECISIONS,
+    ):
+        yield Layout(
+            num_nodes=8,
+            tp=tp,
+            pp=pp,
+            dp=64 // (tp * pp),
+            vpp=vpp,
+            micro_batch_size=size,
+            num_microbatches=more * tp * pp,
+            zero_stage=zero,
+            recompute=recompute,
+            sequence_parallel=shared,
+            precision=precision,
+        )

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.api.dashboard.browser import assert_accessible
+from tests.api.dashboard.explored import LAYOUTS, Explored
+from tests.api.local_api import HEADERS
+from tests.results_db.factories import failed
+
+
+def confirm(page: Page, button: str, words: str) -> None:
+    """Presses a button, reads the question, and answers it with the same word."""
+    page.locator("main").get_by_role("button", name=button, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(words)
+    dialog.get_by_role("button", name=button, exact=True).click()
+
+
+def test_a_campaign_is_paused_resumed_cancelled_and_deleted(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("to-end")
+    explored.measure(campaign, 0)
+    explored.submit("goes-on-from-it", start_from=["to-end"])
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/to-end")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_text("The campaign is paused: no more trials start")).to_be_visible()
+        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_text("The campaign goes on.")).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("dialog")).to_contain_text("This ends to-end for good")
+        assert_accessible(page)
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert explored.store.campaign(campaign).state == "RUNNING"
+        confirm(page, "Cancel", "cannot be resumed")
+        expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
+        page.get_by_role("link", name="Delete").click()
+        expect(page.get_by_text("1 trials, their logs, and the measurements of 1")).to_be_visible()
+        expect(page.get_by_role("link", name="goes-on-from-it")).to_be_visible()
+        confirm(page, "Delete to-end", "deleted for good, with 1 trials")
+        expect(page.get_by_role("heading", name="This is not possible now")).to_be_visible()
+        expect(page.get_by_text("starts from 'to-end' and has not ended")).to_be_visible()
+        visitor.faults.clear()  # the browser reports the status 409
+        explored.post("/campaigns/goes-on-from-it/cancel")
+        visitor.open("/campaigns/to-end/delete")
+        confirm(page, "Delete to-end", "deleted for good")
+        expect(page.get_by_text("The campaign was deleted")).to_be_visible()
+
+
+@pytest.mark.slow
+def test_a_campaign_is_cloned_and_its_notes_and_budget_change(
+    browser: Browser, explored: Explored
+) -> None:
+    explored.submit("to-clone")
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/to-clone")
+        page.get_by_text("Clone, notes and budget").click()
+        page.get_by_label("Notes").fill("two\nlines <b>")
+        page.get_by_label("Trials", exact=True).fill("7")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("The campaign was changed.")).to_be_visible()
+        changed = explored.store.campaign_by_name("to-clone")
+        assert (changed.notes, changed.spec["budget"]["trials"]) == ("two\nlines <b>", 7)
+        expect(page.locator(".notes")).to_have_text("two\nlines <b>")
+        page.get_by_text("Clone, notes and budget").click()
+        page.get_by_label("Trials", exact=True).fill("")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator("[data-problem]")).to_contain_text("needs at least one bound")
+        page.get_by_role("link", name="Back").click()
+        page.get_by_text("Clone, notes and budget").click()
+        page.get_by_label("Name of the clone").fill("the-clone")
+        confirm(page, "Clone", "starts at once")
+        expect(page).to_have_url(re.compile("/campaigns/the-clone"))
+        expect(page.get_by_text("This is the clone.")).to_be_visible()
+        visitor.faults.clear()
+
+
+@pytest.mark.slow
+def test_trials_are_repeated_tried_again_and_cancelled(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("to-repeat")
+    explored.measure(campaign, 0)
+    explored.run(campaign, LAYOUTS[1], failed())
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/to-repeat/trials")
+        confirm(page, "Repeat", "The new trial counts in the budget")
+        expect(page.get_by_text("measured again, as a new trial")).to_be_visible()
+        confirm(page, "Try again", "tried again as a new trial")
+        expect(page.get_by_text("tried again, as a new trial")).to_be_visible()
+        page.get_by_role("row").filter(has_text="PENDING").first.get_by_role("button").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        expect(page.get_by_text("The trial is cancelled.")).to_be_visible()
+        counts = explored.store.count_trials(campaign)
+        assert (counts["PENDING"], counts["CANCELLED"]) == (1, 1)
+    explored.post("/campaigns/to-repeat/cancel")
+
+
+def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
+    browser: Browser, explored: Explored
+) -> None:
+    for role, number in (("viewer", 0), ("submitter", 1)):
+        with explored.visitor(browser, role) as visitor:
+            page = visitor.open("/campaigns/first")
+            expect(page.locator("#leaderboard tbody tr").first).to_be_visible()
+            for button in ("Pause", "Cancel"):
+                expect(page.get_by_role("button", name=button)).to_have_count(0)
+            expect(page.locator("#more")).to_have_count(number)
+            visitor.open("/campaigns/first/trials")
+            expect(page.get_by_role("button", name="Repeat")).to_have_count(0)
+            answer = httpx.post(
+                f"{explored.url}/campaigns/first/pause",
+                headers={
+                    "Authorization": f"Bearer {explored.token(role)}",
+                    "Accept": "text/html",
+                },
+                trust_env=False,
+            )
+            assert answer.status_code == 403
+            assert "You may not do this" in answer.text
+    assert explored.store.campaign_by_name("first").state == "RUNNING"
+
+
+@pytest.mark.slow
+def test_a_submitter_changes_its_own_campaign(browser: Browser, explored: Explored) -> None:
+    explored.submit("of-a-submitter", explored.token("submitter"))
+    with explored.visitor(browser, "submitter") as visitor:
+        page = visitor.open("/campaigns/of-a-submitter")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_text("The campaign is paused: no more")).to_be_visible()
+        assert explored.store.campaign_by_name("of-a-submitter").state == "PAUSED"
+
+
+@pytest.mark.slow
+def test_a_form_without_the_token_of_its_session_is_refused(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.locator("form[action$='/pause'] [name=csrf_token]").evaluate(
+            "(e) => { e.value = 'x'; }"
+        )
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("heading", name="You may not do this")).to_be_visible()
+        visitor.faults.clear()
+    assert explored.store.campaign_by_name("first").state == "RUNNING"
+
+
+def test_the_api_answers_with_documents_and_pages_with_pages(explored: Explored) -> None:
+    headers = {**HEADERS, "Accept": "text/html"}
+    for path, kind in (
+        ("/v1/campaigns/nobody", "application/problem+json"),
+        ("/campaigns/nobody", "text/html"),
+        ("/nothing", "text/html"),
+    ):
+        answer = httpx.get(f"{explored.url}{path}", headers=headers, trust_env=False)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith(kind)
+    plain = httpx.get(f"{explored.url}/campaigns/nobody", headers=HEADERS, trust_env=False)
+    assert plain.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.explored import LAYOUTS, Explored
+from tests.api.local_api import HEADERS
+from tests.results_db.factories import make_spec
+
+ODD = "<script>window.hacked = 1</script>\"'& \u202eabc\x07"
+
+
+def rows(page: Page) -> Locator:
+    return page.locator("#leaderboard tbody tr")
+
+
+def trials(page: Page) -> list[str]:
+    return [words.split()[0] for words in page.locator("#leaderboard tbody th").all_inner_texts()]
+
+
+def test_the_page_begins_with_the_winner_in_sentences(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        lead = page.locator("#finding .lead").first
+        expect(lead).to_contain_text("The best of 10 measured layouts runs at 3,000 tokens/s")
+        expect(lead).to_contain_text("1 other cannot be told apart from it")
+        expect(lead).to_contain_text("times the median of the 9 layouts that were measured")
+        expect(lead).to_contain_text("1 more layout was stopped early")
+        expect(page.get_by_role("link", name="export it for a training job")).to_be_visible()
+        expect(page.get_by_text("The same in all 10 layouts")).to_contain_text("batch 8")
+        expect(rows(page)).to_have_count(10)
+        expect(rows(page).nth(1)).to_contain_text("tied")
+        expect(page.locator("tr", has_text="stopped early")).to_have_count(1)
+        assert page.evaluate("() => window.hacked") is None
+
+
+def test_a_heading_sorts_and_the_address_says_so(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        heading = page.locator("#leaderboard thead").get_by_role("link", name="mbs")
+        heading.click()
+        expect(page).to_have_url(re.compile(r"sort=micro_batch_size&order=asc$"))
+        expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
+        ascending = trials(page)
+        heading.click()
+        expect(page.locator("th[aria-sort=descending]")).to_contain_text("mbs")
+        sizes = [LAYOUTS[int(number) - 1].micro_batch_size for number in trials(page)]
+        assert sizes == sorted(sizes, reverse=True)
+        page.go_back()
+        expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
+        assert trials(page) == ascending
+        page.locator("#leaderboard thead").get_by_role("link", name="rank").click()
+        expect(rows(page).first).to_contain_text("3,000")
+
+
+def test_knobs_and_metrics_filter_and_columns_are_chosen(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.locator("#facet-tp summary").click()
+        page.locator("#facet-tp").get_by_label("2").check()
+        expect(page).to_have_url(re.compile(r"\?tp=2$"))
+        expect(rows(page)).to_have_count(6)
+        expect(page.locator("#facet-tp summary b")).to_have_text("2")
+        expect(page.get_by_text("The same in all 6 layouts")).to_contain_text("tp 2")
+        page.locator("#facet-bounds summary").click()
+        page.get_by_label("tokens/s, at least", exact=True).fill("2300")
+        page.get_by_label("tokens/s, at least", exact=True).press("Enter")
+        expect(rows(page)).to_have_count(3)
+        page.locator("#facet-columns summary").click()
+        page.locator("#facet-columns").get_by_label("step time, s").check()
+        expect(page.locator("#leaderboard thead")).to_contain_text("step time, s")
+        expect(page.locator("#leaderboard thead")).not_to_contain_text("MFU")
+        csv = page.get_by_role("link", name="CSV").get_attribute("href")
+        assert csv is not None
+        table = httpx.get(f"{explored.url}{csv}", headers=HEADERS, trust_env=False)
+        assert table.status_code == 200, table.text
+        assert len(table.text.splitlines()) == 4
+        page.get_by_role("link", name="Reset").click()
+        expect(rows(page)).to_have_count(10)
+
+
+@pytest.mark.slow
+def test_a_jump_shows_the_page_and_the_row_of_a_trial(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.get_by_label("Jump to trial").fill("12")
+        page.get_by_role("button", name="Jump").click()
+        expect(page).to_have_url(re.compile("#rank-10$"))
+        expect(page.locator("#rank-10")).to_contain_text("12")
+        page.get_by_label("Jump to trial").fill("5")
+        page.get_by_role("button", name="Jump").click()
+        expect(page.get_by_text("This trial is not on the leaderboard")).to_be_visible()
+
+
+@pytest.mark.slow
+def test_the_front_is_marked_where_there_are_several_objectives(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/both")
+        expect(rows(page).first).to_contain_text("front")
+        page.get_by_label("only the front").check()
+        expect(page).to_have_url(re.compile("front=true"))
+        for line in rows(page).all():
+            expect(line).to_contain_text("front")
+
+
+@pytest.mark.slow
+def test_ticked_trials_go_to_the_comparison(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.get_by_label("Compare trial 1", exact=True).check()
+        page.get_by_label("Compare trial 2", exact=True).check()
+        with page.expect_request(re.compile("/compare")) as asked:
+            page.get_by_role("button", name="Compare the ticked trials").click()
+        assert asked.value.url.count("trial=") == 2
+        visitor.faults.clear()
+
+
+def test_a_wrong_filter_is_a_sentence_and_keeps_the_page(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.locator("#facet-bounds summary").click()
+        page.get_by_label("MFU, at least").fill("0.9")
+        page.get_by_label("MFU, at most").fill("0.1")
+        page.get_by_label("MFU, at most").press("Enter")
+        expect(page.locator("#messages")).to_contain_text("no trial is between them")
+        expect(rows(page)).to_have_count(10)
+        visitor.faults.clear()
+        visitor.open("/campaigns/first?columns=mfu")
+        expect(page.get_by_text("The query parameter 'columns' is unknown")).to_be_visible()
+        page.get_by_role("link", name="This page without its filters").click()
+        expect(rows(page)).to_have_count(10)
+        visitor.open("/campaigns/nobody")
+        expect(page.get_by_text("There is no campaign named 'nobody'.")).to_be_visible()
+        expect(page.get_by_role("link", name="Campaigns", exact=True)).to_be_visible()
+        assert len(visitor.faults) == 2  # the browser reports both statuses
+        visitor.faults.clear()
+
+
+def test_the_keyboard_is_enough_for_the_leaderboard(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        page.locator("#facet-pp summary").focus()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        expect(page).to_have_url(re.compile(r"pp=1"))
+        expect(rows(page)).to_have_count(6)
+        heading = page.locator("#leaderboard thead").get_by_role("link", name="peak memory")
+        heading.focus()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("sort=peak_memory_bytes"))
+        # The focus stays on the heading, so that the next key works on it again.
+        expect(heading).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("order=desc"))
+
+
+def test_names_with_markup_are_shown_as_text(browser: Browser, explored: Explored) -> None:
+    spec = make_spec(ODD, cluster=ODD)
+    campaign = explored.store.create_campaign({**spec, "model": {"name": ODD}}, num_legal_layouts=4)
+    explored.store.update_campaign(campaign.id, notes=f"line 1\n{ODD}")
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/")
+        page.get_by_role("link", name="<script>").click()
+        expect(page).to_have_url(f"{explored.url}/campaigns/{campaign.id}")
+        for path in ("", "/trials", "/failures", "/events"):
+            visitor.open(f"/campaigns/{campaign.id}{path}")
+            heading = page.get_by_role("heading", level=1)
+            expect(heading).to_contain_text("<script>window.hacked = 1</script>\"'&")
+            expect(heading).to_contain_text("\\u202eabc\\u0007")
+            assert page.evaluate("() => window.hacked") is None
+    explored.store.cancel_campaign(campaign.id)
+    explored.store.delete_campaign(campaign.id)
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/campaigns/both",
+        pytest.param("/campaigns/first/trials", marks=pytest.mark.slow),
+        pytest.param("/campaigns/first/failures", marks=pytest.mark.slow),
+        pytest.param("/campaigns/first/events", marks=pytest.mark.slow),
+    ],
+)
+def test_pages_of_a_campaign_are_accessible_and_fit(
+    browser: Browser, explored: Explored, path: str, scheme: str
+) -> None:
+    with explored.visitor(browser, color_scheme=scheme) as visitor:
+        page = visitor.open(path)
+        for details in page.locator("main details").all():
+            details.evaluate("(e) => { e.open = true; }")
+        assert_accessible(page)
+        page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = false))")
+        for width in (380, 800, 1600):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert_fits(page)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from results_db.database.data_dir import DataDir
+from results_db.store import Store
+from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored
+from tests.api.process import ServeProcess
+from tests.results_db.factories import completed
+
+
+def expect_live(page: Page) -> None:
+    expect(page.locator("#connection")).to_have_text("live")
+
+
+def test_rows_and_figures_change_when_an_outcome_arrives(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("watched")
+    explored.measure(campaign, 3)
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/watched")
+        expect_live(page)
+        loads: list[str] = []
+        page.on("load", lambda _page: loads.append("load"))
+        page.get_by_label("Compare trial 1", exact=True).check()
+        page.get_by_label("Jump to trial").fill("77")
+        expect(page.locator("#finding")).to_contain_text("The only measured layout runs at 2,800")
+        explored.measure(campaign, 0)
+        expect(page.locator("#rank-1")).to_contain_text("3,000")
+        expect(page.locator("#rank-1")).to_have_class("changed")
+        expect(page.locator("#rank-2")).not_to_have_class("changed")
+        expect(page.locator("#finding")).to_contain_text("The best of 2 measured layouts")
+        # What the reader has begun stays.
+        expect(page.get_by_label("Compare trial 1", exact=True)).to_be_checked()
+        expect(page.get_by_label("Jump to trial")).to_have_value("77")
+        assert not loads
+    explored.post("/campaigns/watched/cancel")
+
+
+@pytest.mark.slow
+def test_running_trials_and_other_windows_follow_too(browser: Browser, explored: Explored) -> None:
+    campaign = explored.submit("in-two-windows")
+    with explored.visitor(browser) as visitor:
+        one = visitor.open("/campaigns/in-two-windows/trials")
+        other = visitor.page.context.new_page()
+        other.goto(f"{explored.url}/")
+        expect_live(one)
+        expect_live(other)
+        trial = explored.run(campaign, LAYOUTS[0], None)
+        expect(one.locator("#trials")).to_contain_text("RUNNING")
+        row = other.locator("tr").filter(has_text="in-two-windows")
+        expect(row).to_contain_text("1 running")
+        one.get_by_role("button", name="Cancel").last.click()
+        one.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        expect(one.get_by_text("The trial is cancelled.")).to_be_visible()
+        other.close()
+        # The stream outlives the window that opened it.
+        explored.store.cancel_campaign(campaign)
+        expect(one.get_by_role("heading", level=1)).to_contain_text("CANCELLED")
+        assert explored.store.trial(trial).campaign_id == campaign
+
+
+@pytest.mark.slow
+def test_an_idle_page_makes_no_requests(browser: Browser, explored: Explored) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        expect_live(page)
+        page.wait_for_timeout(500)
+        asked: list[str] = []
+        page.context.on("request", lambda request: asked.append(request.url))
+        page.get_by_role("link", name="Skip to the content").focus()
+        page.keyboard.press("Enter")  # a jump within the page asks for nothing
+        page.wait_for_timeout(5000)
+        # The browser loads the icon of a page when it likes.
+        assert not [url for url in asked if not url.endswith("icon.svg")]
+
+
+@contextmanager
+def ending(service: ServeProcess) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        service.end()
+
+
+@pytest.mark.slow
+def test_a_page_says_that_the_service_is_gone_and_recovers(
+    browser: Browser, tmp_path: Path
+) -> None:
+    service = ServeProcess(tmp_path)
+    token = (tmp_path / "token").read_text().strip()
+    url = service.service["url"]
+    with closing(Store(DataDir(tmp_path).database_url)) as store, ending(service):
+        worker = service.post("/workers", INTRODUCED)["worker_id"]
+
+        def explored() -> Explored:
+            return Explored(
+                url=url, store=store, http=service.http, worker=worker, admin_token=token
+            )
+
+        campaign = explored().submit("survives")
+        explored().measure(campaign, 3)
+        with explored().visitor(browser) as visitor:
+            page = visitor.open("/campaigns/survives")
+            expect_live(page)
+            service.end(signal.SIGKILL)
+            expect(page.locator("#connection")).to_have_text("connection lost; trying again")
+            # While nobody serves, somebody else's outcome reaches the database.
+            trial = store.add_trial(campaign, LAYOUTS[0])
+            (lease,) = store.lease(worker, 1)
+            outcome = completed(LAYOUTS[0], tokens_per_s=3000.0)
+            store.post_outcome(trial.id, lease.attempt, outcome)
+            service.start(url.rpartition(":")[2])
+            expect_live(page)
+            expect(page.locator("#rank-1")).to_contain_text("3,000")
+            visitor.faults.clear()  # the browser reports refused connections

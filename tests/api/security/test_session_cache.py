@@ -1,0 +1,113 @@
+"""What a process believes of sessions, and which of them it renews."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from api.security.brief_cache import BELIEVED_FOR_S
+from api.security.session_cache import RENEWED_EVERY, SessionBook
+from api.security.token_cache import TokenBook, noting_uses
+from results_db.access.sign_ins import SESSION_IDLE_LIFE
+from results_db.access.tokens import hash_of_token
+from results_db.store import Store
+from tests.api.security.test_token_cache import Ticks
+from tests.postgres import upgraded
+from tests.results_db.factories import TurnableClock
+
+TOKEN = hash_of_token(b"lt_somebody")
+
+
+@pytest.fixture
+def clock() -> TurnableClock:
+    return TurnableClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
+    with closing(Store.open(upgraded(tmp_path), clock=clock)) as store:
+        yield store
+
+
+@pytest.fixture
+def ticks() -> Ticks:
+    return Ticks()
+
+
+@pytest.fixture
+def book(store: Store, clock: TurnableClock, ticks: Ticks) -> SessionBook:
+    return SessionBook(store, clock=clock, ticks=ticks)
+
+
+@pytest.fixture
+def session(store: Store) -> str:
+    """The hash of the secret of a new session."""
+    return hash_of_token(store.create_session(TOKEN).encode())
+
+
+def find(book: SessionBook, session: str) -> str | None:
+    return asyncio.run(book.find(session))
+
+
+def test_a_session_leads_to_its_token(book: SessionBook, session: str) -> None:
+    assert find(book, session) == TOKEN
+    assert find(book, TOKEN) is None
+
+
+def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once(
+    book: SessionBook, store: Store, session: str, ticks: Ticks
+) -> None:
+    other = hash_of_token(store.create_session(TOKEN).encode())
+    assert find(book, session) == find(book, other) == TOKEN
+    store.end_session(session)
+    store.end_session(other)
+    book.forget(other)
+    assert find(book, session) == TOKEN
+    assert find(book, other) is None
+    ticks.now += BELIEVED_FOR_S
+    assert find(book, session) is None
+
+
+def test_a_session_ends_at_its_time_even_while_it_is_believed(
+    book: SessionBook, session: str, clock: TurnableClock
+) -> None:
+    assert find(book, session) == TOKEN
+    clock.forward(SESSION_IDLE_LIFE.total_seconds())
+    assert find(book, session) is None
+
+
+def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
+    book: SessionBook, session: str, clock: TurnableClock
+) -> None:
+    find(book, session)
+    assert book.take_uses() == set()  # it has just begun
+    clock.forward(RENEWED_EVERY.total_seconds() + 1)
+    find(book, session)
+    find(book, session)
+    assert book.take_uses() == {session}
+    assert book.take_uses() == set()
+    find(book, session)
+    book.forget(session)
+    assert book.take_uses() == set()
+
+
+def test_the_service_renews_used_sessions_in_the_background(
+    book: SessionBook, store: Store, session: str, clock: TurnableClock
+) -> None:
+    unused = hash_of_token(store.create_session(TOKEN).encode())
+    clock.forward(3600)
+
+    async def serve() -> None:
+        async with noting_uses(TokenBook(store, {}, clock=clock), book, store):
+            assert await book.find(session) == TOKEN
+
+    asyncio.run(serve())
+    renewed, old = store.session_by_hash(session), store.session_by_hash(unused)
+    assert renewed is not None
+    assert old is not None
+    assert renewed.expires_at == clock() + SESSION_IDLE_LIFE
+    assert old.expires_at < renewed.expires_at

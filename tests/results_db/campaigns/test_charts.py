@@ -1,0 +1,156 @@
+"""Data of charts: the history of the best, failures, and the timeline of attempts."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from results_db.campaigns.charts import HistoryPoint
+from results_db.errors import CampaignNotFoundError, ObjectiveUnknownError
+from results_db.models.tables import Campaign
+from results_db.store import Store
+from results_db.trials.leases import LEASE_S
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import (
+    START,
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_campaign,
+    make_worker,
+)
+
+OUTCOMES = (
+    failed("crashed"),
+    completed(tokens_per_s=200.0),
+    completed(tokens_per_s=900.0, shortened=True, iterations_asked=9),
+    completed(tokens_per_s=150.0),
+    completed(tokens_per_s=300.0),
+    failed("out_of_memory"),
+    completed(tokens_per_s=800.0, oversubscribed=True),
+    completed(tokens_per_s=300.0),
+    completed(tokens_per_s=310.0, peak_memory_bytes=7 << 30),
+)
+"""In the order of the ends; the best so far rises at the second and at the fifth, and without a
+limit of memory at the last."""
+
+
+@pytest.fixture
+def campaign(store: Store) -> int:
+    campaign = make_campaign(store)
+    worker = make_worker(store)
+    for number, outcome in enumerate(OUTCOMES, 1):
+        measure(store, campaign, worker.id, number, outcome)
+    return campaign
+
+
+def measure(store: Store, campaign: int, worker_id: str, number: int, outcome: Outcome) -> None:
+    store.add_trial(campaign, Layout(num_microbatches=number))
+    lease = lease_one(store, worker_id)
+    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+
+
+def test_the_best_rises_with_trials_that_count(store: Store, campaign: int) -> None:
+    history = store.best_so_far(campaign, "tokens_per_s")
+    assert [point.value for point in history.points] == [
+        None if outcome.measurement is None else outcome.measurement.tokens_per_s
+        for outcome in OUTCOMES
+    ]
+    best = [None, 200.0, 200.0, 200.0, 300.0, 300.0, 300.0, 300.0, 310.0]
+    assert [point.best for point in history.points] == best
+    assert [point.number for point in history.points if point.is_improvement] == [2, 5, 9]
+    assert [point.ended_seq for point in history.points] == list(range(1, 10))
+    first, second, *_ = history.points
+    assert (first.state, first.reason) == ("FAILED", "crashed")
+    assert (second.state, second.reason) == ("COMPLETED", None)
+    assert (history.num_ended, history.num_left_out) == (9, 0)
+    assert history.objective == "tokens_per_s"
+    assert store.best_so_far(campaign).objective == "tokens_per_s_per_device"
+    nodes = store.best_so_far(campaign, "tokens_per_node_hour").points
+    assert nodes[1].best == 200.0 * 3600
+
+
+def test_what_breaks_the_constraints_is_no_best(store: Store, campaign: int) -> None:
+    with store._db.write() as session:
+        session.execute(update(Campaign).values(max_peak_memory_bytes=6 << 30))
+    history = store.best_so_far(campaign, "tokens_per_s")
+    assert [point.number for point in history.points if point.is_improvement] == [2, 5]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 6, 8, 9])
+def test_a_history_is_thinned_and_keeps_every_new_best(
+    store: Store, campaign: int, limit: int
+) -> None:
+    whole = store.best_so_far(campaign, "tokens_per_s").points
+    history = store.best_so_far(campaign, "tokens_per_s", limit=limit)
+    assert len(history.points) <= limit
+    assert history.num_left_out == 9 - len(history.points)
+    assert [point for point in whole if point in history.points] == list(history.points)
+    risen: list[HistoryPoint] = [point for point in history.points if point.is_improvement]
+    assert len(risen) == min(limit, 3)
+    assert risen[-1].number == 9
+
+
+def test_a_history_of_nothing_is_empty_and_wrong_questions_are_refused(store: Store) -> None:
+    campaign = make_campaign(store)
+    assert (store.best_so_far(campaign).points, store.best_so_far(campaign).num_ended) == ([], 0)
+    with pytest.raises(ObjectiveUnknownError, match="'memory_headroom' is not one of"):
+        store.best_so_far(campaign, "memory_headroom")
+    with pytest.raises(CampaignNotFoundError):
+        store.best_so_far(10**6)
+
+
+def test_failures_are_counted_by_reason_and_node_the_most_first(
+    store: Store, campaign: int
+) -> None:
+    worker = store.workers()[0]
+    for number, reason in ((11, "crashed"), (12, "crashed"), (13, "cancelled")):
+        measure(store, campaign, worker.id, number, failed(reason))
+    assert store.failures(campaign) == [
+        ("FAILED", "crashed", "node-1", 3, 11),
+        ("INFEASIBLE", "out_of_memory", "node-1", 1, 6),
+    ]
+    assert store.failures(campaign)[0].num_trials == 3
+    assert store.failures(10**6) == []
+
+
+def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
+    store: Store, clock: TurnableClock
+) -> None:
+    campaign = make_campaign(store)
+    other = make_campaign(store, "other")
+    worker = make_worker(store)
+    for number in (1, 2, 3):
+        store.add_trial(campaign, Layout(num_microbatches=number))
+    first = lease_one(store, worker.id)
+    clock.forward(1)
+    store.post_outcome(first.trial_id, first.attempt, failed("crashed"))
+    lease_one(store, worker.id)
+    clock.forward(LEASE_S + 1)
+    store.expire_leases()
+    again = lease_one(store, worker.id)
+    clock.forward(1)
+    lease_one(store, worker.id)
+    timeline = store.timeline(campaign)
+    found = [(each.number, each.attempt, each.ending, each.state) for each in timeline.attempts]
+    assert found == [
+        (3, 1, None, "RUNNING"),
+        (2, 2, None, "RUNNING"),
+        (2, 1, "lost", "RUNNING"),
+        (1, 1, "reported", "FAILED"),
+    ]
+    newest, *_, oldest = timeline.attempts
+    assert (newest.worker_id, newest.worker_name) == (worker.id, "w1")
+    assert (newest.num_nodes, newest.num_devices, newest.ended_at) == (1, 1, None)
+    assert oldest.started_at == START
+    assert oldest.ended_at is not None
+    assert (oldest.reason, newest.reason) == ("crashed", None)
+    assert again.attempt == 2
+    assert (timeline.num_attempts, timeline.num_left_out) == (4, 0)
+    some = store.timeline(campaign, limit=2)
+    assert some.attempts == timeline.attempts[:2]
+    assert some.num_left_out == 2
+    assert store.timeline(other).attempts == []
+    assert store.timeline(other).num_attempts == 0

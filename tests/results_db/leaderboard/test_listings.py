@@ -1,0 +1,361 @@
+"""Lists of ranked layouts are what sorting and filtering the whole leaderboard in Python gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
+from results_db.leaderboard import listing as listing_module
+from results_db.leaderboard.ranked_layout import (
+    LISTING_SORT_KEYS,
+    WHOLE,
+    LeaderboardQuery,
+    RankedLayout,
+)
+from results_db.store import Store
+from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.objectives import OBJECTIVES
+from tests.results_db import leaderboard_oracle as oracle
+from tests.results_db.campaigns.test_imports import layouts as imported_layouts
+from tests.results_db.campaigns.test_imports import make_import, make_row
+from tests.results_db.factories import TurnableClock, completed, make_campaign
+from tests.results_db.leaderboard.test_leaderboard_tables import (
+    PEAKS,
+    STEP_TIMES_S,
+    Happening,
+    History,
+    campaigns,
+    happenings,
+    refuse_other_standings,
+)
+
+filters = st.one_of(
+    st.just(TrialFilter()),
+    st.builds(lambda values: TrialFilter(tp=tuple(values)), st.sets(st.sampled_from([1, 2, 4, 8]))),
+    st.builds(lambda value: TrialFilter(global_batch_size=(value,)), st.sampled_from([4, 8])),
+    st.builds(
+        lambda most, least: TrialFilter(max_step_time_s=most, min_peak_memory_bytes=least),
+        st.sampled_from(STEP_TIMES_S),
+        st.sampled_from(PEAKS),
+    ),
+    st.builds(lambda number: TrialFilter(numbers=tuple(range(1, number))), st.integers(2, 9)),
+    st.just(TrialFilter(states=("COMPLETED",), num_nodes=(2,))),
+    st.just(TrialFilter(min_tokens_per_node_hour=3600 * 512 / 0.6)),
+)
+queries = st.builds(
+    lambda sort, descending, **more: LeaderboardQuery(
+        sort=sort, descending=descending and sort is not None, **more
+    ),
+    sort=st.one_of(st.none(), st.sampled_from(LISTING_SORT_KEYS)),
+    descending=st.booleans(),
+    wanted=filters,
+    front=st.sampled_from([False, False, True]),
+    within_percent=st.sampled_from([None, None, 0.0, 20.0]),
+)
+
+
+def sort_value(layout: RankedLayout, key: str) -> float | None:
+    """The value that a layout is sorted by: of the first of its trials alone."""
+    if key in METRICS:
+        if key == "tokens_per_node_hour":
+            return layout.trial.objective(key)
+        return getattr(layout.trial.measurement, key)  # type: ignore[no-any-return]
+    value = getattr(layout.trial.layout, key)
+    words = KNOBS[key].choices if key in KNOBS and not KNOBS[key].is_number else None
+    return words.index(value) if words else value  # type: ignore[no-any-return]
+
+
+def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:
+    for name in KNOB_FIELDS:
+        values = getattr(wanted, name)
+        if values and getattr(layout.trial.layout, name) not in values:
+            return False
+    if wanted.numbers and layout.trial.number not in wanted.numbers:
+        return False
+    for name in METRICS:
+        low, high = wanted.bounds(name)
+        value = sort_value(layout, name)
+        if low is not None and (value is None or value < low):
+            return False
+        if high is not None and (value is None or value > high):
+            return False
+    return True
+
+
+def listed(
+    whole: list[RankedLayout], front: frozenset[int], query: LeaderboardQuery
+) -> list[RankedLayout]:
+    """The layouts of a whole leaderboard that a query lists, in its order."""
+    found = [each for each in whole if is_wanted(each, query.wanted)]
+    if query.front:
+        found = [each for each in found if each.trial.id in front]
+    if query.within_percent is not None:
+        least = whole[0].value * (1.0 - query.within_percent / 100.0)
+        found = [each for each in found if each.value >= least]
+        if not whole[0].shortened:
+            found = [each for each in found if not each.shortened]
+    natural = sorted(found, key=lambda each: (-each.value, each.trial.id))
+    if query.sort is not None:
+        key = query.sort
+        sign = -1 if query.descending else 1
+        values = {each.trial.id: sort_value(each, key) for each in natural}
+        known = [each for each in natural if values[each.trial.id] is not None]
+        known.sort(key=lambda each: sign * values[each.trial.id])  # type: ignore[operator]
+        return [*known, *(each for each in natural if values[each.trial.id] is None)]
+    if query.within_percent is not None:
+        # At the median step time, as the leaderboard's value.
+        return sorted(
+            natural,
+            key=lambda each: (
+                -(
+                    each.trial.objective("tokens_per_node_hour")  # type: ignore[operator]
+                    * (each.trial.measurement.step_time_s / each.step_time_s)  # type: ignore[union-attr]
+                )
+            ),
+        )
+    return found
+
+
+def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -> None:
+    """Compares a list, its pages, its total, ranks and values of knobs with the oracle."""
+    store, campaign = run.store, run.campaign
+    with store._db.read() as session:
+        whole = oracle.standings(session, campaign.id, objective)
+        front = oracle.front(session, campaign) if whole else frozenset()
+    expected = listed(whole, front, query) if whole else []
+    refuse_other_standings(store.ranked_layouts(campaign.id, objective, listing=query), expected)
+    for offset in (0, 1, 3):
+        found = store.ranked_layouts(campaign.id, objective, listing=query, limit=2, offset=offset)
+        refuse_other_standings(found, expected[offset : offset + 2])
+    page = store.page_of_layouts(campaign.id, objective, listing=query, limit=2, offset=1)
+    assert page.total == len(expected)
+    assert [each["id"] for each in page.layouts] == [each.trial.id for each in expected[1:3]]
+    for each in whole:
+        for trial_id in each.trial_ids:
+            assert store.rank_of(campaign.id, trial_id, objective) == each.rank
+    if objective == campaign.objective:
+        values = store.knob_values(campaign.id, listing=query)
+        assert list(values) == list(KNOB_FIELDS)
+        for name in KNOB_FIELDS:
+            assert values[name] == Counter(getattr(each.trial.layout, name) for each in expected)
+
+
+def given_lists(number: int) -> Any:
+    """Calls a test with so many histories, each step of which has a list to be compared."""
+    steps = st.tuples(happenings, queries, st.sampled_from(OBJECTIVES))
+    return lambda test: settings(
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )(given(described=campaigns, history=st.lists(steps, min_size=6, max_size=12))(test))
+
+
+def follow(
+    store: Store,
+    clock: TurnableClock,
+    described: dict[str, Any],
+    history: list[tuple[Happening, LeaderboardQuery, str]],
+) -> None:
+    run = History(store, clock, **described)
+    for happening, query, objective in history:
+        run.happen(happening)
+        refuse_another_list(run, run.campaign.objective, query)
+        refuse_another_list(run, objective, query)
+
+
+@given_lists(3)
+def test_a_list_is_the_whole_leaderboard_filtered_and_sorted_after_any_change(
+    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Any]
+) -> None:
+    follow(store, clock, described, history)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@given_lists(25)
+def test_more_lists_are_the_whole_leaderboard_filtered_and_sorted(
+    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Any]
+) -> None:
+    follow(store, clock, described, history)
+
+
+def full_history(store: Store, clock: TurnableClock) -> History:
+    """Layouts of equal values, a shortened one with the largest, and one that was repeated."""
+    run = History(store, clock, objective="tokens_per_s")
+    for tp, seconds, shortened, peak in (
+        (1, 0.3, True, 0),
+        (2, 0.35, False, 1),
+        (4, 0.35, False, 2),
+        (8, 0.35, False, 2),
+        (2, 0.35, False, 0),
+        (1, 0.6, False, 1),
+        (8, 0.6, False, 0),
+    ):
+        layout = Layout(tp=tp, dp=8 // tp, num_microbatches=tp)
+        run.happen(
+            Happening(
+                layout=layout,
+                step_time_s=seconds,
+                how="measured",
+                is_off=False,
+                shortened=shortened,
+                oversubscribed=False,
+                num_timed=3,
+                peak_memory_bytes=PEAKS[peak],
+            )
+        )
+    return run
+
+
+@pytest.mark.parametrize("key", [None, *LISTING_SORT_KEYS])
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.sampled(11)
+def test_every_key_sorts_both_ways_near_the_beginning_and_far_from_it(
+    store: Store,
+    clock: TurnableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    near: bool,
+) -> None:
+    if not near:
+        monkeypatch.setattr(listing_module, "_NEAR", 0)
+        monkeypatch.setattr(listing_module, "_COUNTED_ONE_BY_ONE", 0)
+    run = full_history(store, clock)
+    for descending in (False, True) if key else (False,):
+        query = LeaderboardQuery(sort=key, descending=descending)
+        refuse_another_list(run, "tokens_per_s", query)
+        filtered = LeaderboardQuery(
+            sort=key, descending=descending, wanted=TrialFilter(tp=(1, 2, 8))
+        )
+        refuse_another_list(run, "tokens_per_s", filtered)
+
+
+def test_layouts_without_a_value_come_last_in_both_directions(store: Store) -> None:
+    known = imported_layouts()
+    rows = [
+        make_row(**known[place], step_time_s=seconds, peak_memory_bytes=peak)
+        for place, (seconds, peak) in enumerate(
+            ((0.4, ""), (0.5, 3_000_000_000), (0.6, 5_000_000_000), (0.7, ""))
+        )
+    ]
+    (campaign,) = store.import_campaigns([make_import("import", *rows)])
+
+    def peaks(**sorting: Any) -> list[int | None]:
+        query = LeaderboardQuery(sort="peak_memory_bytes", **sorting)
+        found = store.ranked_layouts(campaign.id, "tokens_per_s", listing=query)
+        measured = [each.trial.measurement for each in found]
+        return [each and each.peak_memory_bytes for each in measured]
+
+    assert peaks() == [3_000_000_000, 5_000_000_000, None, None]
+    assert peaks(descending=True) == [5_000_000_000, 3_000_000_000, None, None]
+
+
+def test_an_order_that_no_list_has_is_refused_with_the_choices() -> None:
+    with pytest.raises(ListingInvalidError, match=r"sort='ttp' is unknown \(did you mean 'tp'\?\)"):
+        LeaderboardQuery(sort="ttp")
+    with pytest.raises(ListingInvalidError, match=r"order=desc needs a sort key.*add sort=KEY"):
+        LeaderboardQuery(descending=True)
+
+
+def test_what_is_not_ranked_has_no_rank(store: Store, clock: TurnableClock) -> None:
+    run = full_history(store, clock)
+    waiting = store.add_trial(run.campaign.id, Layout(pp=8, num_microbatches=8))
+    assert store.rank_of(run.campaign.id, waiting.id) is None
+    assert store.rank_of(run.campaign.id, 10**6) is None
+    other = make_campaign(store, "other")
+    assert store.rank_of(other, 1) is None
+    with pytest.raises(CampaignNotFoundError):
+        store.rank_of(10**6, 1)
+    with pytest.raises(ObjectiveUnknownError):
+        store.rank_of(run.campaign.id, 1, "mood")
+
+
+def test_knobs_of_one_value_are_constant_in_the_layouts_that_are_listed(
+    store: Store, clock: TurnableClock
+) -> None:
+    run = full_history(store, clock)
+    everywhere = store.constant_knobs(run.campaign.id)
+    assert {"num_nodes": 1, "pp": 1, "precision": "fp32", "sequence_parallel": False}.items() <= (
+        everywhere.items()
+    )
+    assert not {"tp", "dp", "num_microbatches"} & everywhere.keys()
+    pairs = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
+    assert store.constant_knobs(run.campaign.id, listing=pairs)["dp"] == 4
+    none = LeaderboardQuery(wanted=TrialFilter(tp=(64,)))
+    assert store.constant_knobs(run.campaign.id, listing=none) == {}
+    assert store.knob_values(make_campaign(store, "empty"))["tp"] == {}
+    with pytest.raises(CampaignNotFoundError):
+        store.knob_values(10**6)
+
+
+def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leaves_out(
+    store: Store, clock: TurnableClock
+) -> None:
+    run = full_history(store, clock)
+    failing = Happening(
+        layout=Layout(pp=8, num_microbatches=8),
+        step_time_s=0.3,
+        how="out_of_memory",
+        is_off=False,
+        shortened=False,
+        oversubscribed=False,
+        num_timed=3,
+        peak_memory_bytes=PEAKS[0],
+    )
+    run.happen(failing)
+    plot = store.plot_points(run.campaign.id)
+    whole = store.ranked_layouts(run.campaign.id, "tokens_per_s")
+    assert plot.num_left_out == 0
+    assert (plot.objective, plot.num_ranked, plot.num_unranked) == ("tokens_per_s", len(whole), 1)
+    for point, layout in zip(plot.points, whole, strict=False):
+        trial = layout.trial
+        assert point[:4] == (trial.id, trial.number, "COMPLETED", None)
+        assert point[4:7] == (layout.rank, layout.value, layout.step_time_s)
+        assert trial.measurement is not None
+        assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
+        assert point.shortened == layout.shortened
+        assert point.knobs == tuple(getattr(trial.layout, name) for name in KNOB_FIELDS)
+    front = store.front(run.campaign)
+    assert {point.trial_id for point in plot.points if point.on_front} == front
+    *_, last = plot.points
+    assert (last.state, last.reason, last.rank, last.value) == (
+        "INFEASIBLE",
+        "out_of_memory",
+        None,
+        None,
+    )
+    some = store.plot_points(run.campaign.id, limit=4)
+    assert len(some.points) == 4
+    assert some.num_left_out == len(plot.points) - 4
+    assert front <= {point.trial_id for point in some.points}
+    assert some.points[0].rank == 1
+    assert [point.rank for point in some.points][-2:] == [len(whole), None]
+    other = store.plot_points(run.campaign.id, "model_tflops_per_device")
+    assert other.objective == "model_tflops_per_device"
+    assert len(store.plot_points(make_campaign(store, "empty")).points) == 0
+
+
+def test_a_change_of_a_campaign_is_seen_at_the_next_call(
+    store: Store, clock: TurnableClock
+) -> None:
+    run = full_history(store, clock)
+    query = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
+    before = store.page_of_layouts(run.campaign.id, listing=query, limit=1)
+    assert store.page_of_layouts(run.campaign.id, listing=query, limit=1) == before
+    trial = store.add_trial(run.campaign.id, Layout(tp=2, dp=4, num_microbatches=4))
+    (lease,) = store.lease(store.workers()[0].id, 1)
+    store.post_outcome(trial.id, lease.attempt, completed(lease.layout, tokens_per_s=1.0))
+    # The clock has not moved: versions do not depend on it.
+    after = store.page_of_layouts(run.campaign.id, listing=query, limit=9)
+    assert after.total == before.total + 1
+    assert store.knob_values(run.campaign.id)["tp"][2] == before.total + 1
+    assert store.ranked_layouts(run.campaign.id, "tokens_per_s", listing=WHOLE)[-1].trial == (
+        store.trial(trial.id)
+    )
