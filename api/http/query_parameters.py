@@ -175,7 +175,7 @@ def _refuse_unknown(request: Request, also: frozenset[str]) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    known = sorted(set(_parameters_of(route.dependant)) | also)
+    known = sorted(set(_parameters_of(route.dependant)))
     for name in request.query_params:
         if name not in known and name not in also:
             hint = nearest(name, known) if known else "; there is none here"
