@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BodyLimit
 from api.http.route_map import RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
+from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
 from api.routes import (
     access,
@@ -98,6 +99,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.store = store
     app.state.settings = settings
     app.state.batches = WorkerBatches.of(store, settings)
+    app.state.changes = DatabaseChanges(
+        store.change_mark(),
+        stopping=settings.stopping,
+        look_s=min(settings.lease_poll_s, settings.event_poll_s),
+    )
     app.state.book = book
     app.state.authentication = _authentication(settings, book, sessions)
     app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
@@ -117,9 +123,13 @@ async def _at_work(
     app: FastAPI, settings: Settings, store: Store, book: TokenBook, sessions: SessionBook
 ) -> AsyncIterator[None]:
     """Runs the background jobs of the service while it answers requests."""
-    sweeper = Sweeper(store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s)
+    changes: DatabaseChanges = app.state.changes
+    sweeper = Sweeper(
+        store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s, changes=changes
+    )
     hub = EventHub(
         store,
+        changes,
         stopping=settings.stopping,
         interval_s=settings.event_poll_s,
         idle_interval_s=settings.event_idle_poll_s,
@@ -128,13 +138,14 @@ async def _at_work(
         max_waiting=settings.max_waiting_events,
     )
     app.state.hub = hub
-    async with (
-        sweeping(sweeper),
-        noting_uses(book, sessions, store),
-        in_background(hub.run()),
-        in_background(prune(store, settings.retention)),
-    ):
-        yield
+    with closing(changes):
+        async with (
+            sweeping(sweeper),
+            noting_uses(book, sessions, store),
+            in_background(hub.run()),
+            in_background(prune(store, settings.retention)),
+        ):
+            yield
 
 
 def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) -> Authentication:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
 
+from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
 from api.schemas.text_types import id_in
 from api.security.authentication import Credential
@@ -54,6 +55,7 @@ async def get_credential(request: Request) -> Credential:
 
 BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
 BookDep = Annotated[TokenBook, _of_app("book")]
+ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
 HubDep = Annotated[EventHub, _of_app("hub")]
 MetricsDep = Annotated[Metrics, _of_app("metrics")]
 SettingsDep = Annotated[Settings, _of_app("settings")]

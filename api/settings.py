@@ -37,13 +37,16 @@ class Settings:
     sweep_interval_s: float = 1.0
     """Seconds between searches for expired leases."""
     lease_poll_s: float = 0.1
-    """Seconds between queries of the database while a worker waits for a trial."""
+    """Seconds between looks for a change of the database while a worker waits for a trial; on
+    PostgreSQL, between queries."""
     outcome_gather_s: float = 0.08
     """Seconds for which outcomes are collected into one transaction when several come at once."""
     event_poll_s: float = 0.1
-    """Seconds between queries of the event log while there are watchers."""
+    """Seconds between looks for a change of the database while there are watchers; on PostgreSQL,
+    between queries of the event log."""
     event_idle_poll_s: float = 1.0
-    """Seconds between queries without watchers; they number events for other processes."""
+    """Seconds between queries without watchers, on PostgreSQL: they number events for other
+    processes."""
     live_event_s: float = 1.0
     """Seconds between live events of a campaign: progress within probes, cost; and of nodes."""
     event_ping_s: float = 15.0

@@ -24,6 +24,7 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 from benchmarks.arguments import count
+from benchmarks.bench_idle import ASKED_SHARE, measure_idle
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.service.large_leaderboard import fill_campaign
 from benchmarks.service.live_service import ROOT, LiveService, wait_until
@@ -303,8 +304,6 @@ def _requests(service: LiveService) -> dict[str, float]:
 
 def measure_idle_service(_: argparse.Namespace) -> list[Figure]:
     """Processor time of an idle `layout-tuner up`."""
-    from benchmarks.bench_idle import ASKED_SHARE, measure_idle
-
     cost = measure_idle()
     parts = ", ".join(f"{part} {share:.2%}" for part, share in sorted(cost.shares.items()))
     return [

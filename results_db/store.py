@@ -20,6 +20,7 @@ from results_db.campaigns.models_and_clusters import Descriptions
 from results_db.campaigns.overview import Overviews
 from results_db.campaigns.reports import Reports
 from results_db.campaigns.start_from import EarlierTrials
+from results_db.database.change_mark import ChangeMark
 from results_db.database.data_dir import DataDir
 from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
@@ -138,6 +139,10 @@ class Store(
     def is_shared(self) -> bool:
         """Whether processes on other machines may use the same database."""
         return self._db.is_shared
+
+    def change_mark(self) -> ChangeMark | None:
+        """Tells whether the database was changed by anybody; None: a PostgreSQL cannot tell."""
+        return ChangeMark.of(self._db)
 
     def now(self) -> datetime:
         """The time of the clock for leases and heartbeats."""

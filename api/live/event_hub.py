@@ -20,6 +20,7 @@ from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from api.errors import WatchersTooManyError
+from api.live.database_changes import DatabaseChanges
 from api.live.live_events import LiveEvent, first_events, live_events
 from api.schemas.campaigns_and_trials import EventRead
 from results_db.database.outage_log import LoopOutage
@@ -91,6 +92,7 @@ class EventHub:
     def __init__(
         self,
         store: Store,
+        changes: DatabaseChanges,
         *,
         stopping: Event,
         interval_s: float,
@@ -103,8 +105,10 @@ class EventHub:
 
         Args:
             store: has the log of events.
+            changes: tells when to read it.
             stopping: set when the service ends; all subscriptions are closed then.
-            interval_s: seconds between reads while there are watchers.
+            interval_s: seconds between reads while there are watchers, where changes cannot be
+                told.
             idle_interval_s: seconds between reads otherwise; they number events for other
                 processes.
             live_interval_s: seconds between live events of a campaign.
@@ -112,6 +116,8 @@ class EventHub:
             max_waiting: unread events after which a watcher is dropped.
         """
         self._store = store
+        self._changes = changes
+        self._changes_read = 0
         self._stopping = stopping
         self._interval_s = interval_s
         self._idle_interval_s = idle_interval_s
@@ -204,17 +210,20 @@ class EventHub:
 
     async def _pause(self) -> None:
         if self._subscriptions:
-            await asyncio.sleep(self._interval_s)
+            await self._changes.after(
+                self._changes_read, within_s=self._live_interval_s, pause_s=self._interval_s
+            )
             return
         self._wanted.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._idle_interval_s):
+            async with asyncio.timeout(None if self._changes.can_tell else self._idle_interval_s):
                 await self._wanted.wait()
 
     async def _turn(self) -> None:
         if self._stopping.is_set():
             for subscription in self._subscriptions:
                 subscription.close("the service ends")
+        self._changes_read = self._changes.number
         await run_in_threadpool(self._store.number_events)
         while self._subscriptions:
             page = await run_in_threadpool(self._read)

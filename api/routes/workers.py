@@ -12,10 +12,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from api.dependencies import BatchesDep, SettingsDep, StoreDep
+from api.dependencies import BatchesDep, ChangesDep, SettingsDep, StoreDep
 from api.http.request_bodies import JsonRoute
 from api.schemas.allocations import WorkerPage
 from results_db.allocations.workers import Beat
+from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
 from results_db.trials.leases import LeaseAsk
 from search_spaces.protocol.worker_messages import (
     HeartbeatBody,
@@ -67,6 +68,7 @@ async def lease_trials(
     worker_id: WorkerId,
     body: LeaseRequest,
     batches: BatchesDep,
+    changes: ChangesDep,
     settings: SettingsDep,
     request: Request,
 ) -> LeasesRead:
@@ -76,17 +78,18 @@ async def lease_trials(
     worker has registered with the same name: the worker must end.
     """
     ask = LeaseAsk(worker_id=worker_id, request=body)
-    deadline = asyncio.get_running_loop().time() + body.wait_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + body.wait_s
+    seen = changes.number
     leases = await batches.leases.ask(ask)
-    while (
-        not leases
-        and asyncio.get_running_loop().time() < deadline
-        and not settings.stopping.is_set()
-    ):
-        await asyncio.sleep(settings.lease_poll_s)
+    while not leases and (left_s := deadline - loop.time()) > 0 and not settings.stopping.is_set():
+        await changes.after(seen, within_s=left_s, pause_s=settings.lease_poll_s)
         # A trial leased to a disconnected client would be blocked until its lease expires.
         if await request.is_disconnected():
             break
+        seen = changes.number
+        if changes.finds(OPEN_SESSION, worker_id) and not changes.finds(WAITING_TRIAL):
+            continue
         leases = await batches.leases.ask(ask)
     return LeasesRead(leases=leases)
 

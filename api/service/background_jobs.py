@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 
+from api.live.database_changes import DatabaseChanges
 from results_db.admin.retention import Retention
+from results_db.database.change_mark import RUNNING_TRIAL
 from results_db.database.outage_log import LoopOutage, once_it_answers
 from results_db.database.store_base import Clock
 from results_db.store import Store
@@ -52,6 +54,7 @@ class Sweeper:
         lease_s: float,
         interval_s: float,
         clock: Clock | None = None,
+        changes: DatabaseChanges | None = None,
     ) -> None:
         """Uses the store's clock, in whose time leases are written.
 
@@ -59,7 +62,15 @@ class Sweeper:
 
         Where several processes serve one database, each sweeps. The last sweep is the latest of all
         processes: the service was down only while all of them were.
+
+        Args:
+            store: has the leases.
+            lease_s: seconds of a lease.
+            interval_s: seconds between two sweeps.
+            clock: None: the store's.
+            changes: tells whether any trial runs; None: every sweep asks the store.
         """
+        self._changes = changes
         self._store = store
         self._lease_s = lease_s
         self._interval_s = interval_s
@@ -97,13 +108,24 @@ class Sweeper:
         outage = LoopOutage(_log, "taking leases back")
         while True:
             try:
-                await run_in_threadpool(self.sweep)
+                if not self._skip():
+                    await run_in_threadpool(self.sweep)
             except Exception as error:
                 # Without sweeps, trials of lost workers would stay leased: try again.
                 outage.failed("no lease was taken back", error)
             else:
                 outage.worked()
             await asyncio.sleep(self._interval_s)
+
+    def _skip(self) -> bool:
+        """Whether there is nothing to do, which is known without a transaction."""
+        if self._changes is None or self._last_sweep is None:
+            return False
+        now = self._clock()
+        if self._is_time_to_share(now) or self._changes.finds(RUNNING_TRIAL):
+            return False
+        self._last_sweep = now
+        return True
 
     def _is_time_to_share(self, now: datetime) -> bool:
         last = self._shared_idle_time_at

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from results_db.database.change_mark import RUNNING_CAMPAIGN
 from results_db.database.outage_log import LoopOutage
 from results_db.errors import (
     CampaignNotFoundError,
@@ -76,6 +77,9 @@ class Driver:
         self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
+        self._mark = store.change_mark()
+        self._found_some = True
+        """Whether the last round found a campaign."""
         self._analysed: dict[int, tuple[int, float]] = {}
         """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
         clock."""
@@ -114,11 +118,20 @@ class Driver:
         Returns:
             Whether all succeeded. What failed was logged and is tried again in the next round.
         """
+        if self._is_idle():
+            return True
         self._beat()
         campaigns = self._store.campaigns_to_drive()
+        self._found_some = bool(campaigns)
         self._drop_others({campaign.id for campaign in campaigns})
         results = [self._step_campaign(campaign) for campaign in campaigns]
         return all(results)
+
+    def _is_idle(self) -> bool:
+        """Whether no campaign runs, as in the last round; known without a transaction."""
+        if self._found_some or self._mark is None:
+            return False
+        return not self._mark.finds(RUNNING_CAMPAIGN)
 
     def _pause_s(self, failures: int) -> float:
         if failures:

@@ -7,6 +7,8 @@ of them takes over when the lease runs out.
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
 import threading
 import time
@@ -24,9 +26,11 @@ from results_db.store import Store
 from tuner.driver.campaign_opening import BackgroundOpening
 from tuner.driver.driver import Driver
 
-LOOK_INTERVAL_S: Final = 0.1
 STANDBY_INTERVAL_S: Final = 0.5
 RENEWAL_INTERVAL_S: Final = 1.0
+SQLITE_RENEWS_EVERY: Final = 2
+"""Intervals between renewals on SQLite: all of its drivers are on one machine, without a
+network between them and the database, and each renewal writes to the disk."""
 STUCK_AFTER_S: Final = 900.0
 """A round that takes longer is taken to hang: the lease is no longer renewed."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -87,12 +91,13 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
 class StopRequest:
     """Whether a signal has asked the process to stop; the current round is finished first.
 
-    It is a plain flag that is polled: a signal handler that sets a `threading.Event` can interrupt
-    the thread that holds the event's lock.
+    The handler writes to a pipe, which ends a pause: a handler that sets a `threading.Event` can
+    interrupt the thread that holds the event's lock.
     """
 
     def __init__(self) -> None:
         self._requested = False
+        self._reader, self._writer = os.pipe()
 
     @property
     def is_requested(self) -> bool:
@@ -101,13 +106,14 @@ class StopRequest:
 
     def note(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        self._requested = True
+        if not self._requested:
+            self._requested = True
+            os.write(self._writer, b"!")
 
     def wait(self, pause_s: float) -> bool:
         """Pauses, at most until a signal comes; returns whether one came."""
-        deadline = time.monotonic() + pause_s
-        while not self._requested and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_INTERVAL_S))
+        if not self._requested and pause_s > 0:
+            select.select([self._reader], [], [], pause_s)
         return self._requested
 
 
@@ -139,10 +145,11 @@ class Standby:
 
 
 class HeldLease:
-    """The driver lease while this process holds it; a thread renews it every second."""
+    """The driver lease while this process holds it; a thread renews it."""
 
     def __init__(self, store: Store, lease: DriverLease) -> None:
         self._store = store
+        self._interval_s = RENEWAL_INTERVAL_S * (1 if store.is_shared else SQLITE_RENEWS_EVERY)
         self._fence = lease.fence
         self._ending = threading.Event()
         self._is_lost = False
@@ -176,7 +183,7 @@ class HeldLease:
 
     def _renew(self) -> None:
         outage = LoopOutage(_log, f"renewing driver lease {self._fence}")
-        while not self._ending.wait(RENEWAL_INTERVAL_S):
+        while not self._ending.wait(self._interval_s):
             if time.monotonic() - self._round_began > STUCK_AFTER_S:
                 _log.error("a round takes more than %.0f s: no longer renewed", STUCK_AFTER_S)
                 self._is_lost = True

@@ -1,0 +1,96 @@
+"""Wakes what waits for a change of the database, instead of a query for each of them.
+
+On SQLite one look for the whole process tells whether anything was committed, by this process or
+another (`results_db.database.change_mark`). On PostgreSQL there is no such look, and every wait is
+a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from threading import Event
+
+from api.service.idle_ticks import aligned_pause_s
+from results_db.database.change_mark import ChangeMark
+
+
+class DatabaseChanges:
+    """Counts changes while somebody waits for one. For one event loop."""
+
+    def __init__(self, mark: ChangeMark | None, *, stopping: Event, look_s: float) -> None:
+        """Looks for nothing yet.
+
+        Args:
+            mark: of the database; None: it cannot tell.
+            stopping: set when the service ends; nothing waits any longer then.
+            look_s: seconds between two looks.
+        """
+        self._mark = mark
+        self._stopping = stopping
+        self._look_s = look_s
+        self._number = 0
+        self._news = asyncio.Event()
+        self._num_waiting = 0
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of changes that were seen; read it before the database is read."""
+        return self._number
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether a wait lasts until there is a change; else it is a pause."""
+        return self._mark is not None
+
+    def finds(self, query: str, *parameters: str) -> bool:
+        """Whether a query of `results_db.database.change_mark` has a result, or may have one."""
+        return self._mark is None or self._mark.finds(query, *parameters)
+
+    async def after(self, number: int, *, within_s: float, pause_s: float) -> bool:
+        """Waits until there was a change since `number` was read, or the service stops.
+
+        Args:
+            number: `number`, before the database was read.
+            within_s: the longest wait.
+            pause_s: the wait where changes cannot be told.
+
+        Returns:
+            Whether there may be a change.
+        """
+        if self._mark is None:
+            await asyncio.sleep(min(pause_s, within_s))
+            return True
+        if self._number == number:
+            self._num_waiting += 1
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look(self._mark))
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within_s):
+                        await self._news.wait()
+            finally:
+                self._num_waiting -= 1
+        return self._number != number
+
+    async def _look(self, mark: ChangeMark) -> None:
+        """Looks for changes while somebody waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._num_waiting:
+                await asyncio.sleep(aligned_pause_s(loop.time(), self._look_s))
+                if mark.has_changed() or self._stopping.is_set():
+                    self._number += 1
+                    # Wakes all that wait now; later ones wait for the next change.
+                    self._news.set()
+                    self._news = asyncio.Event()
+        finally:
+            self._looking = None
+
+    def close(self) -> None:
+        """Stops looking."""
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._mark is not None:
+            self._mark.close()

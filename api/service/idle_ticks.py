@@ -1,0 +1,20 @@
+"""Pauses of loops that look for work: an idle process wakes up once for all of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TICK_S: Final = 0.1
+"""Seconds between two looks of an idle process."""
+
+_TOO_SHORT: Final = 0.2
+"""Part of an interval; a shorter pause would wake up twice for one tick."""
+
+
+def aligned_pause_s(now_s: float, interval_s: float = TICK_S) -> float:
+    """Seconds from now to the next multiple of an interval on the event loop's clock.
+
+    Loops with the same interval, or with multiples of it, wake up at the same moments.
+    """
+    pause_s = interval_s - now_s % interval_s
+    return pause_s if pause_s >= _TOO_SHORT * interval_s else pause_s + interval_s
