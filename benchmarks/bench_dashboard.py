@@ -24,18 +24,19 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 from benchmarks.arguments import count
+from benchmarks.bench_idle import ASKED_SHARE, measure_idle
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.service.large_leaderboard import fill_campaign
 from benchmarks.service.live_service import ROOT, LiveService, wait_until
 from benchmarks.service.made_outcome import completed_outcome
-from benchmarks.service.service_database import fill, widen
 from benchmarks.trainer.trainer_table import Figure
 from search_spaces.spec.layout import Layout
 
 CHROMIUM: Final = "/usr/bin/chromium"
 """Debian's."""
+CAMPAIGN: Final = "/campaigns/campaign-1"
 TRIALS: Final = 1000
-TIMES_WIDER: Final = 103
-"""The large campaign has so many times the layouts of the first one: more than 100,000."""
+LAYOUTS: Final = 100_000
 OPENED: Final = 10
 """Times that a page is opened, and each click made."""
 OUTCOMES: Final = 30
@@ -117,33 +118,33 @@ def visiting() -> Iterator[tuple[Browser, LiveService]]:
 def measure_pages(_: argparse.Namespace) -> list[Figure]:
     """The page of a campaign of 1,000 trials, and the leaderboard of 100,000 layouts."""
     with visiting() as (browser, service):
-        fill(service.store, campaigns=2, trials=TRIALS)
-        layouts = widen(service.store, times=TIMES_WIDER)
+        fill_campaign(service.store, TRIALS)
         visit = Visit(browser, service)
-        first_screen = [_first_screen(visit, "/campaigns/campaign-2") for _ in range(OPENED)]
+        first_screen = [_first_screen(visit) for _ in range(OPENED)]
+    with visiting() as (browser, service):
+        fill_campaign(service.store, LAYOUTS)
+        visit = Visit(browser, service)
         clicks = {
             "sort": _clicks(visit, _sorting),
             "filter": _clicks(visit, _filtering),
             "next page": _clicks(visit, _turning),
         }
-    figures = [
-        _seconds(
-            f"campaign of {TRIALS:,} trials: the winner's sentence and 20 rows painted, cold cache",
-            first_screen,
-            0.5,
-        )
+    what = f"campaign of {TRIALS:,} trials: the winner's sentence and 20 rows painted, cold cache"
+    return [
+        _seconds(what, first_screen, 0.5),
+        *(
+            _seconds(f"leaderboard of {LAYOUTS:,} layouts: {name}", times, 0.3)
+            for name, times in clicks.items()
+        ),
     ]
-    for name, times in clicks.items():
-        figures.append(_seconds(f"leaderboard of {layouts:,} layouts: {name}", times, 0.3))
-    return figures
 
 
-def _first_screen(visit: Visit, path: str) -> float:
+def _first_screen(visit: Visit) -> float:
     """Seconds from the start of the navigation, with an empty cache."""
     context = visit.cookies_only()
     try:
         page = context.new_page()
-        page.goto(f"{visit.url}{path}", wait_until="commit")
+        page.goto(f"{visit.url}{CAMPAIGN}", wait_until="commit")
         page.wait_for_function(_FIRST_SCREEN, polling="raf")
         return float(page.evaluate(_PAINTED)) / 1000
     finally:
@@ -154,7 +155,7 @@ def _clicks(visit: Visit, element: Callable[[Page, int], Locator]) -> list[float
     """Seconds of clicks, each on a page that was opened anew; the first one is not counted."""
     times = []
     for number in range(OPENED + 1):
-        visit.open("/campaigns/campaign-1")
+        visit.open(CAMPAIGN)
         target = element(visit.page, number)
         times.append(float(target.evaluate(_CLICKED)) / 1000)
     return times[1:]
@@ -303,8 +304,6 @@ def _requests(service: LiveService) -> dict[str, float]:
 
 def measure_idle_service(_: argparse.Namespace) -> list[Figure]:
     """Processor time of an idle `layout-tuner up`."""
-    from benchmarks.bench_idle import ASKED_SHARE, measure_idle
-
     cost = measure_idle()
     parts = ", ".join(f"{part} {share:.2%}" for part, share in sorted(cost.shares.items()))
     return [

@@ -175,9 +175,7 @@ def _refuse_unknown(request: Request, also: frozenset[str]) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    # Every page may say what the last form did; see `api.dashboard.pages`.
-    of_pages = () if route.include_in_schema else ("done",)
-    known = sorted({*_parameters_of(route.dependant), *of_pages})
+    known = sorted(set(_parameters_of(route.dependant)))
     for name in request.query_params:
         if name not in known and name not in also:
             hint = nearest(name, known) if known else "; there is none here"

@@ -35,8 +35,6 @@ KINDS: Final = 50
 """Campaigns with figures of their own: their standings are ranked; other campaigns copy them."""
 _FACTOR: Final = f"(1 + ((t.id * 7919 + c.id % {KINDS} * 104729) % 1000) / 10000.0)"
 """How much slower the copy's trial is; SQL over the template's trial t and the campaign c."""
-_MORE_MICROBATCHES: Final = 128
-"""Between two copies of a layout; no layout of the template has more."""
 _CACHE_KB: Final = 1 << 20
 """Size of SQLite's page cache while the file is filled: rows of a statement are far apart."""
 _SLOWER: Final = frozenset(
@@ -72,58 +70,6 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
     with _filling(store) as connection:
         _copy_standings(connection)
     tidy(store)
-
-
-def widen(store: Store, *, times: int) -> int:
-    """Multiplies the layouts of the first campaign; returns how many it has then.
-
-    Each copy has more micro-batches than those before it, and figures of its own. Call it after
-    `fill`.
-    """
-    with store._db.read() as session:
-        trials = session.scalar(select(func.count()).where(Trial.campaign_id == 1)) or 0
-        last = session.scalar(select(func.max(Trial.id))) or 0
-    with _filling(store) as connection:
-        for table in (Base.metadata.tables[name] for name in _COPIED):
-            for copy in range(1, times):
-                _copy_with_more_microbatches(connection, table, copy, trials, last)
-    rebuild_campaigns(store._db, [1])
-    query = select(func.count()).where(LeaderboardRow.campaign_id == 1)
-    with store._db.read() as session:
-        return session.scalar(query) or 0
-
-
-def _copy_with_more_microbatches(
-    connection: Connection, table: Table, copy: int, trials: int, last: int
-) -> None:
-    """Copies the rows of a table that belong to the first trials of the first campaign."""
-    more, own_id = copy * _MORE_MICROBATCHES, f"(t.id + {last + (copy - 1) * trials})"
-    told = {"trial_id": own_id}
-    if table.name == "trials":
-        told = {
-            "id": own_id,
-            "number": f"(t.number + {copy * trials})",
-            "ended_seq": f"(t.ended_seq + {100 * copy * trials})",
-            "repeat_of": f"(t.repeat_of + {last + (copy - 1) * trials})",
-            "num_microbatches": f"(t.num_microbatches + {more})",
-            "global_batch_size": f"(t.dp * t.micro_batch_size * (t.num_microbatches + {more}))",
-            "layout_key": "replace(t.layout_key, '-mb' || t.num_microbatches || '-', "
-            f"'-mb' || (t.num_microbatches + {more}) || '-')",
-        }
-    factor = f"(1 + ((t.id * 7919 + {copy} * 104729) % 1000) / 10000.0)"
-    own = "t" if table.name == "trials" else "r"
-    values = [
-        told.get(column.name) or _value(column.name).format(own=own).replace(_FACTOR, factor)
-        for column in table.columns
-    ]
-    joined = "" if own == "t" else f"JOIN {table.name} r ON r.trial_id = t.id"
-    names = ", ".join(f'"{column.name}"' for column in table.columns)
-    connection.execute(
-        text(
-            f"INSERT INTO {table.name} ({names}) SELECT {', '.join(values)} FROM trials t {joined} "
-            f"WHERE t.campaign_id = 1 AND t.number <= {trials}"
-        )
-    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,6 +20,8 @@ from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwr
 
 PATIENCE_MS: Final = 20_000
 CHROMIUM: Final = shutil.which("chromium")
+
+_SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 
 _NOTE_VIOLATIONS: Final = """
 window.violations = [];
@@ -93,9 +95,9 @@ def assert_fits(page: Page) -> None:
 
 
 def look_at(page: Page) -> None:
-    """Fails if a page is not accessible in light and dark, or is wider than a usual window."""
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=cast("Literal['light', 'dark']", scheme))
+    """Fails if a page is not accessible in light and dark, or wider than one of three windows."""
+    for scheme in _SCHEMES:
+        page.emulate_media(color_scheme=scheme)
         assert_accessible(page)
     for width in (380, 800, 1600):
         page.set_viewport_size({"width": width, "height": 900})

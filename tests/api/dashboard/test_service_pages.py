@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,10 +13,12 @@ from api.dashboard import access_pages
 from tests.api.dashboard.browser import (
     Visitor,
     look_at,
+    session_of,
     visiting,
 )
-from tests.api.local_api import INTRODUCTION
+from tests.api.local_api import HEADERS, INTRODUCTION, TOKEN
 from tests.api.populated_service import Populated
+from tests.api.security.signed_in import served
 
 PAGES = ("/allocations?all=yes", "/tokens?all=yes", "/audit")
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -58,6 +61,20 @@ def test_an_allocation_shows_what_runs_where_and_is_removed(
         expect(page.get_by_text(command)).to_be_visible()
         page.get_by_role("link", name="with those that have ended").click()
         expect(page.get_by_role("region", name="Allocations")).to_contain_text("ended")
+
+
+def test_a_worker_that_registers_appears_without_loading_the_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with (
+        served(tmp_path) as signing,
+        visiting(browser, signing.url, storage_state=session_of(signing.url, TOKEN)) as visitor,
+    ):
+        page = visitor.open("/allocations")
+        expect(page.get_by_text("No worker is registered now")).to_be_visible()
+        expect(page.locator("#connection")).to_have_text("live")
+        httpx.post(f"{signing.url}/v1/workers", json=INTRODUCTION, headers=HEADERS)
+        expect(page.get_by_role("region", name="Allocations")).to_contain_text("on h")
 
 
 def test_names_of_nodes_with_markup_and_slashes_are_text(shared: Populated) -> None:

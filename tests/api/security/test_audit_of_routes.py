@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from tests.results_db.factories import completed, failed
 from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {
+    "do_check": "it stores nothing",
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
     "post_outcome": "attempts tell how they ended",
@@ -65,6 +67,8 @@ class Group:
         self.api.register(nodes=[{"name": "n1", "num_devices": 4}])
         if action == "release":
             self.api.post("/nodes/local-cpu/n1/quarantine")
+        if not self.prefix:
+            return self.ask("POST", f"/nodes/{action}", data={"cluster": "local-cpu", "node": "n1"})
         return self.ask("POST", f"/nodes/local-cpu/n1/{action}")
 
     def imported(self) -> Response:
@@ -87,6 +91,8 @@ class Group:
 
     def revoked(self) -> Response:
         made = self.api.post("/tokens", {"name": "ci", "role": "viewer"}, 201)
+        if not self.prefix:
+            return self.ask("POST", f"/tokens/{made['id']}/revoke")
         return self.ask("DELETE", f"/tokens/{made['id']}")
 
     def registered(self) -> Response:
@@ -154,6 +160,23 @@ EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
     "do_repeat_trial": ("trial.repeat", lambda a: a.page.on_trial("repeat", "COMPLETED")),
     "do_requeue_trial": ("trial.requeue", lambda a: a.page.on_trial("requeue", "FAILED")),
     "do_cancel_trial": ("trial.cancel", lambda a: a.page.on_trial("cancel")),
+    "do_submit": (
+        "campaign.create",
+        lambda a: a.page.ask(
+            "POST", "/submit", data={"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
+        ),
+    ),
+    "do_remove_allocation": (
+        "allocation.remove",
+        lambda a: a.page.ask("POST", f"/allocations/{a.api.register()}/remove"),
+    ),
+    "do_quarantine": ("node.quarantine", lambda a: a.page.on_node("quarantine")),
+    "do_release": ("node.release", lambda a: a.page.on_node("release")),
+    "do_create_token": (
+        "token.create",
+        lambda a: a.page.ask("POST", "/tokens", data={"name": "ci", "role": "viewer"}),
+    ),
+    "do_revoke_token": ("token.revoke", lambda a: a.page.revoked()),
     "create_sign_in_code": ("sign_in.code", lambda a: a.ask("POST", "/sign-in-codes")),
 }
 """A change by each route, and what the audit calls it."""
