@@ -225,7 +225,8 @@ def _keep_nodes(session: Session, worker: WorkerRow, nodes: Sequence[NodeStatusB
 
 
 def _columns(node: NodeStatusBody, position: int) -> Mapping[str, Any]:
-    values = {name: getattr(node, name) for name in _SAID if name != "position"}
+    values = {name: getattr(node, name) for name in _SAID if name not in ("position", "health")}
+    # A worker sends the report of a check once; without one, the last report still holds.
     if node.health is not None:
         values["health"] = dict(node.health)
     return {**values, "position": position}

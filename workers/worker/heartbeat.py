@@ -130,6 +130,9 @@ def _health(node: RosterNode, known: Mapping[str, HealthReport]) -> dict[str, An
 class Heartbeat:
     """Sends the newest `news` every few seconds, from a thread of its own.
 
+    While the worker is idle and its news is as before, every second heartbeat is left out: each
+    costs the service a transaction. What changes is sent at the next interval as ever.
+
     Args:
         client: the service.
         interval_s: seconds between heartbeats.
@@ -152,6 +155,8 @@ class Heartbeat:
         self._known: dict[str, HealthReport] = {}
         """Reports by node that were sent in this session; they are long, so they are sent once."""
         self.news = news
+        self._idle_since: News | None = None
+        """What an idle worker has just sent; None: the next heartbeat is sent in any case."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -163,6 +168,9 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
             news = self.news
+            if self._is_as_before(news):
+                self._idle_since = None
+                continue
             try:
                 if news.worker_id is not None and not self._beat(news.worker_id, news):
                     return
@@ -171,8 +179,14 @@ class Heartbeat:
                 self._events.put(WorkerBroken(error=error))
                 return
 
+    def _is_as_before(self, news: News) -> bool:
+        """Whether the worker is idle, and all but its idle time is as in the last heartbeat."""
+        last = self._idle_since
+        return last is not None and replace(news, idle=last.idle, ends_at=last.ends_at) == last
+
     def _beat(self, worker_id: str, news: News) -> bool:
         """Sends one heartbeat; returns whether to go on."""
+        self._idle_since = None
         if worker_id != self._session:
             self._session, self._known = worker_id, {}
         try:
@@ -194,6 +208,8 @@ class Heartbeat:
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
             )
             self._failures.worked()
+            has_orders = bool(answer.stop or answer.release or answer.quarantine)
+            self._idle_since = None if news.trials or has_orders else news
             reports = ((node.name, node.report) for node in news.nodes)
             self._known = {name: report for name, report in reports if report is not None}
         return True

@@ -104,6 +104,21 @@ def test_a_node_differs_when_anything_that_is_shown_of_it_does(
     assert nodes() == before
 
 
+def test_the_health_of_a_node_stays_until_another_report_comes(store: Store) -> None:
+    worker = make_worker(store).id
+
+    def health_after(health: dict[str, object] | None) -> object:
+        node = NodeStatusBody(name="n0", state="idle", health=health)
+        store.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        ((found,),) = [each.nodes for each in store.allocations()]
+        return found.health
+
+    assert health_after(None) is None
+    assert health_after({"ok": True}) == {"ok": True}
+    assert health_after(None) == {"ok": True}
+    assert health_after({"ok": False}) == {"ok": False}
+
+
 def test_a_node_in_quarantine_is_shown_without_an_allocation(
     store: Store, clock: TurnableClock
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any, cast
@@ -77,3 +78,32 @@ def test_a_health_report_is_told_once_a_session_and_when_there_is_another() -> N
         wait_until("some beats were sent", lambda number=number: len(told) >= number)
     heartbeat.end()
     assert [one for one in told if one[1] is not None] == [("a", 1), ("a", 2), ("b", 2)]
+
+
+def test_an_idle_worker_leaves_out_every_second_heartbeat_until_something_changes() -> None:
+    told: list[str] = []
+    orders = HeartbeatReply(stop=(), release=("n0",))
+    answers = iter([HeartbeatReply(stop=()), orders])
+
+    class Client:
+        def heartbeat(self, _worker_id: str, said: HeartbeatBody, **_: Any) -> HeartbeatReply:
+            assert said.status is not None
+            told.append(said.status.state)
+            return next(answers, HeartbeatReply(stop=()))
+
+    idle = News(worker_id="w", state="working", nodes=(RosterNode(name="n0", num_devices=2),))
+    heartbeat = Heartbeat(
+        cast("LeaseClient", Client()), interval_s=3600.0, news=idle, events=SimpleQueue()
+    )
+    draining = replace(idle, state="draining")
+    busy = replace(draining, trials=(make_trial(),))
+    told_after = []
+    for news in (idle, idle, idle, idle, idle, idle, draining, draining, busy, busy, busy):
+        if not heartbeat._is_as_before(news):
+            heartbeat._beat("w", news)
+        else:
+            heartbeat._idle_since = None
+        told_after.append(len(told))
+    heartbeat.end()
+    # The third is sent; its answer has orders, so that the next one is sent too.
+    assert told_after == [1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8]
