@@ -109,7 +109,8 @@ def test_the_list_works_without_a_script(browser: Browser, explored: Explored) -
         visitor.is_checked = False  # there is no script to ask about violations
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_list_is_accessible_and_fits(browser: Browser, explored: Explored, scheme: str) -> None:
     with explored.visitor(browser, color_scheme=scheme) as visitor:
         page = visitor.open("/")
