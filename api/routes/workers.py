@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request
 
@@ -32,6 +32,10 @@ from search_spaces.protocol.worker_messages import (
 )
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["workers"])
+
+SIGN_OF_LIFE_S: Final = 5.0
+"""Seconds after which a waiting request asks again although nothing has changed: it is recorded as
+a sign of life of its worker."""
 
 WorkerId = Annotated[str, Path(max_length=64)]
 
@@ -80,16 +84,20 @@ async def lease_trials(
     ask = LeaseAsk(worker_id=worker_id, request=body)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + body.wait_s
-    seen = changes.number
+    seen, asked_s = changes.number, loop.time()
     leases = await batches.leases.ask(ask)
     while not leases and (left_s := deadline - loop.time()) > 0 and not settings.stopping.is_set():
-        await changes.after(seen, within_s=left_s, pause_s=settings.lease_poll_s)
+        await changes.after(
+            seen, within_s=min(left_s, SIGN_OF_LIFE_S), pause_s=settings.lease_poll_s
+        )
         # A trial leased to a disconnected client would be blocked until its lease expires.
         if await request.is_disconnected():
             break
         seen = changes.number
-        if changes.finds(OPEN_SESSION, worker_id) and not changes.finds(WAITING_TRIAL):
+        is_as_before = changes.finds(OPEN_SESSION, worker_id) and not changes.finds(WAITING_TRIAL)
+        if is_as_before and loop.time() - asked_s < SIGN_OF_LIFE_S:
             continue
+        asked_s = loop.time()
         leases = await batches.leases.ask(ask)
     return LeasesRead(leases=leases)
 

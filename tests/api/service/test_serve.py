@@ -109,6 +109,7 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
+    service.http.timeout = 60.0  # the wait is recorded as a sign of life after 5 s
     worker = service.post("/workers", WORKER)["worker_id"]
     answers: list[Any] = []
     waiting = threading.Thread(
