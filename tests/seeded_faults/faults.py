@@ -304,7 +304,7 @@ TRAINER: Final = (
 API: Final = (
     Fault(
         name="one-rate-limit-a-role",
-        function="Gate._refusal",
+        function="Gate._checked",
         before=".take(holder.token_id or holder.name)",
         after=".take(holder.role)",
         what="All tokens of a role share one rate limit.",

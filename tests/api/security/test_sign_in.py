@@ -178,7 +178,6 @@ def _guess(signing: Signing) -> None:
         "https://evil.example",
         "javascript:alert(1)",
         "evil",
-        "",
         "/\t/evil.example",
         "/\n/evil.example",
         "/a\r\nSet-Cookie: x=y",
@@ -205,6 +204,13 @@ def test_a_target_that_is_no_page_of_ours_becomes_the_first_page(
     assert 'name="next" value="/"' in unknown.text
 
 
+def test_an_empty_target_is_the_first_page(signing: Signing) -> None:
+    assert local_target("") == "/"
+    person = signing.person()
+    assert person.sign_in_with_code(signing.code(), "").json() == {"next": "/"}
+    assert 'name="next" value="/"' in person.open("/sign-in?next=").text
+
+
 @pytest.mark.parametrize("target", ["/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"])
 def test_a_page_of_ours_is_gone_on_to(target: str) -> None:
     assert local_target(target) == target
@@ -212,16 +218,16 @@ def test_a_page_of_ours_is_gone_on_to(target: str) -> None:
 
 def test_a_page_without_a_session_leads_to_the_sign_in_and_back(signing: Signing) -> None:
     person = signing.person()
-    answer = person.open("/?state=RUNNING&name=%C3%BC//evil")
+    answer = person.open("/?state=RUNNING&name_contains=%C3%BC//evil")
     assert answer.status_code == 303
-    query = "state%3DRUNNING%26name%3D%25C3%25BC%2F%2Fevil"
+    query = "state%3DRUNNING%26name_contains%3D%25C3%25BC%2F%2Fevil"
     assert answer.headers["Location"] == f"/sign-in?next=%2F%3F{query}"
     page = person.open(answer.headers["Location"])
     assert page.status_code == 200
     found = re.search(r'name="next" value="([^"]*)"', page.text)
     assert found is not None
     target = found[1].replace("&amp;", "&")
-    assert target == "/?state=RUNNING&name=%C3%BC//evil"
+    assert target == "/?state=RUNNING&name_contains=%C3%BC//evil"
     assert person.sign_in_with_code(signing.code(), target).json()["next"] == target
     assert person.open(answer.headers["Location"]).headers["Location"] == target
     assert person.open(target).status_code == 200
