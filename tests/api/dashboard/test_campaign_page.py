@@ -120,8 +120,7 @@ def test_ticked_trials_go_to_the_comparison(browser: Browser, explored: Explored
         with page.expect_request(re.compile("/compare")) as asked:
             page.get_by_role("button", name="Compare the ticked trials").click()
         assert asked.value.url.count("trial=") == 2
-        page.wait_for_load_state("networkidle")
-        visitor.faults.clear()
+        expect(page.get_by_role("heading", level=1)).to_contain_text("trials")
 
 
 def test_a_wrong_filter_is_a_sentence_and_keeps_the_page(

@@ -23,9 +23,16 @@ ADDRESS = "127.0.1.41"
 
 
 def directory_of(raylet: int) -> Path:
-    """Where a node has its files."""
-    flags = [word.partition("=") for word in psutil.Process(raylet).cmdline()]
-    return next(Path(value).parent for name, _, value in flags if name == "--session_dir")
+    """Where a node has its files. A process that was just forked has its name before its flags."""
+    found: list[Path] = []
+
+    def has_flags() -> bool:
+        flags = [word.partition("=") for word in psutil.Process(raylet).cmdline()]
+        found[:] = [Path(value).parent for name, _, value in flags if name == "--session_dir"]
+        return bool(found)
+
+    wait_until("the raylet has its flags", has_flags, PATIENCE_S)
+    return found[0]
 
 
 def holds_pidfd(pid: int) -> bool:
