@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
+from time import monotonic, perf_counter
 from typing import Final
 
 from prometheus_client import (
@@ -88,7 +88,7 @@ class MeasuredRequests:
             return
         asked = self._routes.asked(scope)
         operation = NO_OPERATION if asked is None else asked.operation
-        status, begun = 500, time.perf_counter()
+        status, begun = 500, perf_counter()
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -103,7 +103,7 @@ class MeasuredRequests:
             self._metrics.in_flight.dec()
             self._metrics.requests.labels(operation, str(status)).inc()
             if operation not in _WAITING:
-                self._metrics.seconds.labels(operation).observe(time.perf_counter() - begun)
+                self._metrics.seconds.labels(operation).observe(perf_counter() - begun)
 
 
 _WAITING: Final = frozenset({"stream_events", "stream_campaign_events", "lease_trials"})
@@ -131,7 +131,7 @@ class _ServiceCollector(Collector):
             yield from _families(stats, self._store)
 
     def _read(self) -> ServiceStats | None:
-        now = time.monotonic()
+        now = monotonic()
         if now - self._read_at >= READ_EVERY_S:
             self._read_at = now
             try:

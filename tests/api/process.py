@@ -7,23 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-
-def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 30.0) -> Any:
-    """The first true answer of `condition`; fails with `what` when there is none in time."""
-    deadline = time.monotonic() + patience_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {patience_s:.0f} s in vain until {what}")
-        time.sleep(0.02)
-    return answer
+from tests.waiting import wait_until
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ from api.http.server import LimitedServer
 from api.settings import Settings
 from results_db.store import Store
 from tests.api.local_api import HEADERS
-from tests.api.process import wait_until
+from tests.waiting import wait_until
 
 PATIENCE_S = 30.0
 DEFAULT_LIMITS = ConnectionLimits()

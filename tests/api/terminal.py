@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from api.cli import main
-from tests.api.process import wait_until
+from tests.waiting import wait_until
 
 
 class Terminal:

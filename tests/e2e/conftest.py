@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.waiting import wait_until
 from tests.workers.process_checks import MARK, command_line, kill, living_children, marked
 
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))
@@ -37,16 +37,6 @@ CAMPAIGN: dict[str, Any] = {
         "zero_stage": [0, 1],
     },
 }
-
-
-def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 60.0) -> Any:
-    """The first true answer of `condition`; fails with `what` when there is none in time."""
-    deadline = time.monotonic() + patience_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {patience_s:.0f} s in vain until {what}")
-        time.sleep(0.05)
-    return answer
 
 
 def _module_and_command(process: psutil.Process) -> list[str]:

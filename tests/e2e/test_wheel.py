@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from api.extras import NEEDS
-from tests.e2e.conftest import CAMPAIGN, Service, wait_until
+from tests.e2e.conftest import CAMPAIGN, Service
+from tests.waiting import wait_until
 from tests.workers.process_checks import kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]

@@ -16,12 +16,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
 
+from tests.waiting import wait_until
 from workers.ranks.warden import start_under_warden
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
@@ -321,13 +322,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def wait_until(what: str, condition: Callable[[], Any], patience_s: float) -> Any:
-    """The first true answer of `condition`; fails with `what` when there is none in time."""
-    give_up_at = time.monotonic() + patience_s
-    while not (answer := condition()):
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"waited {patience_s:.0f} s in vain until {what}")
-        time.sleep(0.1)
-    return answer

@@ -20,6 +20,7 @@ import pytest
 
 from tests.slurm.allocations import allocation, step_settings, steps
 from tests.slurm.site import SlurmSite, why_not
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -28,7 +29,6 @@ from tests.workers.process_checks import (
     is_alive,
     marked,
     run_group,
-    wait_until,
 )
 from workers.errors import NodeLostError
 from workers.launchers.group import GroupEnd, GroupFailure

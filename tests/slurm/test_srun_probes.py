@@ -20,6 +20,7 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.site import Site
 from tests.slurm.allocations import allocation
 from tests.slurm.site import SlurmSite, why_not
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     command_line,
@@ -27,7 +28,6 @@ from tests.workers.process_checks import (
     is_alive,
     living_children,
     marked,
-    wait_until,
 )
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.slurm_step.srun import srun_launcher

@@ -12,7 +12,8 @@ from typing import Any, Self
 from click.testing import CliRunner
 
 from tests.api.process import ServeProcess
-from tests.slurm.site import SlurmSite, wait_until
+from tests.slurm.site import SlurmSite
+from tests.waiting import wait_until
 from workers.slurm.commands import allocation
 
 ROOT = Path(__file__).parents[2]

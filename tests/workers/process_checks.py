@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
+from tests.waiting import wait_until
 from workers.launchers.base import NodeSet
 from workers.launchers.group import GroupEnd, RankGroup
 from workers.launchers.placement import place
@@ -21,16 +20,6 @@ RANK_PROGRAMS = "tests.workers.rank_programs:run"
 
 MARK = "LAYOUT_TUNER_TEST_MARK"
 """Environment variable that finds every descendant of a process, whatever became of its parents."""
-
-
-def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 10.0) -> Any:
-    """The first true answer of `condition`; fails with `what` when there is none in time."""
-    give_up_at = time.monotonic() + patience_s
-    while not (answer := condition()):
-        if time.monotonic() > give_up_at:
-            pytest.fail(f"waited {patience_s:g} s in vain until {what}")
-        time.sleep(0.005)
-    return answer
 
 
 def make_decoys(directory: Path) -> Path:

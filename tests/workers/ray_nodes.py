@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.workers.process_checks import MARK, kill, marked, wait_until
+from tests.waiting import wait_until
+from tests.workers.process_checks import MARK, kill, marked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0

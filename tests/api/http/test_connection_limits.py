@@ -22,10 +22,10 @@ from api.http.connection_limits import ConnectionLimits
 from api.settings import Settings
 from results_db.store import Store
 from tests.api.local_api import HEADERS, TOKEN
-from tests.api.process import wait_until
 from tests.api.streams import PATIENCE_S, Live, Watcher, live_server
 from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign
+from tests.waiting import wait_until
 
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()

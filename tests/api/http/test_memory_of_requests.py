@@ -17,7 +17,8 @@ from starlette.requests import Request
 
 from api.app import DOCUMENTS_AT_ONCE
 from api.http import request_bodies
-from tests.api.process import ServeProcess, wait_until
+from tests.api.process import ServeProcess
+from tests.waiting import wait_until
 
 NUM_REQUESTS = 20
 NUM_BODIES = 40

@@ -12,10 +12,10 @@ from api.settings import Settings
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import HEADERS, TOKEN
-from tests.api.process import wait_until
 from tests.api.streams import Watcher, live_server, live_service
 from tests.postgres import upgraded
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.waiting import wait_until
 
 LAYOUT = Layout(num_microbatches=8)
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
 from api.routes import health
+from api.service.metrics import READ_EVERY_S
 from api.settings import Settings
 from results_db.admin import migrate
 from results_db.errors import DatabaseUnavailableError
@@ -160,10 +161,17 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
         asked.append(1)
         return look()
 
+    now = 1000.0
     monkeypatch.setattr(api.store, "service_stats", counted)
+    monkeypatch.setattr("api.service.metrics.monotonic", lambda: now)
     for _ in range(5):
         metrics(http)
+    now += 0.99 * READ_EVERY_S
+    metrics(http)
     assert len(asked) == 1
+    now += 0.02 * READ_EVERY_S
+    metrics(http)
+    assert len(asked) == 2
 
 
 def test_metrics_want_a_token_that_may_read(http: TestClient) -> None:

@@ -23,9 +23,10 @@ from results_db.trials.leases import LEASE_S
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import run_command, wait_until
+from tests.api.process import run_command
 from tests.api.security.signed_in import Person
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
+from tests.waiting import wait_until
 
 
 class Serve:

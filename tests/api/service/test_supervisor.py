@@ -15,7 +15,7 @@ import pytest
 from api.errors import ServiceStartError, ServiceUnstableError
 from api.service import supervisor
 from api.service.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
-from tests.api.process import wait_until
+from tests.waiting import wait_until
 from tests.workers.process_checks import is_alive
 
 STAYS = "import time; print('here', flush=True); time.sleep(600)"

@@ -19,7 +19,8 @@ from search_spaces.documents.calibration_file import (
     constants_file,
     write_constants,
 )
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.waiting import wait_until
+from tests.workers.process_checks import MARK, marked
 from workers.calibrate.command import calibrate
 from workers.calibrate.constants import constants_of
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -22,7 +23,6 @@ from tests.workers.process_checks import (
     living_children,
     marked,
     run_group,
-    wait_until,
     wait_until_gone,
 )
 from tests.workers.side_by_side import SideBySide, make_task

@@ -12,9 +12,9 @@ import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.results_db.factories import completed
+from tests.waiting import wait_until
 from tests.workers.fake_launcher import FakeLauncher, make_node
 from tests.workers.fake_service import FakeService
-from tests.workers.process_checks import wait_until
 from tests.workers.service.test_lease_client import IDENTITY
 from tests.workers.worker.test_scheduling import (
     SHARED,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.process_checks import RANK_PROGRAMS, run_group, wait_until
+from tests.waiting import wait_until
+from tests.workers.process_checks import RANK_PROGRAMS, run_group
 from workers.launchers.group import GroupEnd
 from workers.launchers.local import LocalNodes
 

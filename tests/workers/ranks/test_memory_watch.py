@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.process_checks import RANK_PROGRAMS, wait_until
+from tests.waiting import wait_until
+from tests.workers.process_checks import RANK_PROGRAMS
 from tests.workers.side_by_side import make_task
 from workers.errors import MemoryNotBackError
 from workers.ranks.memory_watch import MemoryWatch, amd_devices

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -19,7 +20,6 @@ from tests.workers.process_checks import (
     kill,
     marked,
     run_group,
-    wait_until,
     wait_until_gone,
 )
 from workers.errors import NodeLostError

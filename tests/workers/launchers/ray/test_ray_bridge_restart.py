@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.workers.process_checks import wait_until
+from tests.waiting import wait_until
 from workers.launchers.ray.launcher import RayNodes
 from workers.ranks.json_lines import Document
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.process_checks import MARK, marked, wait_until
+from tests.waiting import wait_until
+from tests.workers.process_checks import MARK, marked
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import LocalRay
 from workers.launchers.ray.directory import DIRECTORY_VARIABLE

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from search_spaces.spec.presets.clusters import resolve_cluster
+from tests.waiting import wait_until
 from tests.workers.grpc_call import call
 from tests.workers.process_checks import (
     MARK,
@@ -27,7 +28,6 @@ from tests.workers.process_checks import (
     make_decoys,
     marked,
     run_group,
-    wait_until,
     wait_until_gone,
 )
 from workers.errors import RayClusterFailedError

@@ -17,12 +17,12 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     RANK_PROGRAMS,
     command_line,
     is_alive,
     run_group,
-    wait_until,
     wait_until_gone,
 )
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.workers.process_checks import wait_until
+from tests.waiting import wait_until
 from workers.launchers.slurm_step.step_lines import StepLines
 from workers.ranks.json_lines import Document, JsonLines
 

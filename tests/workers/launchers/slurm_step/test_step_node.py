@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_network_cut import Namespace, why_not
+from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -24,7 +25,6 @@ from tests.workers.process_checks import (
     kill,
     marked,
     run_group,
-    wait_until,
 )
 from workers.errors import NodeLostError
 from workers.launchers.slurm_step.srun import SrunNodes, StepSettings
