@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -33,6 +33,10 @@ $(BIN)/pip:
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
+
+# Pictures of the pages for the docs, of a real campaign on this machine.
+pictures: $(INSTALLED) browser-packages
+	@$(BIN)/python examples/pictures.py
 
 check: lint types layers structure
 
