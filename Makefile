@@ -110,7 +110,7 @@ slurm-packages:
 	if [ -n "$$mine" ]; then rm -f $$policy; fi
 
 test-slurm: $(INSTALLED) slurm-packages
-	$(BIN)/pytest -m "slurm and not nightly"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slurm and not nightly"
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)

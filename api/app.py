@@ -112,7 +112,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     problems.install(app)
     etags.install(app)
     docs_page.install(app)
-    app.include_router(pages.router())
+    app.router.routes.extend(_PAGES)
     _document_problems(app)
     _guard(app, settings, store)
     return app
@@ -198,6 +198,9 @@ def _all_routes() -> Sequence[BaseRoute]:
 
 _ROUTES: Final = _all_routes()
 """Shared by all applications of a process: FastAPI reads the functions' signatures only once."""
+
+_PAGES: Final = tuple(pages.router().routes)
+"""The dashboard, shared in the same way; they come last, after the page of the API."""
 
 
 def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
