@@ -1,6 +1,14 @@
+import gc
 import re
+import weakref
+from contextlib import closing
 
 from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from results_db.store import Store
+from tests.api.local_api import HEADERS
 
 
 def test_the_page_and_all_it_needs_come_from_this_service(http: TestClient) -> None:
@@ -67,3 +75,13 @@ def test_every_reference_of_the_description_leads_somewhere(http: TestClient) ->
 def test_a_campaign_can_be_described_as_yaml_too(http: TestClient) -> None:
     operation = http.get("/openapi.json").json()["paths"]["/v1/campaigns"]["post"]
     assert set(operation["requestBody"]["content"]) == {"application/json", "application/yaml"}
+
+
+def test_an_application_that_has_ended_is_freed(settings: Settings, sqlite_url: str) -> None:
+    with closing(Store(sqlite_url)) as store:
+        with TestClient(create_app(settings, store), headers=HEADERS) as client:
+            assert client.get("/v1/campaigns").is_success
+            ended = weakref.ref(client.app)
+        del client
+        gc.collect()
+        assert ended() is None, gc.get_referrers(ended())
