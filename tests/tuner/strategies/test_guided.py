@@ -20,7 +20,7 @@ from tuner.calibration.known_measurements import Knowledge, Sample
 from tuner.strategies.base import FAILED, INFEASIBLE, History, Observation
 from tuner.strategies.deephyper import ask_cbo
 from tuner.strategies.fitting import FittingBelief
-from tuner.strategies.guided import soft_gains
+from tuner.strategies.guided import GuidedProposer, soft_gains
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
@@ -208,6 +208,22 @@ def test_what_is_left_to_gain_shrinks_as_the_best_are_measured() -> None:
         left.append(search.expected_improvement())
     assert all(share is not None and share >= 0.0 for share in left)
     assert (left[-1] or 0.0) < (left[0] or 0.0)
+
+
+def test_what_is_pending_leaves_the_others_less_to_gain() -> None:
+    search = make_strategy("guided", make_search(), seed=0)
+    for _ in range(8):
+        search.ask()
+    history, proposer = search._history, search._proposer
+    assert isinstance(proposer, GuidedProposer)
+
+    def mean_gain() -> float:
+        rng = np.random.default_rng(0)
+        return float(np.exp(proposer.weigh(history, proposer._select(history, rng), rng)).mean())
+
+    with_pending = mean_gain()
+    history.pending.clear()
+    assert with_pending < 0.5 * mean_gain()
 
 
 def test_model_only_asks_in_the_order_of_the_estimates() -> None:
