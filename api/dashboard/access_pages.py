@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Annotated, Any, Final, get_args
 
 from fastapi import APIRouter, Form, Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter, ValidationError
 
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import go_to, render
 from api.dependencies import BookDep, StoreDep
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
@@ -71,7 +70,7 @@ async def do_revoke_token(
 ) -> Response:
     """Revokes a token."""
     await revoke_token(token_id, store, book)
-    return RedirectResponse(page_url(request, "/tokens", done="revoked"), HTTPStatus.SEE_OTHER)
+    return go_to(request, "/tokens", done="revoked")
 
 
 def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any) -> HTMLResponse:

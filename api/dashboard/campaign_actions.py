@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Form, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
 from api.dashboard.campaign_view import campaign_path, render_campaign
-from api.dashboard.rendering import page_url
+from api.dashboard.rendering import go_to
 from api.dependencies import CampaignDep, StoreDep
 from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath
@@ -111,7 +110,7 @@ def show_delete_campaign(
 def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Deletes a campaign that has ended, with all of its measurements."""
     store.delete_campaign(campaign.id)
-    return RedirectResponse(page_url(request, "/", done="deleted"), HTTPStatus.SEE_OTHER)
+    return go_to(request, "/", done="deleted")
 
 
 @router.post("/trials/{trial_id}/requeue", include_in_schema=False)
@@ -150,8 +149,7 @@ def _number(text: str) -> int | float | str | None:
 
 
 def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
-    address = page_url(request, campaign_path(campaign), done=done)
-    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+    return go_to(request, campaign_path(campaign), done=done)
 
 
 def _back_to(
@@ -161,4 +159,4 @@ def _back_to(
         path = f"/trials/{trial_id}"
     else:
         path = f"{campaign_path(store.campaign(campaign_id))}/trials"
-    return RedirectResponse(page_url(request, path, done=done), HTTPStatus.SEE_OTHER)
+    return go_to(request, path, done=done)

@@ -9,7 +9,6 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from api.dashboard.rendering import render
-from api.security.token_cache import Holder
 from api.service.progress import progress_of
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -36,13 +35,6 @@ def campaign_path(campaign: CampaignRecord) -> str:
     return f"/campaigns/{named}"
 
 
-def may_change(holder: Holder | None, campaign: CampaignRecord) -> bool:
-    """Whether the reader may change a campaign: its owner and admins may."""
-    if holder is None or holder.role not in ("submitter", "admin"):
-        return False
-    return holder.role == "admin" or campaign.created_by == holder.name
-
-
 def render_campaign(
     request: Request, store: Store, campaign: CampaignRecord, template: str, **context: Any
 ) -> HTMLResponse:
@@ -55,7 +47,6 @@ def render_campaign(
         template: a file of `api/dashboard/templates`.
         context: variables of the template, besides those of `render`.
     """
-    holder = getattr(request.state, "holder", None)
     return render(
         request,
         template,
@@ -66,7 +57,6 @@ def render_campaign(
             campaign.id
         ],
         budget=campaign.spec.get("budget", {}),
-        may_change=may_change(holder, campaign),
-        may_submit=holder is not None and holder.role in ("submitter", "admin"),
+        may_change=request.state.holder.may_change(campaign),
         **context,
     )

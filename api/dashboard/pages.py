@@ -11,15 +11,14 @@ from api.dashboard import (
     allocation_list,
     assets,
     campaign_actions,
-    campaign_comparison,
     campaign_list,
     campaign_page,
     campaign_tabs,
+    comparisons,
     export_page,
     plots,
     sign_in,
     submit,
-    trial_comparison,
     trial_page,
 )
 from api.http.query_parameters import refuse_unknown_query_of_page
@@ -27,11 +26,10 @@ from api.security.gate import judged
 
 _PAGES: Final = (
     campaign_list,
-    campaign_comparison,
     campaign_page,
     campaign_tabs,
     campaign_actions,
-    trial_comparison,
+    comparisons,
     trial_page,
     plots,
     submit,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.datastructures import QueryParams
@@ -99,6 +99,11 @@ def visible(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return escaped(_COLOURS_OF_TERMINALS.sub("", value).replace("\r\n", "\n"))
     return value
+
+
+def go_to(request: Request, path: str, /, **query: Any) -> RedirectResponse:
+    """The answer to a form: the browser goes on to a page of this service."""
+    return RedirectResponse(page_url(request, path, **query), HTTPStatus.SEE_OTHER)
 
 
 def page_url(request: Request, path: str, /, **query: Any) -> str:

@@ -6,12 +6,11 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
@@ -23,7 +22,7 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import go_to, render
 from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
 from api.http.documents import read_json, read_yaml
@@ -103,8 +102,7 @@ class SubmitPage:
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             check = self.check()
             return self.show(check if check.problems else _refused(error))
-        url = page_url(self.request, f"/campaigns/{campaign.name}")
-        return RedirectResponse(url, HTTPStatus.SEE_OTHER)
+        return go_to(self.request, f"/campaigns/{campaign.name}")
 
     def check(self) -> SubmissionCheck:
         """What is wrong with the document, and how many layouts its space has."""

@@ -13,26 +13,18 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.security.brief_cache import BELIEVED_FOR_S, MAX_REMEMBERED, BriefCache
+from api.security.brief_cache import BriefCache
 from api.security.session_cache import SessionBook
 from api.service.background_jobs import in_background
 from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.database.outage_log import LoopOutage
 from results_db.database.store_base import Clock, utc_now
+from results_db.records import CampaignRecord
 from results_db.store import Store
 
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""
-
-__all__ = [
-    "BELIEVED_FOR_S",
-    "MAX_REMEMBERED",
-    "Holder",
-    "TokenBook",
-    "local_holders",
-    "noting_uses",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +38,20 @@ class Holder:
     token_id: int | None = None
     """None: the token is in a file of the data directory."""
     expires_at: datetime | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may do everything."""
+        return self.role == "admin"
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether it may submit campaigns."""
+        return self.role in ("submitter", "admin")
+
+    def may_change(self, campaign: CampaignRecord) -> bool:
+        """Whether it may change a campaign and its trials; pages have buttons for this alone."""
+        return self.is_admin or (self.role == "submitter" and self.name == campaign.created_by)
 
 
 def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Holder]:

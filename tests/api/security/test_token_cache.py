@@ -9,13 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from api.security.token_cache import (
-    BELIEVED_FOR_S,
-    MAX_REMEMBERED,
-    Holder,
-    TokenBook,
-    local_holders,
-)
+from api.security.brief_cache import BELIEVED_FOR_S, MAX_REMEMBERED
+from api.security.token_cache import Holder, TokenBook, local_holders
 from results_db.access.tokens import TokenRecord, hash_of_token
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
