@@ -219,4 +219,12 @@ def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Ex
         expect(page.locator("#rank-2")).to_contain_text("baseline")
         visitor.open("/campaigns/has-a-baseline/trials")
         expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
+        one, two = (explored.store.trial_by_number(campaign, number).id for number in (1, 2))
+        for trial, number in ((one, 0), (two, 1)):
+            visitor.open(f"/trials/{trial}")
+            expect(page.locator("h1 .mark")).to_have_count(number)
+        visitor.open(f"/compare?trial={one}&trial={two}")
+        heads = page.get_by_role("region", name="Knob").locator("thead th")
+        expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
+        expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
     explored.post("/campaigns/has-a-baseline/cancel")
