@@ -118,14 +118,13 @@ def show_campaign_comparison(
             f"{MOST_CAMPAIGNS} campaigns in the list"
         )
     found = [finding_of(store, campaign_named(campaign_reference(name), store)) for name in names]
-    winners = [each.winner for each in found]
     return render(
         request,
         "compare_campaigns.html",
         campaigns=[each.campaign for each in found],
         paths=[campaign_path(each.campaign) for each in found],
         rows=_properties(store, found),
-        knobs=_knobs([winner and winner.trial.layout for winner in winners]),
+        knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
         winners=[_compared(found[0], other) for other in found[1:]],
     )
 
