@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, get_args
 
 from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from api.dashboard.rendering import go_to, render
 from api.dependencies import BookDep, StoreDep
@@ -108,7 +109,6 @@ def show_audit(
     return render(request, "audit.html", page=page, refusal=refusal, given=written, asked=asked)
 
 
-_WORD: Final = TypeAdapter[str](Word)
 _MOMENT: Final = TypeAdapter[datetime](Moment)
 
 
@@ -118,21 +118,21 @@ def _filters(written: dict[str, str]) -> dict[str, Any]:
     Raises:
         SearchSpaceError: a text is no time, or contains control characters.
     """
-    found: dict[str, Any] = dict.fromkeys(written)
+    found: dict[str, Any] = {}
     for name, text in written.items():
-        if not text.strip():
-            continue
-        is_time = name in ("since", "until")
+        read, what = _word, "a word of printable characters"
+        if name in ("since", "until"):
+            read, what = _moment, "a time such as 2026-01-31T12:00"
         try:
-            found[name] = _moment(text) if is_time else _WORD.validate_python(text.strip())
-        except (ValidationError, ValueError) as error:
-            what = (
-                "a time such as 2026-01-31T12:00" if is_time else "a word of printable characters"
-            )
+            found[name] = read(text.strip()) if text.strip() else None
+        except ValueError as error:
             raise CampaignInvalidError(f"{text[:80]!r} is not {what}", field=name) from error
     return found
 
 
-def _moment(text: str) -> datetime:
-    given = datetime.fromisoformat(text.strip())
+_word: Final[Callable[[str], Any]] = TypeAdapter[str](Word).validate_python
+
+
+def _moment(text: str) -> Any:
+    given = datetime.fromisoformat(text)
     return _MOMENT.validate_python(given if given.tzinfo else given.replace(tzinfo=UTC))

@@ -10,8 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_view import campaign_path, render_campaign
-from api.dashboard.rendering import go_to
+from api.dashboard.campaign_view import render_campaign
+from api.dashboard.rendering import campaign_path, go_to
 from api.dependencies import CampaignDep, StoreDep
 from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath

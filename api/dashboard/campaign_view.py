@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
-from api.dashboard.rendering import render
+from api.dashboard.rendering import campaign_path, render
 from api.service.progress import progress_of
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -22,17 +21,6 @@ TABS: Final = (
     ("Events", "/events"),
 )
 """Names of the tabs with the ends of their paths."""
-
-_NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def campaign_path(campaign: CampaignRecord) -> str:
-    """The path of a campaign's page, with its name.
-
-    Names of old campaigns may have any characters; such a campaign is named by its id.
-    """
-    named = campaign.name if _NAME_IN_PATHS.fullmatch(campaign.name) else campaign.id
-    return f"/campaigns/{named}"
 
 
 def render_campaign(

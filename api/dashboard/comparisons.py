@@ -10,7 +10,6 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.dashboard.campaign_view import campaign_path
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_text
@@ -122,7 +121,6 @@ def show_campaign_comparison(
         request,
         "compare_campaigns.html",
         campaigns=[each.campaign for each in found],
-        paths=[campaign_path(each.campaign) for each in found],
         rows=_properties(store, found),
         knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
         winners=[_compared(found[0], other) for other in found[1:]],

@@ -30,7 +30,7 @@ from api.service.formatting import (
     unit,
 )
 from api.version import version
-from results_db.records import EVENT_KINDS
+from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.terminal.console import escaped
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
@@ -46,6 +46,7 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
     "Vary": "Cookie, Authorization",
 }
 
+_NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 _COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -101,6 +102,15 @@ def visible(value: Any) -> Any:
     return value
 
 
+def campaign_path(campaign: CampaignRecord) -> str:
+    """The path of a campaign's page, with its name.
+
+    Names of old campaigns may have any characters; such a campaign is named by its id.
+    """
+    named = campaign.name if _NAME_IN_PATHS.fullmatch(campaign.name) else campaign.id
+    return f"/campaigns/{named}"
+
+
 def go_to(request: Request, path: str, /, **query: Any) -> RedirectResponse:
     """The answer to a form: the browser goes on to a page of this service."""
     return RedirectResponse(page_url(request, path, **query), HTTPStatus.SEE_OTHER)
@@ -136,6 +146,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "bounds": bounds,
+        "campaign_path": campaign_path,
         "duration": duration,
         "figure": figure,
         "half_interval": half_interval,

@@ -173,8 +173,19 @@ document.addEventListener("submit", (event) => {
     swap(`${form.getAttribute("action").split("?")[0]}?${given}`, { push: true });
   } else if (form.method === "post") {
     // A second press must not send the form twice.
-    setTimeout(() => form.querySelectorAll("button").forEach((b) => (b.disabled = true)));
+    setTimeout(() => {
+      for (const button of form.querySelectorAll("button:enabled")) {
+        button.disabled = true;
+        button.dataset.sent = "";
+      }
+    });
   }
+});
+
+addEventListener("pageshow", (event) => {
+  // After "back" the browser may show this page as it was left.
+  if (!event.persisted) return;
+  document.querySelectorAll("button[data-sent]").forEach((b) => (b.disabled = false));
 });
 
 document.addEventListener("change", (event) => {
