@@ -33,7 +33,7 @@ _Text = Annotated[str, Query(max_length=255)]
 _Field = Annotated[str, Form(max_length=255)]
 
 
-@router.get("/tokens", include_in_schema=False)
+@router.get("/tokens")
 def show_tokens(
     request: Request,
     store: StoreDep,
@@ -43,7 +43,7 @@ def show_tokens(
     return _tokens(request, store, is_all=bool(all))
 
 
-@router.post("/tokens", include_in_schema=False)
+@router.post("/tokens")
 def do_create_token(
     request: Request, store: StoreDep, name: _Field = "", role: _Field = "", expires_in: _Field = ""
 ) -> HTMLResponse:
@@ -65,7 +65,7 @@ def do_create_token(
     return page
 
 
-@router.post("/tokens/{token_id}/revoke", include_in_schema=False)
+@router.post("/tokens/{token_id}/revoke")
 async def do_revoke_token(
     request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
 ) -> Response:
@@ -86,7 +86,7 @@ def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any
     )
 
 
-@router.get("/audit", include_in_schema=False)
+@router.get("/audit")
 def show_audit(
     request: Request,
     store: StoreDep,

@@ -24,7 +24,7 @@ _Cluster = Annotated[str, Form(max_length=200)]
 _Node = Annotated[str, Form(max_length=255)]
 
 
-@router.get("/allocations", include_in_schema=False)
+@router.get("/allocations")
 def show_allocations(
     request: Request,
     store: StoreDep,
@@ -47,7 +47,7 @@ def show_allocations(
     )
 
 
-@router.post("/allocations/{allocation_id}/remove", include_in_schema=False)
+@router.post("/allocations/{allocation_id}/remove")
 def do_remove_allocation(
     request: Request, allocation_id: AllocationId, store: StoreDep
 ) -> Response:
@@ -56,7 +56,7 @@ def do_remove_allocation(
     return go_to(request, "/allocations", done="removed")
 
 
-@router.post("/nodes/quarantine", include_in_schema=False)
+@router.post("/nodes/quarantine")
 def do_quarantine(
     request: Request,
     store: StoreDep,
@@ -69,7 +69,7 @@ def do_quarantine(
     return go_to(request, "/allocations", done="quarantined")
 
 
-@router.post("/nodes/release", include_in_schema=False)
+@router.post("/nodes/release")
 def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node) -> Response:
     """Releases a node from quarantine."""
     store.release_node(cluster, node)

@@ -30,25 +30,25 @@ _Bound = Annotated[str, Form(max_length=40)]
 _BOUNDS: Final = ("trials", "node_hours", "wall_time_s")
 
 
-@router.post("/campaigns/{campaign}/pause", include_in_schema=False)
+@router.post("/campaigns/{campaign}/pause")
 def do_pause_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Pauses a campaign."""
     return _back(request, store.pause_campaign(campaign.id), "paused")
 
 
-@router.post("/campaigns/{campaign}/resume", include_in_schema=False)
+@router.post("/campaigns/{campaign}/resume")
 def do_resume_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Resumes a paused campaign."""
     return _back(request, store.resume_campaign(campaign.id), "resumed")
 
 
-@router.post("/campaigns/{campaign}/cancel", include_in_schema=False)
+@router.post("/campaigns/{campaign}/cancel")
 def do_cancel_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Ends a campaign now."""
     return _back(request, store.cancel_campaign(campaign.id), "cancelled")
 
 
-@router.post("/campaigns/{campaign}/clone", include_in_schema=False)
+@router.post("/campaigns/{campaign}/clone")
 def do_clone_campaign(
     request: Request,
     campaign: CampaignDep,
@@ -60,7 +60,7 @@ def do_clone_campaign(
     return _back(request, clone, "cloned")
 
 
-@router.post("/campaigns/{campaign}/change", include_in_schema=False)
+@router.post("/campaigns/{campaign}/change")
 def do_change_campaign(
     request: Request,
     campaign: OwnCampaignDep,
@@ -91,7 +91,7 @@ def do_change_campaign(
     return _back(request, changed, "changed")
 
 
-@router.get("/campaigns/{campaign}/delete", include_in_schema=False)
+@router.get("/campaigns/{campaign}/delete")
 def show_delete_campaign(
     request: Request, campaign: OwnCampaignDep, store: StoreDep
 ) -> HTMLResponse:
@@ -106,14 +106,14 @@ def show_delete_campaign(
     )
 
 
-@router.post("/campaigns/{campaign}/delete", include_in_schema=False)
+@router.post("/campaigns/{campaign}/delete")
 def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Deletes a campaign that has ended, with all of its measurements."""
     store.delete_campaign(campaign.id)
     return go_to(request, "/", done="deleted")
 
 
-@router.post("/trials/{trial_id}/requeue", include_in_schema=False)
+@router.post("/trials/{trial_id}/requeue")
 def do_requeue_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
@@ -122,7 +122,7 @@ def do_requeue_trial(
     return _back_to(request, store, back, added.id, added.campaign_id, "trial-requeued")
 
 
-@router.post("/trials/{trial_id}/repeat", include_in_schema=False)
+@router.post("/trials/{trial_id}/repeat")
 def do_repeat_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
@@ -131,7 +131,7 @@ def do_repeat_trial(
     return _back_to(request, store, back, added.id, added.campaign_id, "trial-repeated")
 
 
-@router.post("/trials/{trial_id}/cancel", include_in_schema=False)
+@router.post("/trials/{trial_id}/cancel")
 def do_cancel_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:

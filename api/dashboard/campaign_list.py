@@ -22,7 +22,7 @@ PAGE: Final = 50
 router = APIRouter()
 
 
-@router.get("/", include_in_schema=False)
+@router.get("/")
 def show_campaigns(
     request: Request,
     store: StoreDep,

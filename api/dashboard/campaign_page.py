@@ -29,7 +29,7 @@ _OF_PAGE: Final = ("column", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
 
 
-@router.get("/campaigns/{campaign}", include_in_schema=False)
+@router.get("/campaigns/{campaign}")
 def show_campaign(
     request: Request,
     campaign: CampaignDep,

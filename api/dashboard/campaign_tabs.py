@@ -55,7 +55,7 @@ class FailureReason:
     """The last lines of its log."""
 
 
-@router.get("/trials", include_in_schema=False)
+@router.get("/trials")
 def show_trials(
     request: Request,
     campaign: CampaignDep,
@@ -76,7 +76,7 @@ def show_trials(
     )
 
 
-@router.get("/failures", include_in_schema=False)
+@router.get("/failures")
 def show_failures(
     request: Request,
     campaign: CampaignDep,
@@ -99,7 +99,7 @@ def show_failures(
     )
 
 
-@router.get("/events", include_in_schema=False)
+@router.get("/events")
 def show_events(
     request: Request,
     campaign: CampaignDep,

@@ -59,7 +59,7 @@ class ComparedWinner:
     """Why they cannot be compared; empty: they can."""
 
 
-@router.get("/compare", include_in_schema=False)
+@router.get("/compare")
 def show_trial_comparison(
     request: Request,
     store: StoreDep,
@@ -98,7 +98,7 @@ def show_trial_comparison(
     )
 
 
-@router.get("/compare-campaigns", include_in_schema=False)
+@router.get("/compare-campaigns")
 def show_campaign_comparison(
     request: Request,
     store: StoreDep,

@@ -42,7 +42,7 @@ _PAGES: Final = (
 
 def router() -> APIRouter:
     """The routes of all pages and of their files."""
-    found = APIRouter()
+    found = APIRouter(include_in_schema=False)
     checks = [Depends(judged), Depends(refuse_unknown_query_of_page)]
     for module in _PAGES:
         found.include_router(module.router, dependencies=checks)

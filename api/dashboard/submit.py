@@ -177,7 +177,7 @@ async def _page_of(
 SubmitPageDep = Annotated[SubmitPage, Depends(_page_of)]
 
 
-@router.get("/submit", include_in_schema=False)
+@router.get("/submit")
 def show_submit(
     request: Request,
     store: StoreDep,
@@ -205,7 +205,7 @@ def show_submit(
     return page.show(is_checked=bool(campaign) or any(given.values()))
 
 
-@router.post("/submit", include_in_schema=False)
+@router.post("/submit")
 async def do_submit(page: SubmitPageDep) -> Response:
     """Submits the campaign, checks it, opens a file, or shows the other view."""
     act = {"submit": page.submit, "form": page.turn, YAML: page.turn, "open": page.open}
@@ -213,7 +213,7 @@ async def do_submit(page: SubmitPageDep) -> Response:
         return await run_in_threadpool(act.get(page.form["do"], page.show))
 
 
-@router.post("/submit/check", include_in_schema=False)
+@router.post("/submit/check")
 async def do_check(page: SubmitPageDep) -> HTMLResponse:
     """The part of the page about errors and legal layouts, while a user types."""
     async with page.request.app.state.document_readers:

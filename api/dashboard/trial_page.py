@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import yaml
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from api.dashboard.campaign_form import yaml_of
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.drawings.layout_map import layout_map
 from api.dashboard.drawings.plots import Point, steps_plot
@@ -29,16 +29,14 @@ MAX_ROWS: Final = 60
 router = APIRouter()
 
 
-@router.get("/trials/{trial_id}", include_in_schema=False)
+@router.get("/trials/{trial_id}")
 def show_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, holder: HolderDep
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
     trial, campaign, measured = facts.trial, facts.campaign, facts.trial.measurement
-    compute_s = None
-    if measured is not None and measured.breakdown is not None:
-        compute_s = measured.breakdown.compute_s
+    breakdown = None if measured is None else measured.breakdown
     command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
     return render(
         request,
@@ -51,13 +49,15 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(trial.layout, compute_s=compute_s),
+        schedule=schedule_chart(
+            trial.layout, compute_s=None if breakdown is None else breakdown.compute_s
+        ),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),
         command=command,
         model_file=MODEL_FILE,
-        model_text=_model_text(command.model) if command and command.model else None,
+        model_text=yaml_of(command.model) if command and command.model else None,
         bar=stacked(facts.parts),
         legend=keys(facts.parts),
         may_change=holder.may_change(campaign),
@@ -130,7 +130,3 @@ def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:
     if len(iterations) <= MAX_ROWS:
         return list(iterations)
     return [*iterations[: MAX_ROWS // 2], *iterations[-MAX_ROWS // 2 :]]
-
-
-def _model_text(model: object) -> str:
-    return yaml.safe_dump(model, sort_keys=False, allow_unicode=True)
