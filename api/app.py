@@ -84,8 +84,8 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
     local = local_holders(settings.token, settings.worker_token)
-    book = TokenBook(store, local, clock=lambda: store.now())
-    sessions = SessionBook(store, clock=lambda: store.now())
+    book = TokenBook(store, local)
+    sessions = SessionBook(store)
 
     app = FastAPI(
         title="layout-tuner",

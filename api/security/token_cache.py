@@ -19,7 +19,6 @@ from api.service.background_jobs import in_background
 from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.database.outage_log import LoopOutage
-from results_db.database.store_base import Clock, utc_now
 from results_db.records import CampaignRecord
 from results_db.store import Store
 
@@ -67,22 +66,16 @@ class TokenBook:
     """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
     def __init__(
-        self,
-        store: Store,
-        local: Mapping[str, Holder],
-        *,
-        clock: Clock = utc_now,
-        ticks: Callable[[], float] = monotonic,
+        self, store: Store, local: Mapping[str, Holder], *, ticks: Callable[[], float] = monotonic
     ) -> None:
         """Reads tokens from the store, except those of the data directory.
 
         Args:
-            store: holds the tokens.
+            store: holds the tokens; its clock decides whether a token has expired.
             local: the other holders, by the hash of their token.
-            clock: decides whether a token has expired.
             ticks: monotonic seconds.
         """
-        self._local, self._clock = local, clock
+        self._store, self._local = store, local
         self._cache = BriefCache(lambda hashed: _holder(store.token_by_hash(hashed)), ticks=ticks)
         self._used: set[int] = set()
 
@@ -93,7 +86,7 @@ class TokenBook:
             DatabaseUnavailableError: the database cannot be asked.
         """
         holder = self._local.get(hashed) or await self._cache.find(hashed)
-        if holder is None or (holder.expires_at and self._clock() >= holder.expires_at):
+        if holder is None or (holder.expires_at and self._store.now() >= holder.expires_at):
             return None
         if holder.token_id is not None:
             self._used.add(holder.token_id)
