@@ -58,13 +58,14 @@ def show_campaigns(
 def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.count_trials_of(ids), store.winners(ids)
+    baselines = store.baselines(campaigns)
     return [
         {
             "campaign": campaign,
             "counts": (of := counts[campaign.id]),
             "ended": of["COMPLETED"] + of["INFEASIBLE"] + of["FAILED"],
             "failed": of["INFEASIBLE"] + of["FAILED"],
-            "planned": trials_planned(campaign),
+            "planned": trials_planned(campaign, of, baselines.get(campaign.id)),
             "winner": winners.get(campaign.id),
             "node_hours": campaign.spec.get("budget", {}).get("node_hours"),
         }

@@ -17,11 +17,10 @@ from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
 from api.dashboard.assets import assets, maplibre_style_id
-from api.service.findings import bounds, peak_words, short_layout
+from api.service.findings import peak_words, short_layout
 from api.service.formatting import (
     duration,
     figure,
-    half_interval,
     memory,
     moment,
     objective_figure,
@@ -145,13 +144,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "bounds": bounds,
         "campaign_path": campaign_path,
         "duration": duration,
         "figure": figure,
-        "half_interval": half_interval,
         "memory": memory,
-        "moment": moment,
         "objective_figure": objective_figure,
         "peak_words": peak_words,
         "percent": percent,

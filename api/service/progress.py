@@ -64,10 +64,7 @@ def _progress(
     now: datetime,
 ) -> Progress:
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
-    planned = trials_planned(campaign, baseline)
-    if planned is not None:
-        # Repeats exceed the number of legal layouts where that is below the budget.
-        planned = max(planned, sum(counts.values()) - counts["CANCELLED"])
+    planned = trials_planned(campaign, counts, baseline)
     return Progress(
         trials=counts,
         trials_ended=ended,
@@ -80,13 +77,17 @@ def _progress(
     )
 
 
-def trials_planned(campaign: CampaignRecord, baseline: BaselineRead | None = None) -> int | None:
+def trials_planned(
+    campaign: CampaignRecord, counts: Mapping[TrialState, int], baseline: BaselineRead | None
+) -> int | None:
     """The number of trials after which the campaign ends; None: their number does not end it."""
     budgeted: int | None = campaign.spec.get("budget", {}).get("trials")
+    if budgeted is None and campaign.strategy != "exhaustive":
+        return None
     num_layouts = campaign.num_legal_layouts + (baseline is not None and baseline.outside_space)
-    if budgeted is not None:
-        return min(budgeted, num_layouts)
-    return num_layouts if campaign.strategy == "exhaustive" else None
+    planned = num_layouts if budgeted is None else min(budgeted, num_layouts)
+    # Repeats exceed the number of legal layouts where that is below the budget.
+    return max(planned, sum(counts.values()) - counts["CANCELLED"])
 
 
 def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:
