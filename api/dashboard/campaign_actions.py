@@ -17,7 +17,7 @@ from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath
 from api.schemas.campaigns_and_trials import CampaignChange
 from api.security.ownership import OwnCampaignDep
-from results_db.records import CampaignRecord
+from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 
 router = APIRouter()
@@ -118,8 +118,7 @@ def do_requeue_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Tries the layout of a trial without a result again."""
-    added = store.requeue_trial(trial_id)
-    return _back_to(request, store, back, added.id, added.campaign_id, "trial-requeued")
+    return _back_to(request, store, back, store.requeue_trial(trial_id), "trial-requeued")
 
 
 @router.post("/trials/{trial_id}/repeat")
@@ -127,8 +126,7 @@ def do_repeat_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Measures the layout of a completed trial once more."""
-    added = store.measure_again(trial_id)[0]
-    return _back_to(request, store, back, added.id, added.campaign_id, "trial-repeated")
+    return _back_to(request, store, back, store.measure_again(trial_id)[0], "trial-repeated")
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -136,8 +134,7 @@ def do_cancel_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Cancels a trial that waits or runs."""
-    cancelled = store.cancel_trial(trial_id)
-    return _back_to(request, store, back, trial_id, cancelled.campaign_id, "trial-cancelled")
+    return _back_to(request, store, back, store.cancel_trial(trial_id), "trial-cancelled")
 
 
 def _number(text: str) -> int | float | str | None:
@@ -152,11 +149,8 @@ def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
     return go_to(request, campaign_path(campaign), done=done)
 
 
-def _back_to(
-    request: Request, store: Store, back: str, trial_id: int, campaign_id: int, done: str
-) -> Response:
+def _back_to(request: Request, store: Store, back: str, trial: TrialRecord, done: str) -> Response:
     if back == "trial":
-        path = f"/trials/{trial_id}"
-    else:
-        path = f"{campaign_path(store.campaign(campaign_id))}/trials"
-    return go_to(request, path, done=done)
+        return go_to(request, f"/trials/{trial.id}", done=done)
+    path = campaign_path(store.campaign(trial.campaign_id))
+    return go_to(request, f"{path}/trials", done=done)
