@@ -67,7 +67,6 @@ def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]
             "failed": of["INFEASIBLE"] + of["FAILED"],
             "planned": trials_planned(campaign, of, baselines.get(campaign.id)),
             "winner": winners.get(campaign.id),
-            "node_hours": campaign.spec.get("budget", {}).get("node_hours"),
         }
         for campaign in campaigns
     ]

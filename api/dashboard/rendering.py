@@ -28,6 +28,7 @@ from api.service.formatting import (
     state_words,
     unit,
 )
+from api.service.progress import node_seconds_left
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.terminal.console import escaped
@@ -148,6 +149,7 @@ def _environment() -> Environment:
         "duration": duration,
         "figure": figure,
         "memory": memory,
+        "node_seconds_left": node_seconds_left,
         "objective_figure": objective_figure,
         "peak_words": peak_words,
         "percent": percent,

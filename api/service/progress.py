@@ -90,6 +90,12 @@ def trials_planned(
     return max(planned, sum(counts.values()) - counts["CANCELLED"])
 
 
+def node_seconds_left(campaign: CampaignRecord) -> float | None:
+    """What the budget leaves for probes; None: it does not bound them."""
+    bound = campaign.spec.get("budget", {}).get("node_hours")
+    return None if bound is None else max(bound * 3600 - campaign.node_seconds, 0.0)
+
+
 def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:
     """An estimate from the pace so far, by the part of the budget that runs out first."""
     if campaign.ended_at is not None:
@@ -100,9 +106,9 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
         estimates.append(budget["wall_time_s"] - campaign.wall_time_s)
     if planned is not None and ended and campaign.wall_time_s:
         estimates.append((planned - ended) * campaign.wall_time_s / ended)
-    if budget.get("node_hours") is not None and campaign.node_seconds and campaign.wall_time_s:
-        pace = campaign.node_seconds / campaign.wall_time_s
-        estimates.append((budget["node_hours"] * 3600 - campaign.node_seconds) / pace)
+    node_seconds = node_seconds_left(campaign)
+    if node_seconds is not None and campaign.node_seconds and campaign.wall_time_s:
+        estimates.append(node_seconds * campaign.wall_time_s / campaign.node_seconds)
     return max(min(estimates), 0.0) if estimates else None
 
 
