@@ -84,8 +84,8 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """The service on an open store."""
     local = local_holders(settings.token, settings.worker_token)
-    book = TokenBook(store, local, clock=lambda: store.now())
-    sessions = SessionBook(store, clock=lambda: store.now())
+    book = TokenBook(store, local)
+    sessions = SessionBook(store)
 
     app = FastAPI(
         title="layout-tuner",
@@ -127,16 +127,7 @@ async def _at_work(
     sweeper = Sweeper(
         store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s, changes=changes
     )
-    hub = EventHub(
-        store,
-        changes,
-        stopping=settings.stopping,
-        interval_s=settings.event_poll_s,
-        idle_interval_s=settings.event_idle_poll_s,
-        live_interval_s=settings.live_event_s,
-        max_watchers=settings.max_watchers,
-        max_waiting=settings.max_waiting_events,
-    )
+    hub = EventHub(store, changes, settings)
     app.state.hub = hub
     with closing(changes):
         async with (

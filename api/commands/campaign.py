@@ -13,7 +13,6 @@ import click
 
 from api.client import Client
 from api.commands.campaign_changes import (
-    budget_words,
     clone,
     delete,
     precision_words,
@@ -34,6 +33,7 @@ from api.schemas.campaigns_and_trials import (
 )
 from api.service.formatting import (
     baseline_words,
+    budget_words,
     duration,
     effect_words,
     figure,
@@ -308,7 +308,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("precision", precision_words(campaign)),
         ("strategy", _strategy(campaign)),
         ("submitted", _submitted(campaign)),
-        ("budget", budget_words(campaign)),
+        ("budget", budget_words(campaign.spec["budget"])),
         ("starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"),
         ("trials", states or "none yet"),
         (

@@ -16,7 +16,7 @@ from api.commands.display import json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
 from api.http.documents import read_yaml
 from api.schemas.campaigns_and_trials import CampaignDetail
-from api.service.formatting import duration
+from api.service.formatting import budget_words
 from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.spec.default_precision import STORED_WITHOUT
 from search_spaces.terminal.console import on_interrupt
@@ -85,7 +85,7 @@ def update(
     if as_json:
         print_json(changed)
         return
-    click.echo(f"campaign {changed.name}: {budget_words(changed)}")
+    click.echo(f"campaign {changed.name}: {budget_words(changed.spec['budget'])}")
 
 
 def _read_text(file: Path) -> str:
@@ -106,19 +106,6 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def budget_words(campaign: CampaignDetail) -> str:
-    """The budget of a campaign in words."""
-    budget = campaign.spec["budget"]
-    bounds = []
-    if budget["trials"] is not None:
-        bounds.append(counted(budget["trials"], "trial"))
-    if budget["node_hours"] is not None:
-        bounds.append(f"{budget['node_hours']:g} node-hours")
-    if budget["wall_time_s"] is not None:
-        bounds.append(duration(budget["wall_time_s"]))
-    return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
-
-
 def precision_words(campaign: CampaignDetail) -> str:
     """The precisions in a campaign's space."""
     if "space" not in campaign.spec:
@@ -134,7 +121,7 @@ def print_submitted(campaign: CampaignDetail, as_json: bool) -> None:
         return
     click.echo(
         f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
-        f"precision {precision_words(campaign)}, {budget_words(campaign)}"
+        f"precision {precision_words(campaign)}, {budget_words(campaign.spec['budget'])}"
     )
     if campaign.baseline is not None:
         where = " (outside of the space)" if campaign.baseline.outside_space else ""

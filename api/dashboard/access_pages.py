@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Annotated, Any, Final, get_args
 
 from fastapi import APIRouter, Form, Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from pydantic import TypeAdapter, ValidationError
+from fastapi.responses import HTMLResponse, Response
+from pydantic import TypeAdapter
 
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import go_to, render
 from api.dependencies import BookDep, StoreDep
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
@@ -33,7 +33,7 @@ _Text = Annotated[str, Query(max_length=255)]
 _Field = Annotated[str, Form(max_length=255)]
 
 
-@router.get("/tokens", include_in_schema=False)
+@router.get("/tokens")
 def show_tokens(
     request: Request,
     store: StoreDep,
@@ -43,7 +43,7 @@ def show_tokens(
     return _tokens(request, store, is_all=bool(all))
 
 
-@router.post("/tokens", include_in_schema=False)
+@router.post("/tokens")
 def do_create_token(
     request: Request, store: StoreDep, name: _Field = "", role: _Field = "", expires_in: _Field = ""
 ) -> HTMLResponse:
@@ -65,13 +65,13 @@ def do_create_token(
     return page
 
 
-@router.post("/tokens/{token_id}/revoke", include_in_schema=False)
+@router.post("/tokens/{token_id}/revoke")
 async def do_revoke_token(
     request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
 ) -> Response:
     """Revokes a token."""
     await revoke_token(token_id, store, book)
-    return RedirectResponse(page_url(request, "/tokens", done="revoked"), HTTPStatus.SEE_OTHER)
+    return go_to(request, "/tokens", done="revoked")
 
 
 def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any) -> HTMLResponse:
@@ -86,7 +86,7 @@ def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any
     )
 
 
-@router.get("/audit", include_in_schema=False)
+@router.get("/audit")
 def show_audit(
     request: Request,
     store: StoreDep,
@@ -109,7 +109,6 @@ def show_audit(
     return render(request, "audit.html", page=page, refusal=refusal, given=written, asked=asked)
 
 
-_WORD: Final = TypeAdapter[str](Word)
 _MOMENT: Final = TypeAdapter[datetime](Moment)
 
 
@@ -119,21 +118,21 @@ def _filters(written: dict[str, str]) -> dict[str, Any]:
     Raises:
         SearchSpaceError: a text is no time, or contains control characters.
     """
-    found: dict[str, Any] = dict.fromkeys(written)
+    found: dict[str, Any] = {}
     for name, text in written.items():
-        if not text.strip():
-            continue
-        is_time = name in ("since", "until")
+        read, what = _word, "a word of printable characters"
+        if name in ("since", "until"):
+            read, what = _moment, "a time such as 2026-01-31T12:00"
         try:
-            found[name] = _moment(text) if is_time else _WORD.validate_python(text.strip())
-        except (ValidationError, ValueError) as error:
-            what = (
-                "a time such as 2026-01-31T12:00" if is_time else "a word of printable characters"
-            )
+            found[name] = read(text.strip()) if text.strip() else None
+        except ValueError as error:
             raise CampaignInvalidError(f"{text[:80]!r} is not {what}", field=name) from error
     return found
 
 
-def _moment(text: str) -> datetime:
-    given = datetime.fromisoformat(text.strip())
+_word: Final[Callable[[str], Any]] = TypeAdapter[str](Word).validate_python
+
+
+def _moment(text: str) -> Any:
+    given = datetime.fromisoformat(text)
     return _MOMENT.validate_python(given if given.tzinfo else given.replace(tzinfo=UTC))

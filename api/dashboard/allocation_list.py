@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import go_to, render
 from api.dependencies import StoreDep
 from api.routes.allocations import AllocationId
 from api.schemas.from_records import allocation_reads
@@ -25,7 +24,7 @@ _Cluster = Annotated[str, Form(max_length=200)]
 _Node = Annotated[str, Form(max_length=255)]
 
 
-@router.get("/allocations", include_in_schema=False)
+@router.get("/allocations")
 def show_allocations(
     request: Request,
     store: StoreDep,
@@ -48,16 +47,16 @@ def show_allocations(
     )
 
 
-@router.post("/allocations/{allocation_id}/remove", include_in_schema=False)
+@router.post("/allocations/{allocation_id}/remove")
 def do_remove_allocation(
     request: Request, allocation_id: AllocationId, store: StoreDep
 ) -> Response:
     """Removes an allocation and what its worker reported."""
     store.remove_allocation(allocation_id)
-    return _back(request, "removed")
+    return go_to(request, "/allocations", done="removed")
 
 
-@router.post("/nodes/quarantine", include_in_schema=False)
+@router.post("/nodes/quarantine")
 def do_quarantine(
     request: Request,
     store: StoreDep,
@@ -67,18 +66,14 @@ def do_quarantine(
 ) -> Response:
     """Puts a node into quarantine."""
     store.quarantine_node(cluster, node, reason.strip() or "asked for by a user")
-    return _back(request, "quarantined")
+    return go_to(request, "/allocations", done="quarantined")
 
 
-@router.post("/nodes/release", include_in_schema=False)
+@router.post("/nodes/release")
 def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node) -> Response:
     """Releases a node from quarantine."""
     store.release_node(cluster, node)
-    return _back(request, "released")
-
-
-def _back(request: Request, done: str) -> Response:
-    return RedirectResponse(page_url(request, "/allocations", done=done), HTTPStatus.SEE_OTHER)
+    return go_to(request, "/allocations", done="released")
 
 
 def _idle_share(cost: Cost) -> float | None:

@@ -79,7 +79,7 @@ def _compressed(name: str, encoding: str) -> bytes:
     return gzip.compress(content)
 
 
-@router.get("/assets/{digest}/{name}", include_in_schema=False)
+@router.get("/assets/{digest}/{name}")
 def read_asset(digest: str, name: str, request: Request) -> Response:
     """A script, style or picture of the dashboard.
 

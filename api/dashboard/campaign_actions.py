@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Form, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_view import campaign_path, render_campaign
-from api.dashboard.rendering import page_url
+from api.dashboard.campaign_view import render_campaign
+from api.dashboard.rendering import campaign_path, go_to
 from api.dependencies import CampaignDep, StoreDep
 from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath
 from api.schemas.campaigns_and_trials import CampaignChange
 from api.security.ownership import OwnCampaignDep
-from results_db.records import CampaignRecord
+from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 
 router = APIRouter()
@@ -31,25 +30,25 @@ _Bound = Annotated[str, Form(max_length=40)]
 _BOUNDS: Final = ("trials", "node_hours", "wall_time_s")
 
 
-@router.post("/campaigns/{campaign}/pause", include_in_schema=False)
+@router.post("/campaigns/{campaign}/pause")
 def do_pause_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Pauses a campaign."""
     return _back(request, store.pause_campaign(campaign.id), "paused")
 
 
-@router.post("/campaigns/{campaign}/resume", include_in_schema=False)
+@router.post("/campaigns/{campaign}/resume")
 def do_resume_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Resumes a paused campaign."""
     return _back(request, store.resume_campaign(campaign.id), "resumed")
 
 
-@router.post("/campaigns/{campaign}/cancel", include_in_schema=False)
+@router.post("/campaigns/{campaign}/cancel")
 def do_cancel_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Ends a campaign now."""
     return _back(request, store.cancel_campaign(campaign.id), "cancelled")
 
 
-@router.post("/campaigns/{campaign}/clone", include_in_schema=False)
+@router.post("/campaigns/{campaign}/clone")
 def do_clone_campaign(
     request: Request,
     campaign: CampaignDep,
@@ -61,7 +60,7 @@ def do_clone_campaign(
     return _back(request, clone, "cloned")
 
 
-@router.post("/campaigns/{campaign}/change", include_in_schema=False)
+@router.post("/campaigns/{campaign}/change")
 def do_change_campaign(
     request: Request,
     campaign: OwnCampaignDep,
@@ -92,7 +91,7 @@ def do_change_campaign(
     return _back(request, changed, "changed")
 
 
-@router.get("/campaigns/{campaign}/delete", include_in_schema=False)
+@router.get("/campaigns/{campaign}/delete")
 def show_delete_campaign(
     request: Request, campaign: OwnCampaignDep, store: StoreDep
 ) -> HTMLResponse:
@@ -107,38 +106,35 @@ def show_delete_campaign(
     )
 
 
-@router.post("/campaigns/{campaign}/delete", include_in_schema=False)
+@router.post("/campaigns/{campaign}/delete")
 def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Deletes a campaign that has ended, with all of its measurements."""
     store.delete_campaign(campaign.id)
-    return RedirectResponse(page_url(request, "/", done="deleted"), HTTPStatus.SEE_OTHER)
+    return go_to(request, "/", done="deleted")
 
 
-@router.post("/trials/{trial_id}/requeue", include_in_schema=False)
+@router.post("/trials/{trial_id}/requeue")
 def do_requeue_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Tries the layout of a trial without a result again."""
-    added = store.requeue_trial(trial_id)
-    return _back_to(request, store, back, added.id, added.campaign_id, "trial-requeued")
+    return _back_to(request, store, back, store.requeue_trial(trial_id), "trial-requeued")
 
 
-@router.post("/trials/{trial_id}/repeat", include_in_schema=False)
+@router.post("/trials/{trial_id}/repeat")
 def do_repeat_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Measures the layout of a completed trial once more."""
-    added = store.measure_again(trial_id)[0]
-    return _back_to(request, store, back, added.id, added.campaign_id, "trial-repeated")
+    return _back_to(request, store, back, store.measure_again(trial_id)[0], "trial-repeated")
 
 
-@router.post("/trials/{trial_id}/cancel", include_in_schema=False)
+@router.post("/trials/{trial_id}/cancel")
 def do_cancel_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Cancels a trial that waits or runs."""
-    cancelled = store.cancel_trial(trial_id)
-    return _back_to(request, store, back, trial_id, cancelled.campaign_id, "trial-cancelled")
+    return _back_to(request, store, back, store.cancel_trial(trial_id), "trial-cancelled")
 
 
 def _number(text: str) -> int | float | str | None:
@@ -150,15 +146,11 @@ def _number(text: str) -> int | float | str | None:
 
 
 def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
-    address = page_url(request, campaign_path(campaign), done=done)
-    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+    return go_to(request, campaign_path(campaign), done=done)
 
 
-def _back_to(
-    request: Request, store: Store, back: str, trial_id: int, campaign_id: int, done: str
-) -> Response:
+def _back_to(request: Request, store: Store, back: str, trial: TrialRecord, done: str) -> Response:
     if back == "trial":
-        path = f"/trials/{trial_id}"
-    else:
-        path = f"{campaign_path(store.campaign(campaign_id))}/trials"
-    return RedirectResponse(page_url(request, path, done=done), HTTPStatus.SEE_OTHER)
+        return go_to(request, f"/trials/{trial.id}", done=done)
+    path = campaign_path(store.campaign(trial.campaign_id))
+    return go_to(request, f"{path}/trials", done=done)

@@ -7,7 +7,6 @@ for, or what does not fit on a line, is YAML in the field `rest`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 import yaml
@@ -23,9 +22,9 @@ from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.default_precision import with_stored_precision
 from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.space import SearchSpace
 
 REST: Final = "rest"
+_ALWAYS_SHOWN: Final = ("name", "model", "cluster", "space", "objective", "strategy", "budget")
 _STATED: Final = ("global_batch_size", "precision")
 """Knobs whose default depends on other fields, or that have none."""
 _NAMES: Final = ("name", "model", "cluster", "strategy")
@@ -117,39 +116,25 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
     A model or cluster that is equal to a preset, or to a user's entry of its name, is its name.
     """
     document = with_stored_precision(campaign.spec)
-    defaults = CampaignSpec.from_mapping(
-        {**document, "strategy": "random", "budget": {"trials": 1}}
-    )
-    for section in ("probe", "stop", "constraints"):
-        settings = type(getattr(defaults, section))
-        if document.get(section) == asdict(settings()):
-            del document[section]
-    for field, default in (
-        ("seed", 0),
-        ("knowledge", "auto"),
-        ("start_from", []),
-        ("warnings", []),
-    ):
-        if document.get(field) == default:
-            del document[field]
-    space = SearchSpace(global_batch_size=1)
+    described = {field: document[field] for field in ("name", "model", "cluster")}
+    space = {"global_batch_size": 1, "precision": document["space"]["precision"]}
+    budget = {"trials": 1}
+    plain = CampaignSpec.from_mapping({**described, "space": space, "budget": budget}).to_mapping()
+    document = {
+        field: value
+        for field, value in document.items()
+        if field in _ALWAYS_SHOWN or value != plain.get(field)
+    }
     document["space"] = {
         knob: value
         for knob, value in document["space"].items()
-        if knob in _STATED or value != _alone(getattr(space, knob))
+        if knob in _STATED or value != plain["space"].get(knob)
     }
     for kind in PRESET_NAMES:
         named = document[kind].get("name")
         if _known(store, kind, named) == document[kind]:
             document[kind] = named
-    if document.get("baseline", ...) is None:
-        del document["baseline"]
     return {**document, "name": name}
-
-
-def _alone(values: object) -> object:
-    """The value of a knob with one choice, as a document states it."""
-    return values[0] if isinstance(values, tuple) else values
 
 
 def _known(store: Store, kind: DescriptionKind, name: str) -> Mapping[str, Any] | None:

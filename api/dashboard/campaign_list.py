@@ -7,12 +7,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.dashboard.campaign_view import campaign_path
 from api.dashboard.rendering import render
 from api.dependencies import StoreDep
 from api.schemas.text_types import QueryText
 from api.service.progress import trials_planned
-from results_db.campaigns.filter import CampaignFilter
+from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
@@ -23,7 +22,7 @@ PAGE: Final = 50
 router = APIRouter()
 
 
-@router.get("/", include_in_schema=False)
+@router.get("/")
 def show_campaigns(
     request: Request,
     store: StoreDep,
@@ -43,21 +42,14 @@ def show_campaigns(
         name_contains=name_contains,
     )
     campaigns = store.campaigns(chosen=chosen, limit=PAGE, offset=offset)
-    asked = {
-        "state": state,
-        "created_by": created_by,
-        "model": model,
-        "cluster": cluster,
-        "name_contains": name_contains,
-    }
     return render(
         request,
         "campaigns.html",
         rows=_rows(store, campaigns),
         total=store.count_campaigns(chosen),
         choices=store.campaign_choices(),
-        asked=asked,
-        is_filtered=any(asked.values()),
+        chosen=chosen,
+        is_filtered=chosen != EVERY_CAMPAIGN,
         offset=offset,
         page_size=PAGE,
     )
@@ -66,16 +58,15 @@ def show_campaigns(
 def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.count_trials_of(ids), store.winners(ids)
+    baselines = store.baselines(campaigns)
     return [
         {
             "campaign": campaign,
-            "path": campaign_path(campaign),
             "counts": (of := counts[campaign.id]),
             "ended": of["COMPLETED"] + of["INFEASIBLE"] + of["FAILED"],
             "failed": of["INFEASIBLE"] + of["FAILED"],
-            "planned": trials_planned(campaign),
+            "planned": trials_planned(campaign, of, baselines.get(campaign.id)),
             "winner": winners.get(campaign.id),
-            "node_hours": campaign.spec.get("budget", {}).get("node_hours"),
         }
         for campaign in campaigns
     ]

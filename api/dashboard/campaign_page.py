@@ -8,9 +8,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from api.dashboard.campaign_view import campaign_path, render_campaign
+from api.dashboard.campaign_view import render_campaign
 from api.dashboard.leaderboard_table import COLUMNS, PAGE, leaderboard_table
-from api.dashboard.rendering import page_url
+from api.dashboard.rendering import campaign_path, go_to, page_url
 from api.dependencies import CampaignDep, StoreDep
 from api.http.query_parameters import StatedFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
@@ -29,7 +29,7 @@ _OF_PAGE: Final = ("column", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
 
 
-@router.get("/campaigns/{campaign}", include_in_schema=False)
+@router.get("/campaigns/{campaign}")
 def show_campaign(
     request: Request,
     campaign: CampaignDep,
@@ -99,9 +99,7 @@ def _to_trial(
     rank = store.rank_of(campaign.id, trial.id, objective)
     path = campaign_path(campaign)
     if rank is None:
-        address = page_url(request, path, done="unranked", objective=objective)
-    else:
-        offset = (rank - 1) // PAGE * PAGE
-        address = page_url(request, path, offset=offset or None, objective=objective)
-        address += f"#rank-{rank}"
-    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+        return go_to(request, path, done="unranked", objective=objective)
+    offset = (rank - 1) // PAGE * PAGE
+    address = page_url(request, path, offset=offset or None, objective=objective)
+    return RedirectResponse(f"{address}#rank-{rank}", HTTPStatus.SEE_OTHER)

@@ -55,7 +55,7 @@ class FailureReason:
     """The last lines of its log."""
 
 
-@router.get("/trials", include_in_schema=False)
+@router.get("/trials")
 def show_trials(
     request: Request,
     campaign: CampaignDep,
@@ -76,7 +76,7 @@ def show_trials(
     )
 
 
-@router.get("/failures", include_in_schema=False)
+@router.get("/failures")
 def show_failures(
     request: Request,
     campaign: CampaignDep,
@@ -99,7 +99,7 @@ def show_failures(
     )
 
 
-@router.get("/events", include_in_schema=False)
+@router.get("/events")
 def show_events(
     request: Request,
     campaign: CampaignDep,
@@ -181,38 +181,29 @@ def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:
     return sorted(found, key=lambda each: -each.num_trials)
 
 
-_OF_CAMPAIGN: Final[Mapping[str, str]] = {
+_SENTENCES: Final[Mapping[str, str]] = {
     "campaign.created": "The campaign was submitted.",
     "campaign.paused": "The campaign was paused.",
     "campaign.resumed": "The campaign was resumed.",
     "campaign.deleted": "The campaign was deleted.",
     "campaign.analysed": "A new analysis of the knobs is available.",
+    "campaign.changed": "The campaign's {fields} changed.",
+    "campaign.ended": "The campaign ended: {state}{because}.",
+    "trial.added": "waits for a worker.",
+    "trial.leased": "was leased to a worker, attempt {attempt}.",
+    "trial.returned": "was returned or lost by its worker and is {state}{because} now.",
+    "trial.judged": "is {state}{because} now, after a comparison of losses.",
+    "trial.ended": "ended as {state}{because}.",
 }
+"""What events say; the template puts a link on the number of a trial before its sentence."""
 
 
 def event_sentence(event: EventRecord) -> str:
-    """An event as a sentence; the template puts a link on the trial's number."""
+    """An event as a sentence."""
     data = event.data
-    if event.kind in _OF_CAMPAIGN:
-        return _OF_CAMPAIGN[event.kind]
-    if event.kind == "campaign.changed":
-        return f"The campaign's {' and '.join(map(str, data.get('fields', ())))} changed."
-    if event.kind == "campaign.ended":
-        return f"The campaign ended: {data.get('state')} ({data.get('reason')})."
-    return _of_trial(event.kind, data)
-
-
-def _of_trial(kind: str, data: Mapping[str, Any]) -> str:
-    state, reason = str(data.get("state")), data.get("reason")
-    because = f" ({reason})" if reason else ""
-    if kind == "trial.added":
-        return "waits for a worker."
-    if kind == "trial.leased":
-        return f"was leased to a worker, attempt {data.get('attempt')}."
-    if kind == "trial.returned":
-        return f"was returned or lost by its worker and is {state}{because} now."
-    if kind == "trial.judged":
-        return f"is {state}{because} now, after a comparison of losses."
-    if kind == "trial.ended":
-        return f"ended as {state}{because}."
-    return f"{kind}."
+    return _SENTENCES.get(event.kind, f"{event.kind}.").format(
+        state=data.get("state"),
+        because=f" ({data['reason']})" if data.get("reason") else "",
+        attempt=data.get("attempt"),
+        fields=" and ".join(map(str, data.get("fields", ()))),
+    )

@@ -29,7 +29,7 @@ Format = Annotated[str, Query(max_length=64)]
 _REFUSALS = (ExportError, ExportUnavailableError, TrialNotFoundError)
 
 
-@router.get("/campaigns/{campaign}/export", include_in_schema=False)
+@router.get("/campaigns/{campaign}/export")
 def show_export(
     request: Request,
     campaign: CampaignDep,
@@ -59,7 +59,7 @@ def show_export(
     )
 
 
-@router.get("/campaigns/{campaign}/export/{file}", include_in_schema=False)
+@router.get("/campaigns/{campaign}/export/{file}")
 def show_export_file(
     campaign: CampaignDep,
     store: StoreDep,

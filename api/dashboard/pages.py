@@ -11,15 +11,14 @@ from api.dashboard import (
     allocation_list,
     assets,
     campaign_actions,
-    campaign_comparison,
     campaign_list,
     campaign_page,
     campaign_tabs,
+    comparisons,
     export_page,
     plots,
     sign_in,
     submit,
-    trial_comparison,
     trial_page,
 )
 from api.http.query_parameters import refuse_unknown_query_of_page
@@ -27,11 +26,10 @@ from api.security.gate import judged
 
 _PAGES: Final = (
     campaign_list,
-    campaign_comparison,
     campaign_page,
     campaign_tabs,
     campaign_actions,
-    trial_comparison,
+    comparisons,
     trial_page,
     plots,
     submit,
@@ -44,7 +42,7 @@ _PAGES: Final = (
 
 def router() -> APIRouter:
     """The routes of all pages and of their files."""
-    found = APIRouter()
+    found = APIRouter(include_in_schema=False)
     checks = [Depends(judged), Depends(refuse_unknown_query_of_page)]
     for module in _PAGES:
         found.include_router(module.router, dependencies=checks)

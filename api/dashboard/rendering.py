@@ -11,17 +11,16 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
 from api.dashboard.assets import assets, maplibre_style_id
-from api.service.findings import bounds, peak_words, short_layout
+from api.service.findings import peak_words, short_layout
 from api.service.formatting import (
     duration,
     figure,
-    half_interval,
     memory,
     moment,
     objective_figure,
@@ -29,8 +28,9 @@ from api.service.formatting import (
     state_words,
     unit,
 )
+from api.service.progress import node_seconds_left
 from api.version import version
-from results_db.records import EVENT_KINDS
+from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.terminal.console import escaped
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
@@ -46,6 +46,7 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
     "Vary": "Cookie, Authorization",
 }
 
+_NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 _COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -101,6 +102,20 @@ def visible(value: Any) -> Any:
     return value
 
 
+def campaign_path(campaign: CampaignRecord) -> str:
+    """The path of a campaign's page, with its name.
+
+    Names of old campaigns may have any characters; such a campaign is named by its id.
+    """
+    named = campaign.name if _NAME_IN_PATHS.fullmatch(campaign.name) else campaign.id
+    return f"/campaigns/{named}"
+
+
+def go_to(request: Request, path: str, /, **query: Any) -> RedirectResponse:
+    """The answer to a form: the browser goes on to a page of this service."""
+    return RedirectResponse(page_url(request, path, **query), HTTPStatus.SEE_OTHER)
+
+
 def page_url(request: Request, path: str, /, **query: Any) -> str:
     """A link to a page of this service, for redirects; parameters that are None are left out."""
     return _url(request.scope.get("root_path", ""), path, query)
@@ -130,12 +145,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "bounds": bounds,
+        "campaign_path": campaign_path,
         "duration": duration,
         "figure": figure,
-        "half_interval": half_interval,
         "memory": memory,
-        "moment": moment,
+        "node_seconds_left": node_seconds_left,
         "objective_figure": objective_figure,
         "peak_words": peak_words,
         "percent": percent,

@@ -29,7 +29,7 @@ MAX_BODY_BYTES: Final = 8 << 10
 router = APIRouter()
 
 
-@router.get("/sign-in", include_in_schema=False)
+@router.get("/sign-in")
 async def show_sign_in(request: Request) -> Response:
     """The page to sign in on; a browser that is signed in goes on to `next`, if there is one."""
     given = request.query_params.get("next")
@@ -38,7 +38,7 @@ async def show_sign_in(request: Request) -> Response:
     return _page(request, local_target(given or "/"))
 
 
-@router.post("/sign-in", include_in_schema=False)
+@router.post("/sign-in")
 async def sign_in(request: Request, store: StoreDep) -> Response:
     """Begins a session with the code of an address, sent by the page's script, or with a form.
 
@@ -69,7 +69,7 @@ async def sign_in(request: Request, store: StoreDep) -> Response:
     return answer
 
 
-@router.post("/sign-out", include_in_schema=False)
+@router.post("/sign-out")
 async def sign_out(request: Request, store: StoreDep) -> Response:
     """Ends the session of the browser."""
     await _end_session(request, store)

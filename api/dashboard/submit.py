@@ -6,12 +6,11 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
@@ -23,7 +22,7 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dashboard.rendering import page_url, render
+from api.dashboard.rendering import go_to, render
 from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
 from api.http.documents import read_json, read_yaml
@@ -103,8 +102,7 @@ class SubmitPage:
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             check = self.check()
             return self.show(check if check.problems else _refused(error))
-        url = page_url(self.request, f"/campaigns/{campaign.name}")
-        return RedirectResponse(url, HTTPStatus.SEE_OTHER)
+        return go_to(self.request, f"/campaigns/{campaign.name}")
 
     def check(self) -> SubmissionCheck:
         """What is wrong with the document, and how many layouts its space has."""
@@ -179,7 +177,7 @@ async def _page_of(
 SubmitPageDep = Annotated[SubmitPage, Depends(_page_of)]
 
 
-@router.get("/submit", include_in_schema=False)
+@router.get("/submit")
 def show_submit(
     request: Request,
     store: StoreDep,
@@ -207,7 +205,7 @@ def show_submit(
     return page.show(is_checked=bool(campaign) or any(given.values()))
 
 
-@router.post("/submit", include_in_schema=False)
+@router.post("/submit")
 async def do_submit(page: SubmitPageDep) -> Response:
     """Submits the campaign, checks it, opens a file, or shows the other view."""
     act = {"submit": page.submit, "form": page.turn, YAML: page.turn, "open": page.open}
@@ -215,7 +213,7 @@ async def do_submit(page: SubmitPageDep) -> Response:
         return await run_in_threadpool(act.get(page.form["do"], page.show))
 
 
-@router.post("/submit/check", include_in_schema=False)
+@router.post("/submit/check")
 async def do_check(page: SubmitPageDep) -> HTMLResponse:
     """The part of the page about errors and legal layouts, while a user types."""
     async with page.request.app.state.document_readers:

@@ -56,26 +56,19 @@ class TrialFacts:
             near = store.ranked_layouts(
                 campaign.id, campaign.objective, limit=3, offset=max(ranked.rank - 2, 0)
             )
-            around = {each.rank: each for each in near}
-        rank = 0 if ranked is None else ranked.rank
+            around = {each.rank - ranked.rank: each for each in near}
         return cls(
             detail=detail,
             campaign=campaign,
             ranked=ranked,
-            before=around.get(rank - 1),
-            after=around.get(rank + 1),
+            before=around.get(-1),
+            after=around.get(1),
         )
 
     @property
     def trial(self) -> TrialRecord:
         """The trial itself."""
         return self.detail.trial
-
-    @property
-    def device_memory_bytes(self) -> int | None:
-        """Memory of a device of the cluster."""
-        found: int | None = self.campaign.spec.get("cluster", {}).get("device_memory_bytes")
-        return found
 
     @property
     def parts(self) -> list[PlotPart]:
@@ -91,27 +84,29 @@ class TrialFacts:
         return list(figure_pairs(self.campaign, self.trial, self.ranked))
 
     @property
-    def measured_bytes(self) -> tuple[int, ...]:
-        """The measured peak of each stage; empty: not measured."""
-        return measured_bytes(self.trial)
-
-    @property
-    def estimated_bytes(self) -> list[float]:
-        """The estimated peak of each stage; empty where the embedded estimate does not apply."""
-        return estimated_bytes(self.campaign, self.trial.layout)
+    def most_bytes(self) -> float:
+        """The largest number in the drawing of its memory."""
+        peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial.layout))
+        return max((*peaks, _device_memory_bytes(self.campaign) or 0))
 
     def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
         """Memory by stage, measured and estimated; None: neither is known."""
         return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
 
 
-def measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
+def _device_memory_bytes(campaign: CampaignRecord) -> int | None:
+    """Memory of a device of the cluster; None: it is not told."""
+    found: int | None = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    return found
+
+
+def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
     """The measured peak of each pipeline stage; empty: not measured."""
     measured = trial.measurement
     return () if measured is None else measured.peak_memory_bytes_by_stage
 
 
-def estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
+def _estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
     """The estimated peak of each stage; empty where the embedded estimate does not apply."""
     if campaign.strategy == IMPORTED or layout.pp > _MAX_ESTIMATED:
         return []
@@ -126,19 +121,18 @@ def stages_drawn(
     campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
 ) -> Drawn | None:
     """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
-    measured, estimated = measured_bytes(trial), estimated_bytes(campaign, trial.layout)
+    measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial.layout)
     if not measured and not estimated:
         return None
-    capacity_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    capacity_bytes = _device_memory_bytes(campaign)
     return memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
 
 
 def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:
     same = TrialFilter(**{name: (getattr(trial.layout, name),) for name in KNOBS})
     listing = LeaderboardQuery(wanted=same)
-    for found in store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1):
-        return found
-    return None
+    found = store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
+    return found[0] if found else None
 
 
 def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
@@ -168,7 +162,7 @@ def figure_pairs(
     measured, objective = trial.measurement, campaign.objective
     if measured is None:
         return
-    memory_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    memory_bytes = _device_memory_bytes(campaign)
     value = trial.objective(objective, device_memory_bytes=memory_bytes)
     yield unit(objective), objective_figure(objective, value if ranked is None else ranked.value)
     speedup, step_time_s, within = 1.0, measured.step_time_s, ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Final
 
-import yaml
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from api.dashboard.campaign_form import yaml_of
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.drawings.layout_map import layout_map
 from api.dashboard.drawings.plots import Point, steps_plot
@@ -16,42 +16,27 @@ from api.dashboard.drawings.schedule_chart import schedule_chart
 from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
-from api.security.token_cache import Holder
+from api.routes.trials import TrialPath
 from api.service.findings import REASONS, bounds
 from api.service.formatting import objective_figure, unit
 from api.service.probe_command import MODEL_FILE, probe_command
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
 from search_spaces.protocol.outcome import Iteration
-from search_spaces.protocol.worker_messages import TrialId
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
 
-_DONE: Final = {
-    "trial-requeued": "This trial was added. It tries the layout again.",
-    "trial-repeated": "This trial was added. It measures the layout again, and the leaderboard pools the runs.",
-    "trial-cancelled": "The trial is cancelled. A running one stops after its worker's next heartbeat.",
-}
-"""What a button did, by the word in the URL to which it leads."""
-
 router = APIRouter()
-TrialPath = Annotated[TrialId, Path()]
 
 
-@router.get("/trials/{trial_id}", include_in_schema=False)
+@router.get("/trials/{trial_id}")
 def show_trial(
-    request: Request,
-    trial_id: TrialPath,
-    store: StoreDep,
-    holder: HolderDep,
-    done: Annotated[str | None, Query(max_length=40)] = None,
+    request: Request, trial_id: TrialPath, store: StoreDep, holder: HolderDep
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
     trial, campaign, measured = facts.trial, facts.campaign, facts.trial.measurement
-    compute_s = None
-    if measured is not None and measured.breakdown is not None:
-        compute_s = measured.breakdown.compute_s
+    breakdown = None if measured is None else measured.breakdown
     command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
     return render(
         request,
@@ -60,29 +45,23 @@ def show_trial(
         trial=trial,
         campaign=campaign,
         detail=facts.detail,
-        done=_DONE.get(done or ""),
         said="".join(_summary(facts)),
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(trial.layout, compute_s=compute_s),
+        schedule=schedule_chart(
+            trial.layout, compute_s=None if breakdown is None else breakdown.compute_s
+        ),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),
         command=command,
         model_file=MODEL_FILE,
-        model_text=_model_text(command.model) if command and command.model else None,
+        model_text=yaml_of(command.model) if command and command.model else None,
         bar=stacked(facts.parts),
         legend=keys(facts.parts),
-        may_change=may_change(holder, campaign),
+        may_change=holder.may_change(campaign),
         is_open=campaign.state not in ENDED_CAMPAIGN_STATES,
-    )
-
-
-def may_change(holder: Holder, campaign: CampaignRecord) -> bool:
-    """Whether a token may change a campaign's trials, as the gate decides it."""
-    return holder.role == "admin" or (
-        holder.role == "submitter" and holder.name == campaign.created_by
     )
 
 
@@ -151,7 +130,3 @@ def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:
     if len(iterations) <= MAX_ROWS:
         return list(iterations)
     return [*iterations[: MAX_ROWS // 2], *iterations[-MAX_ROWS // 2 :]]
-
-
-def _model_text(model: object) -> str:
-    return yaml.safe_dump(model, sort_keys=False, allow_unicode=True)

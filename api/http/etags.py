@@ -1,8 +1,9 @@
 """Entity tags: a poll of a page that has not changed is answered 304 before anything is computed.
 
-A tag is computed from the number of the campaign's last event, so only a page whose every change
-has an event may have one. The tag is computed before the page is read: after a change in between,
-the page is newer than its tag, and the next poll reads it again.
+A tag is computed from a version in the database (`Store.page_version` of a campaign's pages,
+`results_db.events.list_versions` of lists), so only a page whose every change gives another version
+may have one. The tag is computed before the page is read: after a change in between, the page is
+newer than its tag, and the next poll reads it again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, FastAPI, Header, Request, Response
 
 from api.dependencies import CampaignDep, StoreDep
+from api.service.progress import driver_is_alive
 from api.version import version
+from results_db.store import Store
 
 UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.NOT_MODIFIED: {"description": "The page is as it was; see `If-None-Match`"}
@@ -44,25 +47,60 @@ def live_campaign_tag(
     request: Request,
     response: Response,
     if_none_match: IfNoneMatch = None,
-) -> str:
-    """The tag of a page that shows a campaign and the progress of its running trials.
-
-    It is added to the headers of the response. A route that makes its own `Response` adds
-    `tag_headers` itself.
+) -> None:
+    """Adds the tag of a page that shows a campaign and the progress of its running trials.
 
     Raises:
         PageUnchanged: the client has this page.
     """
-    tag = tag_of(request, store.page_version(campaign.id, beats=True), if_none_match)
-    response.headers.update(tag_headers(tag))
-    return tag
+    mark = store.page_version(campaign.id, beats=True)
+    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
 
 
-LiveCampaignTag = Annotated[str, Depends(live_campaign_tag)]
+def campaign_list_tag(
+    store: StoreDep, request: Request, response: Response, if_none_match: IfNoneMatch = None
+) -> None:
+    """Adds the tag of a list of campaigns, which says of open ones why they wait.
+
+    Raises:
+        PageUnchanged: the client has this page.
+    """
+    has_driver = driver_is_alive(store.driver_seen_at(), store.now())
+    versions = (store.campaigns_version(beats=True), store.nodes_version(), _time_of_ends(store))
+    mark = f"{versions} {has_driver}"
+    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
+
+
+def node_list_tag(
+    store: StoreDep, request: Request, response: Response, if_none_match: IfNoneMatch = None
+) -> None:
+    """Adds the tag of a list of allocations or of nodes.
+
+    Raises:
+        PageUnchanged: the client has this page.
+    """
+    mark = f"{store.nodes_version(beats=True)} {_time_of_ends(store)}"
+    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
+
+
+def _time_of_ends(store: Store) -> int | None:
+    """A number that changes every second while an allocation comes closer to its end.
+
+    Lists show the seconds until then, and trials that take longer wait. None: no allocation ends.
+    """
+    if all(worker.ends_at is None for worker in store.workers()):
+        return None
+    return int(store.now().timestamp())
+
+
+LIVE_CAMPAIGN_TAG: Final = Depends(live_campaign_tag)
+CAMPAIGN_LIST_TAG: Final = Depends(campaign_list_tag)
+NODE_LIST_TAG: Final = Depends(node_list_tag)
+"""For the `dependencies` of routes; those that make a `Response` add `tag_headers` themselves."""
 
 
 def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
-    """The tag of a page of a campaign whose `Store.page_version` is `mark`.
+    """The tag of a page whose version is `mark`.
 
     Raises:
         PageUnchanged: the client has this page.

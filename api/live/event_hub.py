@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import Event
 from typing import Final
 
 from fastapi.sse import format_sse_event
@@ -23,6 +22,7 @@ from api.errors import WatchersTooManyError
 from api.live.database_changes import DatabaseChanges
 from api.live.live_events import LiveEvent, first_events, live_events
 from api.schemas.campaigns_and_trials import EventRead
+from api.settings import Settings
 from results_db.database.outage_log import LoopOutage
 from results_db.events.event_log import EventRecord
 from results_db.events.live_state import LiveState
@@ -89,41 +89,18 @@ class Subscription:
 class EventHub:
     """Reads new events in a loop and distributes them to the watchers."""
 
-    def __init__(
-        self,
-        store: Store,
-        changes: DatabaseChanges,
-        *,
-        stopping: Event,
-        interval_s: float,
-        idle_interval_s: float,
-        live_interval_s: float,
-        max_watchers: int,
-        max_waiting: int,
-    ) -> None:
+    def __init__(self, store: Store, changes: DatabaseChanges, settings: Settings) -> None:
         """A hub that is not running yet.
 
         Args:
             store: has the log of events.
             changes: tells when to read it.
-            stopping: set when the service ends; all subscriptions are closed then.
-            interval_s: seconds between reads while there are watchers, where changes cannot be
-                told.
-            idle_interval_s: seconds between reads otherwise; they number events for other
-                processes.
-            live_interval_s: seconds between live events of a campaign.
-            max_watchers: most watchers at the same time.
-            max_waiting: unread events after which a watcher is dropped.
+            settings: intervals and limits, and when the service ends.
         """
         self._store = store
         self._changes = changes
+        self._settings = settings
         self._changes_read = 0
-        self._stopping = stopping
-        self._interval_s = interval_s
-        self._idle_interval_s = idle_interval_s
-        self._live_interval_s = live_interval_s
-        self._max_watchers = max_watchers
-        self._max_waiting = max_waiting
         self._subscriptions: set[Subscription] = set()
         self._num_admitted = 0
         self._handed_out = 0
@@ -143,9 +120,9 @@ class EventHub:
         """Counts a watcher from the beginning of its stream to the end.
 
         Raises:
-            WatchersTooManyError: there are `max_watchers` already.
+            WatchersTooManyError: there are `Settings.max_watchers` already.
         """
-        if self._num_admitted >= self._max_watchers:
+        if self._num_admitted >= self._settings.max_watchers:
             raise WatchersTooManyError(
                 f"{self.num_watchers} watch live events already, which is the most that a process "
                 "serves; try again later, or poll the page"
@@ -184,7 +161,7 @@ class EventHub:
             after: the last event that the watcher has, not before `position`.
             opened: `live_state` when its stream opened.
         """
-        subscription = Subscription(campaign_id, after, self._max_waiting)
+        subscription = Subscription(campaign_id, after, self._settings.max_waiting_events)
         self._subscriptions.add(subscription)
         assert self._live_state is not None  # the watcher is admitted, and has read it
         for event in first_events(opened, self._live_state, self._store.now(), campaign_id):
@@ -211,16 +188,20 @@ class EventHub:
     async def _pause(self) -> None:
         if self._subscriptions:
             await self._changes.after(
-                self._changes_read, within_s=self._live_interval_s, pause_s=self._interval_s
+                self._changes_read,
+                within_s=self._settings.live_event_s,
+                pause_s=self._settings.event_poll_s,
             )
             return
         self._wanted.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if self._changes.can_tell else self._idle_interval_s):
+            async with asyncio.timeout(
+                None if self._changes.can_tell else self._settings.event_idle_poll_s
+            ):
                 await self._wanted.wait()
 
     async def _turn(self) -> None:
-        if self._stopping.is_set():
+        if self._settings.stopping.is_set():
             for subscription in self._subscriptions:
                 subscription.close("the service ends")
         self._changes_read = self._changes.number
@@ -232,7 +213,7 @@ class EventHub:
                 break
         if (
             self._subscriptions
-            and time.monotonic() - self._live_state_at_s >= self._live_interval_s
+            and time.monotonic() - self._live_state_at_s >= self._settings.live_event_s
         ):
             await self._compare_states()
 

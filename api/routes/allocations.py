@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.dependencies import StoreDep
+from api.http.etags import NODE_LIST_TAG, UNCHANGED
 from api.http.request_bodies import JsonRoute
 from api.schemas.allocations import (
     AllocationPage,
@@ -25,7 +26,7 @@ ClusterName = Annotated[str, Path(max_length=200)]
 NodeName = Annotated[str, Path(max_length=255)]
 
 
-@router.get("/allocations")
+@router.get("/allocations", responses=UNCHANGED, dependencies=[NODE_LIST_TAG])
 def list_allocations(
     store: StoreDep,
     all: Annotated[  # noqa: A002 - the parameter's name in the URL
@@ -62,7 +63,7 @@ def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
     store.remove_allocation(allocation_id)
 
 
-@router.get("/nodes")
+@router.get("/nodes", responses=UNCHANGED, dependencies=[NODE_LIST_TAG])
 def list_nodes(
     store: StoreDep,
     cluster: Annotated[

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.dependencies import CampaignDep, SettingsDep, StoreDep
 from api.http.cursors import read_cursor, write_cursor
+from api.http.etags import CAMPAIGN_LIST_TAG, UNCHANGED
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
@@ -120,7 +121,7 @@ def _add_headers(response: Response, campaign: CampaignRecord, *, is_replay: boo
         response.headers[REPLAY] = "true"
 
 
-@router.get("")
+@router.get("", responses=UNCHANGED, dependencies=[CAMPAIGN_LIST_TAG])
 def list_campaigns(
     store: StoreDep,
     state: Annotated[list[CampaignState] | None, Query(description="Only these states.")] = None,

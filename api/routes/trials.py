@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import PageInvalidError
 from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
-from api.http.etags import UNCHANGED, LiveCampaignTag
+from api.http.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import JsonRoute
 from api.schemas.campaigns_and_trials import (
@@ -33,11 +33,10 @@ NOT_TO_BE_SNIFFED: Final = {"X-Content-Type-Options": "nosniff"}
 """Ranks may print anything; browsers must not guess that it is a page."""
 
 
-@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
+@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED, dependencies=[LIVE_CAMPAIGN_TAG])
 def list_trials(
     campaign: CampaignDep,
     store: StoreDep,
-    _tag: LiveCampaignTag,
     wanted: TrialFilterDep,
     sort: Annotated[
         SortKey,

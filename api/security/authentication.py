@@ -56,31 +56,17 @@ class Credential:
     """Whether the request needs no form token, or has had a right one in its header."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Authentication:
     """Finds the holder of a request. Not thread-safe: the event loop uses it."""
 
-    def __init__(
-        self,
-        *,
-        book: TokenBook,
-        sessions: SessionBook,
-        guesses: Guesses,
-        session_guesses: Guesses,
-        cookie: SessionCookie,
-    ) -> None:
-        """Uses the given books.
-
-        Args:
-            book: finds tokens.
-            sessions: finds sessions.
-            guesses: counts wrong tokens and codes.
-            session_guesses: counts wrong cookies, which browsers send by themselves after a session
-                has ended.
-            cookie: the cookie of sessions.
-        """
-        self.book, self.sessions, self.cookie = book, sessions, cookie
-        self.guesses = guesses
-        self._session_guesses = session_guesses
+    book: TokenBook
+    sessions: SessionBook
+    cookie: SessionCookie
+    guesses: Guesses
+    """Counts wrong tokens and codes."""
+    session_guesses: Guesses
+    """Counts wrong cookies, which browsers send by themselves after a session has ended."""
 
     async def credential(self, scope: Scope) -> Credential | Response:
         """The credential of a request, or its refusal.
@@ -148,22 +134,22 @@ class Authentication:
         self, scope: Scope, headers: Headers, secret: str, *, is_proven: bool
     ) -> Credential | Response:
         address, hashed = address_of(scope), hash_of_token(secret.encode())
-        wait_s = self._session_guesses.begin(address, hashed)
+        wait_s = self.session_guesses.begin(address, hashed)
         if wait_s > 0:
             return too_many("too many wrong cookies came from this address", wait_s)
         try:
             token_hash = await self.sessions.find(hashed)
             holder = None if token_hash is None else await self.book.find(token_hash)
         except DatabaseUnavailableError:
-            self._session_guesses.was_not_judged(address, hashed)
+            self.session_guesses.was_not_judged(address, hashed)
             raise
         if token_hash is None or holder is None:
-            self._session_guesses.was_wrong(address, hashed)
+            self.session_guesses.was_wrong(address, hashed)
             why = "the session has ended, or its token has expired or was revoked"
             refusal = self._unauthenticated(scope, headers, why)
             self.cookie.remove(scope, refusal)
             return refusal
-        self._session_guesses.was_right(address, hashed)
+        self.session_guesses.was_right(address, hashed)
         return Credential(
             holder=holder, token_hash=token_hash, session_secret=secret, is_proven=is_proven
         )

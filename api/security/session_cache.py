@@ -9,7 +9,6 @@ from typing import Final
 
 from api.security.brief_cache import BriefCache
 from results_db.access.sign_ins import SESSION_IDLE_LIFE, BrowserSession
-from results_db.database.store_base import Clock, utc_now
 from results_db.store import Store
 
 RENEWED_EVERY: Final = timedelta(minutes=5)
@@ -19,20 +18,17 @@ RENEWED_EVERY: Final = timedelta(minutes=5)
 class SessionBook:
     """Finds the token that a session stands for. Not thread-safe: the event loop uses it."""
 
-    def __init__(
-        self, store: Store, *, clock: Clock = utc_now, ticks: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, store: Store, *, ticks: Callable[[], float] = monotonic) -> None:
         """Reads sessions from the store.
 
         Args:
-            store: holds the sessions.
-            clock: decides whether a session has expired.
+            store: holds the sessions; its clock decides whether a session has expired.
             ticks: monotonic seconds.
         """
+        self._store = store
         self._cache: BriefCache[BrowserSession] = BriefCache(
             lambda hashed: store.session_by_hash(hashed), ticks=ticks
         )
-        self._clock = clock
         self._used: set[str] = set()
 
     async def find(self, secret_hash: str) -> str | None:
@@ -42,7 +38,7 @@ class SessionBook:
             DatabaseUnavailableError: the database cannot be asked.
         """
         session = await self._cache.find(secret_hash)
-        now = self._clock()
+        now = self._store.now()
         if session is None or now >= session.expires_at:
             return None
         if session.expires_at - now < SESSION_IDLE_LIFE - RENEWED_EVERY:

@@ -13,26 +13,17 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.security.brief_cache import BELIEVED_FOR_S, MAX_REMEMBERED, BriefCache
+from api.security.brief_cache import BriefCache
 from api.security.session_cache import SessionBook
 from api.service.background_jobs import in_background
 from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.database.outage_log import LoopOutage
-from results_db.database.store_base import Clock, utc_now
+from results_db.records import CampaignRecord
 from results_db.store import Store
 
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""
-
-__all__ = [
-    "BELIEVED_FOR_S",
-    "MAX_REMEMBERED",
-    "Holder",
-    "TokenBook",
-    "local_holders",
-    "noting_uses",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +37,20 @@ class Holder:
     token_id: int | None = None
     """None: the token is in a file of the data directory."""
     expires_at: datetime | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may do everything."""
+        return self.role == "admin"
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether it may submit campaigns."""
+        return self.role in ("submitter", "admin")
+
+    def may_change(self, campaign: CampaignRecord) -> bool:
+        """Whether it may change a campaign and its trials; pages have buttons for this alone."""
+        return self.is_admin or (self.role == "submitter" and self.name == campaign.created_by)
 
 
 def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Holder]:
@@ -61,22 +66,16 @@ class TokenBook:
     """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
     def __init__(
-        self,
-        store: Store,
-        local: Mapping[str, Holder],
-        *,
-        clock: Clock = utc_now,
-        ticks: Callable[[], float] = monotonic,
+        self, store: Store, local: Mapping[str, Holder], *, ticks: Callable[[], float] = monotonic
     ) -> None:
         """Reads tokens from the store, except those of the data directory.
 
         Args:
-            store: holds the tokens.
+            store: holds the tokens; its clock decides whether a token has expired.
             local: the other holders, by the hash of their token.
-            clock: decides whether a token has expired.
             ticks: monotonic seconds.
         """
-        self._local, self._clock = local, clock
+        self._store, self._local = store, local
         self._cache = BriefCache(lambda hashed: _holder(store.token_by_hash(hashed)), ticks=ticks)
         self._used: set[int] = set()
 
@@ -87,7 +86,7 @@ class TokenBook:
             DatabaseUnavailableError: the database cannot be asked.
         """
         holder = self._local.get(hashed) or await self._cache.find(hashed)
-        if holder is None or (holder.expires_at and self._clock() >= holder.expires_at):
+        if holder is None or (holder.expires_at and self._store.now() >= holder.expires_at):
             return None
         if holder.token_id is not None:
             self._used.add(holder.token_id)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.service.formatting import layout_extras, memory, objective_figure, unit, zero
+from api.service.formatting import layout_extras, memory_of, objective_figure, unit, zero
 from results_db.campaigns.overview import RankedSummary
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord
@@ -154,10 +154,7 @@ def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
     """The largest peak memory of a device, and the free share."""
     measured = ranked.trial.measurement
     found = None if measured is None else measured.peak_memory_bytes
-    if found is None or not device_memory_bytes:
-        return memory(found)
-    free = 1 - found / device_memory_bytes
-    return f"{memory(found)} of {memory(device_memory_bytes)}, {free:.0%} free"
+    return memory_of(found, device_memory_bytes)
 
 
 def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float] | None:

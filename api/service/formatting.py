@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from results_db.records import BaselineRead, GainRead
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
+from search_spaces.terminal.plurals import counted
 
 
 def unit(objective: str) -> str:
@@ -118,6 +120,18 @@ def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
         return memory(value_bytes)
     free = 1 - value_bytes / capacity_bytes
     return f"{memory(value_bytes)} of {memory(capacity_bytes)}, {free:.0%} free"
+
+
+def budget_words(budget: Mapping[str, Any]) -> str:
+    """The bounds of a campaign's budget."""
+    bounds = []
+    if (trials := budget.get("trials")) is not None:
+        bounds.append(counted(trials, "trial"))
+    if (hours := budget.get("node_hours")) is not None:
+        bounds.append(f"{hours:g} node-hours")
+    if (seconds := budget.get("wall_time_s")) is not None:
+        bounds.append(duration(seconds))
+    return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
 
 
 def moment(at: datetime | None) -> str:

@@ -64,10 +64,7 @@ def _progress(
     now: datetime,
 ) -> Progress:
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
-    planned = trials_planned(campaign, baseline)
-    if planned is not None:
-        # Repeats exceed the number of legal layouts where that is below the budget.
-        planned = max(planned, sum(counts.values()) - counts["CANCELLED"])
+    planned = trials_planned(campaign, counts, baseline)
     return Progress(
         trials=counts,
         trials_ended=ended,
@@ -80,13 +77,23 @@ def _progress(
     )
 
 
-def trials_planned(campaign: CampaignRecord, baseline: BaselineRead | None = None) -> int | None:
+def trials_planned(
+    campaign: CampaignRecord, counts: Mapping[TrialState, int], baseline: BaselineRead | None
+) -> int | None:
     """The number of trials after which the campaign ends; None: their number does not end it."""
     budgeted: int | None = campaign.spec.get("budget", {}).get("trials")
+    if budgeted is None and campaign.strategy != "exhaustive":
+        return None
     num_layouts = campaign.num_legal_layouts + (baseline is not None and baseline.outside_space)
-    if budgeted is not None:
-        return min(budgeted, num_layouts)
-    return num_layouts if campaign.strategy == "exhaustive" else None
+    planned = num_layouts if budgeted is None else min(budgeted, num_layouts)
+    # Repeats exceed the number of legal layouts where that is below the budget.
+    return max(planned, sum(counts.values()) - counts["CANCELLED"])
+
+
+def node_seconds_left(campaign: CampaignRecord) -> float | None:
+    """What the budget leaves for probes; None: it does not bound them."""
+    bound = campaign.spec.get("budget", {}).get("node_hours")
+    return None if bound is None else max(bound * 3600 - campaign.node_seconds, 0.0)
 
 
 def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> float | None:
@@ -99,9 +106,9 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
         estimates.append(budget["wall_time_s"] - campaign.wall_time_s)
     if planned is not None and ended and campaign.wall_time_s:
         estimates.append((planned - ended) * campaign.wall_time_s / ended)
-    if budget.get("node_hours") is not None and campaign.node_seconds and campaign.wall_time_s:
-        pace = campaign.node_seconds / campaign.wall_time_s
-        estimates.append((budget["node_hours"] * 3600 - campaign.node_seconds) / pace)
+    node_seconds = node_seconds_left(campaign)
+    if node_seconds is not None and campaign.node_seconds and campaign.wall_time_s:
+        estimates.append(node_seconds * campaign.wall_time_s / campaign.node_seconds)
     return max(min(estimates), 0.0) if estimates else None
 
 

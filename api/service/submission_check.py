@@ -18,7 +18,7 @@ from search_spaces.documents.reading import Problems, is_name
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.estimates.fitting import FittingCount, count_fitting
 from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.space import Exclusion, enumerate_legal
+from search_spaces.spec.space import LegalSet, enumerate_legal
 
 COUNTED_WITHIN_S: Final = 1.0
 """Seconds for which the layouts of a space are enumerated while a user types."""
@@ -35,17 +35,11 @@ class CountingSlowError(Exception):
 class LayoutCounts:
     """The layouts of a document's space."""
 
-    num_combinations: int
-    """Combinations of all knobs, legal or not."""
-    num_legal: int
-    exclusions: tuple[Exclusion, ...]
-    """Rules that excluded layouts, the strictest first."""
+    spec: CampaignSpec
+    """A campaign of the document's model, cluster, space and constraints."""
+    legal: LegalSet
     fitting: FittingCount
     """How many legal layouts are likely to fit into the memory of a device."""
-    allowed_memory_bytes: float
-    """The memory of a device that may be used."""
-    precisions: tuple[str, ...]
-    """The precisions of the space, which may be the default of the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,14 +132,8 @@ def _counts(spec: CampaignSpec, problems: Problems, within_s: float) -> LayoutCo
     with problems.collecting("space"), suppress(CountingSlowError):
         legal.refuse_if_empty()
         spec.refuse_if_too_large(legal, before_each_part=refuse_if_late)
-    return LayoutCounts(
-        num_combinations=legal.num_combinations,
-        num_legal=len(legal),
-        exclusions=legal.exclusions,
-        fitting=count_fitting(legal, spec.model, spec.allowed_memory_bytes),
-        allowed_memory_bytes=spec.allowed_memory_bytes,
-        precisions=spec.space.values("precision"),
-    )
+    fitting = count_fitting(legal, spec.model, spec.allowed_memory_bytes)
+    return LayoutCounts(spec=spec, legal=legal, fitting=fitting)
 
 
 def _parts(problems: Problems) -> tuple[SearchSpaceError, ...]:

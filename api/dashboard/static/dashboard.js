@@ -173,8 +173,19 @@ document.addEventListener("submit", (event) => {
     swap(`${form.getAttribute("action").split("?")[0]}?${given}`, { push: true });
   } else if (form.method === "post") {
     // A second press must not send the form twice.
-    setTimeout(() => form.querySelectorAll("button").forEach((b) => (b.disabled = true)));
+    setTimeout(() => {
+      for (const button of form.querySelectorAll("button:enabled")) {
+        button.disabled = true;
+        button.dataset.sent = "";
+      }
+    });
   }
+});
+
+addEventListener("pageshow", (event) => {
+  // After "back" the browser may show this page as it was left.
+  if (!event.persisted) return;
+  document.querySelectorAll("button[data-sent]").forEach((b) => (b.disabled = false));
 });
 
 document.addEventListener("change", (event) => {
@@ -184,32 +195,17 @@ document.addEventListener("change", (event) => {
   }
 });
 
+const dialog = document.getElementById("ask");
+const [back, confirmed] = dialog.querySelectorAll("button");
+back.addEventListener("click", () => dialog.close());
+dialog.addEventListener("close", () => stale && refresh());
+
 function ask(question, button, then) {
-  const dialog = document.createElement("dialog");
-  dialog.setAttribute("aria-labelledby", "question");
-  const words = document.createElement("p");
-  words.id = "question";
-  words.textContent = question;
-  const no = document.createElement("button");
-  no.textContent = "Back";
-  const yes = document.createElement("button");
-  yes.className = "danger";
-  yes.textContent = button.textContent.trim();
-  const row = document.createElement("div");
-  row.className = "actions";
-  row.append(no, yes);
-  dialog.append(words, row);
-  document.body.append(dialog);
-  no.addEventListener("click", () => dialog.close());
-  yes.addEventListener("click", () => (dialog.close(), then()));
-  dialog.addEventListener("close", () => {
-    dialog.remove();
-    if (stale) refresh();
-  });
+  dialog.querySelector("p").textContent = question;
+  confirmed.textContent = button.textContent.trim();
+  confirmed.onclick = () => (dialog.close(), then());
   dialog.showModal();
 }
-
-const isAsking = () => document.querySelector("dialog[open]") !== null;
 
 addEventListener("popstate", () => {
   // A jump within the page also comes here; it needs nothing from the service.
@@ -232,7 +228,7 @@ let leaving = false; // whether the browser is on its way to another page
 function refresh() {
   stale = true;
   // Each of them refreshes at its end. A refresh would replace the button that opened a dialog.
-  if (due !== null || document.hidden || loading || leaving || isAsking()) return;
+  if (due !== null || document.hidden || loading || leaving || dialog.open) return;
   due = setTimeout(load, Math.max(0, refreshed + REFRESH_MS - Date.now()));
 }
 
@@ -246,7 +242,7 @@ async function load() {
     if (answer === null || leaving) return;
     if (answer.status >= 500) throw new Error(answer.problem);
     if (answer.problem) return location.reload(); // it was deleted, or may not be seen any more
-    if (isAsking()) stale = true;
+    if (dialog.open) stale = true;
     else if (!loading && address === location.href) replace(answer.page, { quiet: true });
     wait = 1000;
     show(stream);

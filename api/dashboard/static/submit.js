@@ -52,7 +52,3 @@ campaign.addEventListener("input", () => {
   timer = setTimeout(check, TYPING_MS);
 });
 campaign.addEventListener("submit", () => clearTimeout(timer));
-addEventListener("pageshow", (event) => {
-  // After "back" the browser may show this page as it was left.
-  if (event.persisted) document.querySelectorAll("button").forEach((b) => (b.disabled = false));
-});

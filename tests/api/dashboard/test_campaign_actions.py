@@ -102,6 +102,22 @@ def test_trials_are_repeated_tried_again_and_cancelled(
     explored.post("/campaigns/to-repeat/cancel")
 
 
+def test_buttons_work_again_after_the_reader_has_gone_back(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        # The browser goes nowhere: this stands for a page that it kept and shows again.
+        page.route("**/pause", lambda route: route.fulfill(status=204))
+        pause = page.get_by_role("button", name="Pause")
+        pause.click()
+        expect(pause).to_be_disabled()
+        page.evaluate(
+            "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))"
+        )
+        expect(pause).to_be_enabled()
+
+
 def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
     browser: Browser, explored: Explored
 ) -> None:

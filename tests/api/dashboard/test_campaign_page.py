@@ -5,6 +5,7 @@ import re
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from sqlalchemy import text as sql
 
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.explored import LAYOUTS, Explored
@@ -219,4 +220,44 @@ def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Ex
         expect(page.locator("#rank-2")).to_contain_text("baseline")
         visitor.open("/campaigns/has-a-baseline/trials")
         expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
+        one, two = (explored.store.trial_by_number(campaign, number).id for number in (1, 2))
+        for trial, number in ((one, 0), (two, 1)):
+            visitor.open(f"/trials/{trial}")
+            expect(page.locator("h1 .mark")).to_have_count(number)
+        visitor.open(f"/compare?trial={one}&trial={two}")
+        heads = page.get_by_role("region", name="Knob").locator("thead th")
+        expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
+        expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
     explored.post("/campaigns/has-a-baseline/cancel")
+
+
+def test_a_campaign_that_cannot_be_read_can_be_cancelled(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.submit("unreadable")
+    change(explored, "UPDATE campaigns SET spec = :value WHERE id = :id", '{"a": ', campaign)
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/unreadable")
+        expect(page.get_by_text("Its description cannot be read: Expecting value")).to_be_visible()
+        page.get_by_role("button", name="Cancel campaign").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel campaign").click()
+        expect(page.get_by_text("The campaign has ended.")).to_be_visible()
+
+
+def test_links_find_a_campaign_whatever_its_name_is(browser: Browser, explored: Explored) -> None:
+    campaign = explored.submit("to-rename")
+    trial = explored.measure(campaign, 0)
+    change(explored, "UPDATE campaigns SET name = :value WHERE id = :id", "old/name?", campaign)
+    with explored.visitor(browser) as visitor:
+        for path in (f"/trials/{trial}", f"/campaigns/{campaign}/export"):
+            page = visitor.open(path)
+            page.locator("main").get_by_role("link", name="old/name?", exact=True).click()
+            expect(page.get_by_role("heading", name="old/name?")).to_be_visible()
+    change(explored, "UPDATE campaigns SET name = :value WHERE id = :id", "renamed", campaign)
+    explored.post(f"/campaigns/{campaign}/cancel")
+
+
+def change(explored: Explored, statement: str, value: str, campaign: int) -> None:
+    """Writes what earlier versions stored, and this one refuses."""
+    with explored.store._db.engine.begin() as connection:
+        connection.execute(sql(statement), {"value": value, "id": campaign})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,8 @@ from tests.api.dashboard.browser import (
 from tests.api.local_api import CAMPAIGN
 from tests.api.populated_service import Populated
 from tests.api.security.signed_in import served
+from tests.results_db.campaigns.test_imports import varied_rows
+from tests.search_spaces.tables.tables import make_row, make_text
 
 
 @pytest.fixture
@@ -96,6 +98,33 @@ def test_a_campaign_like_another_one_has_its_fields_and_a_free_name(
         "name": "ended-2",
         "budget": {**original["spec"]["budget"], "trials": 6},
     }
+
+
+@pytest.mark.parametrize("rows", [varied_rows, lambda: [make_row()]])
+def test_a_campaign_like_an_imported_one_is_submitted(
+    visitor: Visitor, shared: Populated, rows: Callable[[], list[str]]
+) -> None:
+    name = f"theirs-{len(rows())}"
+    made = httpx.post(
+        f"{shared.url}/v1/campaigns/import",
+        params={"name": name},
+        content=make_text(*rows()),
+        headers={**shared.headers("submitter"), "Content-Type": "text/csv"},
+    )
+    assert made.status_code == 201, made.text
+    page = visitor.open(f"/submit?campaign={name}")
+    expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+    submit(page)
+    page.wait_for_url(f"**/campaigns/{name}-2")
+    assert campaign(shared, f"{name}-2").json()["strategy"] == "exhaustive"
+
+
+def test_rules_that_exclude_layouts_are_not_cut(visitor: Visitor) -> None:
+    visitor.page.set_viewport_size({"width": 1400, "height": 900})
+    page = visitor.open("/submit?model=gpt-175b&cluster=frontier&space=paper-table-v")
+    rules = page.get_by_role("region", name="Broken rules")
+    expect(rules.get_by_role("row")).not_to_have_count(1)
+    assert rules.evaluate("(e) => e.scrollWidth - e.clientWidth") == 0
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_trials_are_tried_again_measured_again_and_cancelled(
         expect(page.locator("#trial-state")).to_contain_text("Rank 1 of 2: crashed.")
         expect(page.get_by_text("The problem occurred first on the node node-1.")).to_be_visible()
         page.get_by_role("button", name="Try again").click()
-        expect(page.get_by_text("It tries the layout again.")).to_be_visible()
+        expect(page.get_by_text("The layout is tried again, as a new trial.")).to_be_visible()
         expect(page.get_by_role("heading", name="Trial 2 PENDING")).to_be_visible()
         page.get_by_role("button", name="Cancel the trial").click()
         page.get_by_role("dialog").get_by_role("button").last.click()

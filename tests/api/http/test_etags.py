@@ -1,7 +1,10 @@
+from datetime import timedelta
+
 import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
+from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import Api
 
@@ -61,6 +64,47 @@ def test_a_heartbeat_changes_the_list_of_trials_and_not_the_leaderboard(
     api.post(f"/workers/{worker}/heartbeats", beat)
     assert ask(http, TRIALS, tags[TRIALS]).json()["trials"][0]["iterations_done"] == 4
     assert ask(http, LEADERBOARD, tags[LEADERBOARD]).status_code == 304
+
+
+@pytest.mark.parametrize("path", ["/v1/campaigns", "/v1/allocations", "/v1/nodes"])
+def test_a_list_is_answered_without_a_body_until_it_changes(
+    api: Api, http: TestClient, path: str
+) -> None:
+    empty = ask(http, path)
+    assert ask(http, path, empty.headers["etag"]).status_code == 304
+    api.register()
+    first = ask(http, path, empty.headers["etag"])
+    assert first.status_code == 200
+    again = ask(http, path, first.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+    api.post("/campaigns/first/pause")
+    assert ask(http, path, first.headers["etag"]).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/campaigns", "/v1/allocations"])
+def test_a_list_changes_while_an_allocation_comes_to_its_end(
+    api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    api.register(allocation={"ends_in_s": 60})
+    tag = ask(http, path).headers["etag"]
+    now = api.store.now()
+    monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=2))
+    assert ask(http, path, tag).status_code == 200
+
+
+def test_a_list_of_campaigns_says_that_no_driver_is_at_work_any_more(
+    api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = api.store.now()
+    monkeypatch.setattr(Store, "driver_seen_at", lambda _store: now)
+    first = ask(http, "/v1/campaigns")
+    monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=20))
+    again = ask(http, "/v1/campaigns", first.headers["etag"])
+    reasons = [
+        answer.json()["campaigns"][0]["progress"]["waiting_reason"] for answer in (first, again)
+    ]
+    assert "no driver" not in reasons[0]
+    assert "no driver" in reasons[1]
 
 
 def test_what_happens_to_another_campaign_changes_nothing(api: Api, http: TestClient) -> None:

@@ -39,8 +39,8 @@ def ticks() -> Ticks:
 
 
 @pytest.fixture
-def book(store: Store, clock: TurnableClock, ticks: Ticks) -> SessionBook:
-    return SessionBook(store, clock=clock, ticks=ticks)
+def book(store: Store, ticks: Ticks) -> SessionBook:
+    return SessionBook(store, ticks=ticks)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_service_renews_used_sessions_in_the_background(
     clock.forward(3600)
 
     async def serve() -> None:
-        async with noting_uses(TokenBook(store, {}, clock=clock), book, store):
+        async with noting_uses(TokenBook(store, {}), book, store):
             assert await book.find(session) == TOKEN
 
     asyncio.run(serve())

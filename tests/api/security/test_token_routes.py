@@ -57,12 +57,11 @@ def test_a_revoked_token_opens_nothing_at_once(api: Api) -> None:
     assert [token["name"] for token in api.get("/tokens", revoked=True)["tokens"]] == ["ci"]
 
 
-def test_an_expired_token_opens_nothing(api: Api) -> None:
+def test_an_expired_token_opens_nothing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
     made = make(api, "ci", "viewer", expires_at=soon.isoformat())
-    book = api.http.app.state.book  # type: ignore[attr-defined]
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 200
-    book._clock = lambda: soon
+    monkeypatch.setattr(Store, "now", lambda _store: soon)
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 401
 
 

@@ -28,10 +28,10 @@ def test_the_count_is_the_one_that_submission_stores(submission: Submission) -> 
     assert not check.problems
     assert check.counts is not None
     campaign, _ = submission.create(document, None)
-    assert check.counts.num_legal == campaign.num_legal_layouts
-    assert check.counts.num_combinations == 12
-    assert check.counts.fitting.num_fitting == check.counts.num_legal
-    sentences = {exclusion.rule: exclusion.example for exclusion in check.counts.exclusions}
+    assert len(check.counts.legal) == campaign.num_legal_layouts
+    assert check.counts.legal.num_combinations == 12
+    assert check.counts.fitting.num_fitting == len(check.counts.legal)
+    sentences = {exclusion.rule: exclusion.example for exclusion in check.counts.legal.exclusions}
     assert sentences["layers_over_stages"] == "num_layers=4 is not divisible by pp*vpp=3*1=3"
 
 
@@ -44,7 +44,7 @@ def test_all_problems_are_found_at_once_and_layouts_are_counted_all_the_same(
     found = {problem.field for problem in check.problems}
     assert found == {"name", "strategy", "seed", "start_from", "colour"}
     assert check.counts is not None
-    assert check.counts.num_legal == 4
+    assert len(check.counts.legal) == 4
 
 
 def test_the_sentences_are_those_of_the_refusal(submission: Submission) -> None:
@@ -64,7 +64,7 @@ def test_a_space_without_legal_layouts_is_a_problem_with_counts(submission: Subm
         submission.create(document, None)
     assert problem.problem == caught.value.problem
     assert check.counts is not None
-    assert check.counts.num_legal == 0
+    assert len(check.counts.legal) == 0
 
 
 def test_a_model_that_fits_nowhere_is_a_problem_with_counts(submission: Submission) -> None:
