@@ -55,6 +55,14 @@ def test_the_node_that_the_failure_names_is_blamed_alone() -> None:
     assert [one.probe for one in history.strikes("b")] == [1]
 
 
+def test_a_failure_that_names_a_node_of_another_probe_may_be_any_of_its_nodes() -> None:
+    history = NodeHistory()
+    history.failed(1, ["a", "b"], failure(node="elsewhere"))
+    history.completed(1, ["c", "d"])
+    assert [[one.probe for one in history.strikes(node)] for node in ("a", "b")] == [[1], [1]]
+    assert not history.strikes("elsewhere")
+
+
 def test_a_node_that_two_failures_without_a_name_share_is_found() -> None:
     history = NodeHistory()
     history.failed(1, ["a", "b"], failure("timeout"))
