@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dashboard.campaign_view import render_campaign
-from api.dashboard.figures.campaign_plots import (
-    CampaignPlots,
-    FigureName,
-    KnobName,
-    ObjectiveName,
-    PlotChoices,
-)
-from api.dashboard.figures.time_parts import PARTS, timeline_chart
+from api.dashboard.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
+from api.dashboard.figures.timeline import timeline_chart
 from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
 from api.service.formatting import unit
 from results_db.campaigns.charts import FailureCount
 from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.spec.objectives import ALL_OBJECTIVES, AnyObjective
+
+if TYPE_CHECKING:
+    KnobName = str
+else:
+    # FastAPI reads the choices from it.
+    KnobName = Literal[tuple(KNOBS)]
 
 router = APIRouter()
 
@@ -42,8 +42,8 @@ def read_choices(
     show: Show = None,
     x: KnobName | None = None,
     y: KnobName | None = None,
-    across: ObjectiveName | None = None,
-    up: ObjectiveName | None = None,
+    across: AnyObjective | None = None,
+    up: AnyObjective | None = None,
     knob: KnobName | None = None,
 ) -> PlotChoices:
     """What the reader has chosen."""
@@ -68,8 +68,6 @@ def show_plots(
         knobs=KNOBS,
         objectives=[(name, unit(name)) for name in ALL_OBJECTIVES],
         pairs=[(name, KNOBS[name].label) for name in plots.facts.varying or KNOBS],
-        parts=PARTS,
-        chart=plots.time_parts(),
     )
 
 
@@ -90,14 +88,13 @@ def show_timeline(
     """The attempts of a campaign against time, and its failures by reason and node."""
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     found = store.timeline(campaign.id, **({} if show else {"limit": NEWEST_ATTEMPTS}))
-    marks = {point.trial_id: name for name, point in plots.facts.marks.items()}
     failures = store.failures(campaign.id)
     return render_campaign(
         request,
         store,
         campaign,
         "timeline.html",
-        chart=timeline_chart(found.attempts, store.now(), marks),
+        chart=timeline_chart(found.attempts, store.now(), plots.facts.mark_of),
         left_out=found.num_left_out,
         shows_all=show is not None,
         failures=failure_table(failures),

@@ -8,11 +8,13 @@ from typing import Annotated, Final
 import yaml
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.drawings.layout_map import layout_map
-from api.dashboard.drawings.plots import Point, steps_plot
 from api.dashboard.drawings.schedule_chart import schedule_chart
+from api.dashboard.drawings.static_plot import static_plot
+from api.dashboard.figures.step_times import iterations
 from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
@@ -129,22 +131,14 @@ def _iterations_asked(campaign: CampaignRecord) -> int:
     return int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
 
 
-def _steps(facts: TrialFacts) -> object | None:
+def _steps(facts: TrialFacts) -> Markup | None:
     """The plot of step times; None: there are none."""
-    if not facts.detail.iterations:
+    found, measured = facts.detail.iterations, facts.trial.measurement
+    if not found:
         return None
-    points = [
-        Point(
-            x=each.index,
-            y=each.step_time_s,
-            kind=each.kind,
-            says=f"iteration {each.index} ({each.kind}): {each.step_time_s:.4g} s",
-        )
-        for each in facts.detail.iterations
-    ]
-    legend = [("timed", "timed"), ("warmup", "warm-up, not counted")]
-    measured = facts.trial.measurement
-    return steps_plot(points, None if measured is None else measured.step_time_s, legend)
+    plot = iterations(found, None if measured is None else measured.step_time_s)
+    words = "step time of each iteration in order; the table below has the numbers"
+    return static_plot(plot, words).svg
 
 
 def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:

@@ -42,6 +42,8 @@ class HistoryPoint(NamedTuple):
     """The largest value up to here among trials that count; None: there was none yet."""
     is_improvement: bool
     """Whether this trial set a new best."""
+    is_repeat: bool = False
+    """Whether its layout was tried before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +226,7 @@ def _best_so_far(session: Session, campaign: Campaign, objective: str, limit: in
             Trial.reason,
             counted.label("counted"),
             before.label("before"),
+            Trial.repeat_of.is_not(None).label("is_repeat"),
             func.row_number().over(order_by=Trial.ended_seq).label("place"),
         )
         .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
@@ -262,7 +265,8 @@ def _counts(campaign: Campaign) -> ColumnElement[bool]:
 
 def _history_point(row: Any) -> HistoryPoint:
     known = [value for value in (row.before, row.counted) if value is not None]
-    return HistoryPoint._make((*row[:6], max(known, default=None), bool(row.is_improvement)))
+    best = max(known, default=None)
+    return HistoryPoint._make((*row[:6], best, bool(row.is_improvement), bool(row.is_repeat)))
 
 
 def _thinned(points: Sequence[HistoryPoint], limit: int) -> Sequence[HistoryPoint]:

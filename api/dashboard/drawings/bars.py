@@ -8,7 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, join, number, tag
+from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, hatching, join, tag
+from api.dashboard.figures.step_times import PARTS
 from api.service.formatting import figure, memory
 from search_spaces.protocol.measurement import Breakdown
 
@@ -29,14 +30,6 @@ class PlotPart:
     """A class of the style sheet: part1 to part6."""
 
 
-def bar(share: float, *, width: int = 220) -> Markup:
-    """A share as a bar."""
-    length = max(min(share, 1.0), 0.0) * width
-    return drawing(
-        width, 12, tag("rect", x=0.0, y=1.0, width=length, height=10.0, class_="part1"), says=""
-    )
-
-
 def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
     """A bar of a change, to the right if it is better, relative to the largest of its table."""
     middle = width / 2
@@ -54,14 +47,7 @@ def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
 
 def step_parts(breakdown: Breakdown, step_time_s: float) -> list[PlotPart]:
     """The parts of a step in their fixed order, each as a share of the step."""
-    named = (
-        ("compute", breakdown.compute_s),
-        ("tensor parallel", breakdown.tp_s),
-        ("pipeline", breakdown.pp_s),
-        ("data parallel", breakdown.dp_s),
-        ("optimizer", breakdown.optimizer_s),
-        ("unexplained", breakdown.unexplained_s),
-    )
+    named = [(name, getattr(breakdown, part)) for part, name in PARTS.items()]
     return [
         PlotPart(name=name, size=seconds, says=f"{seconds / step_time_s:.1%}", kind=f"part{place}")
         for place, (name, seconds) in enumerate(named, 1)
@@ -94,7 +80,7 @@ def stacked(parts: Sequence[PlotPart], *, whole: float | None = None) -> Markup:
             )
         )
         if part.name == "unexplained":
-            drawn.append(_hatching(left, length))
+            drawn.append(hatching(left, 0.0, length, _BAR_HEIGHT))
         left += length
     names = ", ".join(f"{part.name} {part.says}" for part in parts)
     return tag("div", drawing(WIDTH, _BAR_HEIGHT, *drawn, says=names), class_="stacked")
@@ -110,19 +96,6 @@ def keys(parts: Sequence[PlotPart]) -> Markup:
         ),
         class_="keys",
     )
-
-
-def _hatching(left: float, length: float) -> Markup:
-    """Slanted lines over a part of a bar."""
-    lines = ""
-    x = left - _BAR_HEIGHT
-    while x < left + length:
-        x += 7.0
-        start, end = max(x, left), min(x + _BAR_HEIGHT, left + length)
-        if end > start:
-            bottom, top = _BAR_HEIGHT - (start - x), _BAR_HEIGHT - (end - x)
-            lines += f"M{number(start)} {number(bottom)}L{number(end)} {number(top)}"
-    return tag("path", d=lines, class_="hatching")
 
 
 def memory_by_stage(

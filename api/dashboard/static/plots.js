@@ -172,7 +172,7 @@ function frame(colours, element) {
 }
 
 function openTrial({ points: [point] }) {
-  if (point.data.type === "scatter" && point.customdata) {
+  if (point.data.type !== "heatmap" && point.customdata) {
     location.assign(meta("trial-pages") + point.customdata);
   }
 }

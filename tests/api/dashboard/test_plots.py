@@ -74,6 +74,10 @@ def test_every_plot_is_drawn_with_its_points(browser: Browser, plotted: Plotted)
         cells = figure(plotted, "two-knobs")["data"][0]["z"]
         tried = sum(value is not None for row in cells for value in row)
         assert count(page, "two-knobs", ".textpoint text") == tried
+        parts = [t for t in figure(plotted, "time-parts")["data"] if t["type"] == "bar"]
+        assert len(parts) == 6
+        shown = sum(length != 0 for part in parts for length in part["x"])
+        assert count(page, "time-parts", ".barlayer path") == shown > 60
         # The history has every trial that has ended, with two marks on top.
         assert count(page, "history") == TRIALS + 2
 

@@ -1,4 +1,4 @@
-"""Drawings that are rendered on the server: time parts by layout, the timeline, importances."""
+"""The timeline of an allocation: the attempts of a campaign's trials as bars against time."""
 
 from __future__ import annotations
 
@@ -7,142 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from api.dashboard.figures.figure import round_ticks
-from api.service.formatting import figure, percent, state_words
+from api.service.formatting import state_words
 from results_db.campaigns.charts import TimelineAttempt
-from search_spaces.protocol.outcome import Breakdown
-
-PARTS: Final[Mapping[str, str]] = {
-    "compute_s": "compute",
-    "tp_s": "tensor parallel",
-    "pp_s": "pipeline",
-    "dp_s": "data parallel",
-    "optimizer_s": "optimizer",
-    "unexplained_s": "unexplained",
-}
-"""The parts of a step in their fixed order, with their names."""
 
 WIDTH: Final = 900
-"""Width of the drawings, in their own units."""
+"""Width of the drawing, in its own units."""
 LABEL: Final = 190
 """Width of the labels at the left."""
-NUMBERS: Final = 130
-"""Width of the numbers at the right."""
-
-
-class Box(NamedTuple):
-    """A part of a bar."""
-
-    part: int
-    """Its number from 1, which is its colour."""
-    x: float
-    width: float
-    says: str
-    negative: bool = False
-    """Whether it goes to the left: the measured parts add up to more than the step."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeBar:
-    """The parts of one layout's step."""
-
-    label: str
-    mark: str
-    """winner, baseline or empty."""
-    trial_id: int
-    layout_key: str
-    y: float
-    boxes: Sequence[Box]
-    step_x: float
-    """Where the measured step ends."""
-    estimate_x: float | None
-    """Where the estimated step ends; None: there is no estimate."""
-    total: str
-    seconds: Sequence[str]
-    """The parts as text, in the order of `PARTS`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredStep:
-    """The measured step of a layout."""
-
-    rank: int | None
-    trial_id: int
-    number: int
-    mark: str
-    layout_key: str
-    step_time_s: float
-    breakdown: Breakdown
-    estimated_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeChart:
-    """Time parts of layouts, as stacked bars on one scale."""
-
-    bars: Sequence[TimeBar]
-    ticks: Sequence[tuple[float, str]]
-    height: float
-
-
-_BAR_STEP: Final = 34.0
-_BAR_TOP: Final = 30.0
-
-
-def time_chart(steps: Sequence[MeasuredStep]) -> TimeChart:
-    """Bars of the steps, in the order given."""
-    longest = max(
-        (
-            max(step.step_time_s, step.estimated_s or 0.0, _positive_sum(step.breakdown))
-            for step in steps
-        ),
-        default=1.0,
-    )
-    scale = (WIDTH - LABEL - NUMBERS) / longest
-    bars = [_bar(step, _BAR_TOP + row * _BAR_STEP, scale) for row, step in enumerate(steps)]
-    return TimeChart(
-        bars=bars,
-        ticks=[(LABEL + at * scale, _ms(at)) for at in round_ticks(0.0, longest)],
-        height=_BAR_TOP + len(bars) * _BAR_STEP + 8,
-    )
-
-
-def _bar(step: MeasuredStep, y: float, scale: float) -> TimeBar:
-    boxes, x = [], float(LABEL)
-    for place, (name, words) in enumerate(PARTS.items(), 1):
-        seconds = getattr(step.breakdown, name)
-        width = abs(seconds) * scale
-        says = f"{words}: {_ms(seconds)} ({percent(seconds / step.step_time_s)})"
-        if seconds < 0:
-            boxes.append(Box(place, x - width, width, says, negative=True))
-        elif seconds > 0:
-            boxes.append(Box(place, x, width, says))
-            x += width
-    step_x = LABEL + step.step_time_s * scale
-    estimate_x = None if step.estimated_s is None else LABEL + step.estimated_s * scale
-    rank = "" if step.rank is None else f"{step.rank}. "
-    return TimeBar(
-        label=f"{rank}trial {step.number}",
-        mark=step.mark,
-        trial_id=step.trial_id,
-        layout_key=step.layout_key,
-        y=y,
-        boxes=boxes,
-        step_x=step_x,
-        estimate_x=estimate_x,
-        total=f"{_ms(step.step_time_s)}, {percent(step.breakdown.compute_s / step.step_time_s)}",
-        seconds=[_ms(getattr(step.breakdown, name)) for name in PARTS],
-    )
-
-
-def _positive_sum(breakdown: Breakdown) -> float:
-    return float(sum(max(getattr(breakdown, name), 0.0) for name in PARTS))
-
-
-def _ms(seconds: float) -> str:
-    return f"{figure(1e3 * seconds)} ms"
-
-
 MOST_LANES: Final = 60
 """Most rows of a timeline."""
 LANE: Final = 22.0

@@ -1,0 +1,207 @@
+"""Figures of step times: their parts by layout, and the iterations of one probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from api.dashboard.figures.figure import MARKS, PlotFigure, Spot, Trace, line, points, rounded
+from api.service.formatting import figure, percent
+from results_db.leaderboard.ranked_layout import RankedLayout
+from search_spaces.protocol.measurement import Iteration
+
+PARTS: Final[Mapping[str, str]] = {
+    "compute_s": "compute",
+    "tp_s": "tensor parallel",
+    "pp_s": "pipeline",
+    "dp_s": "data parallel",
+    "optimizer_s": "optimizer",
+    "unexplained_s": "unexplained",
+}
+"""The parts of a step in their fixed order, with their names; the n-th has the colour `--partn`."""
+
+
+class _Step(NamedTuple):
+    """The step of a layout, in milliseconds."""
+
+    label: str
+    trial_id: int
+    layout_key: str
+    measured: float
+    estimated: float | None
+    parts: Sequence[float]
+    """In the order of `PARTS`; they add up to the measured step."""
+
+    @property
+    def end(self) -> float:
+        """The largest time that is drawn of it."""
+        return max(self.measured, self.estimated or 0.0, sum(max(p, 0.0) for p in self.parts))
+
+
+def time_parts(
+    found: Sequence[RankedLayout],
+    *,
+    marks: Mapping[int, str],
+    estimated_s: Mapping[int, float],
+) -> PlotFigure:
+    """The parts of a step of layouts, as stacked bars on one scale in milliseconds.
+
+    Args:
+        found: layouts from top to bottom; those without a breakdown are left out.
+        marks: winner or baseline, by the ids of trials.
+        estimated_s: estimated step times by the ids of trials.
+    """
+    steps = list(_steps(found, marks, estimated_s))
+    if not steps:
+        return PlotFigure(
+            says=[
+                "No ranked layout has the parts of its step time: none was measured yet, or the "
+                "measurements were imported."
+            ]
+        )
+    says = [
+        "The best layouts, the best first, and the baseline, on one scale. The line at each bar is "
+        "the measured step time. The hatched part is unexplained; where the measured parts add up "
+        "to more than the step, it goes back to the left."
+    ]
+    if any(step.estimated is not None for step in steps):
+        says.append("Triangles are the estimates from before the trials ran.")
+    labels = [step.label for step in steps]
+    return PlotFigure(
+        traces=[*(_part(place, steps) for place in range(len(PARTS))), *_ends(steps)],
+        layout={
+            "barmode": "overlay",
+            "xaxis": {
+                "title": {"text": "time of a step, ms"},
+                "range": [0, rounded(1.04 * max(step.end for step in steps))],
+            },
+            "yaxis": {
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": labels,
+                "range": [len(labels) - 0.5, -0.5],
+                "showgrid": False,
+            },
+        },
+        says=says,
+        headings=("layout", ">step", ">compute", *(f">{name}" for name in PARTS.values()), "key"),
+        rows=[
+            (
+                step.label,
+                _ms(step.measured),
+                percent(step.parts[0] / step.measured),
+                *map(_ms, step.parts),
+                step.layout_key,
+            )
+            for step in steps
+        ],
+    )
+
+
+def _steps(
+    found: Sequence[RankedLayout], marks: Mapping[int, str], estimated_s: Mapping[int, float]
+) -> Iterator[_Step]:
+    for ranked in found:
+        trial, measured = ranked.trial, ranked.trial.measurement
+        if measured is None or measured.breakdown is None:
+            continue
+        mark = marks.get(trial.id)
+        label = f"{ranked.rank}. trial {trial.number}"
+        estimated = estimated_s.get(trial.id)
+        yield _Step(
+            label=f"{label} {MARKS[mark][0]} {mark}" if mark else label,
+            trial_id=trial.id,
+            layout_key=trial.layout_key,
+            measured=1e3 * measured.step_time_s,
+            estimated=None if estimated is None else 1e3 * estimated,
+            parts=[1e3 * getattr(measured.breakdown, part) for part in PARTS],
+        )
+
+
+def _part(place: int, steps: Sequence[_Step]) -> Trace:
+    """One part of every bar; below 0 it is thin, since it lies over the others."""
+    name = list(PARTS.values())[place]
+    lengths = [step.parts[place] for step in steps]
+    marker: dict[str, Any] = {"color": f"--part{place + 1}"}
+    if name == "unexplained":
+        marker["pattern"] = {"shape": "/", "fgcolor": "--ground", "solidity": 0.3}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [step.label for step in steps],
+        "base": [rounded(sum(step.parts[:place])) for step in steps],
+        "x": [rounded(length) for length in lengths],
+        "width": [0.7 if length >= 0 else 0.3 for length in lengths],
+        "text": [
+            f"{name}: {_ms(step.parts[place])} ({percent(step.parts[place] / step.measured)})"
+            for step in steps
+        ],
+        "textposition": "none",
+        "customdata": [step.trial_id for step in steps],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": marker,
+    }
+
+
+def _ends(steps: Sequence[_Step]) -> list[Trace]:
+    """Where the measured and the estimated steps end."""
+    measured = [
+        Spot(
+            each.measured,
+            each.label,
+            f"step: {_ms(each.measured)}\n{each.layout_key}",
+            each.trial_id,
+        )
+        for each in steps
+    ]
+    estimated = [
+        Spot(each.estimated, each.label, f"estimated step: {_ms(each.estimated)}", each.trial_id)
+        for each in steps
+        if each.estimated is not None
+    ]
+    edge = {"width": 2, "color": "--ink"}
+    marker = {"symbol": "triangle-down", "size": 10, "color": "--ink"}
+    return [
+        *points("measured step", measured, symbol="line-ns", size=24, line=edge),
+        *points("estimated step", estimated, **marker),
+    ]
+
+
+def _ms(value: float) -> str:
+    return f"{figure(value)} ms"
+
+
+def iterations(found: Sequence[Iteration], median_s: float | None) -> PlotFigure:
+    """The step times of a probe's iterations in order; `median_s` is drawn as a line."""
+    times = [each.step_time_s for each in found]
+    low, high = min(times), max(times)
+    air = 0.06 * (high - low) or 0.1 * high
+    first, last = found[0].index - 0.5, found[-1].index + 0.5
+    style = {
+        "timed": ("timed", {"symbol": "circle", "color": "--part6"}),
+        "warmup": ("warm-up, not counted", {"symbol": "circle-open", "color": "--part6"}),
+    }
+    traces: list[Trace] = []
+    if median_s is not None:
+        ends = (median_s, median_s)
+        traces = [line("median", (first, last), ends, color="--good", width=1.5, dash="dash")]
+    for kind, (name, marker) in style.items():
+        spots = [
+            Spot(
+                each.index,
+                each.step_time_s,
+                f"iteration {each.index} ({each.kind}): {each.step_time_s:.4g} s",
+                0,
+            )
+            for each in found
+            if each.kind == kind
+        ]
+        traces += points(name, spots, **marker)
+    return PlotFigure(
+        traces=traces,
+        layout={
+            "xaxis": {"title": {"text": "iteration"}, "range": [first, last]},
+            "yaxis": {"title": {"text": "step time, s"}, "range": [low - air, high + air]},
+        },
+    )
