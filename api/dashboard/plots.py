@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dashboard.campaign_view import render_campaign
 from api.dashboard.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
-from api.dashboard.figures.timeline import timeline_chart
 from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
 from api.service.formatting import unit
@@ -27,8 +26,6 @@ else:
 
 router = APIRouter()
 
-NEWEST_ATTEMPTS: Final = 200
-"""Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
 MOST_NODES: Final = 12
 """Nodes with a column in the table of failures; the others share one."""
 
@@ -83,20 +80,16 @@ def show_figure(
 
 @router.get("/campaigns/{campaign}/timeline", include_in_schema=False)
 def show_timeline(
-    request: Request, campaign: CampaignDep, store: StoreDep, show: Show = None
+    request: Request, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
 ) -> HTMLResponse:
     """The attempts of a campaign against time, and its failures by reason and node."""
-    plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
-    found = store.timeline(campaign.id, **({} if show else {"limit": NEWEST_ATTEMPTS}))
     failures = store.failures(campaign.id)
     return render_campaign(
         request,
         store,
         campaign,
         "timeline.html",
-        chart=timeline_chart(found.attempts, store.now(), plots.facts.mark_of),
-        left_out=found.num_left_out,
-        shows_all=show is not None,
+        plots=CampaignPlots(store=store, campaign=campaign, choices=choices),
         failures=failure_table(failures),
         num_failures=sum(each.num_trials for each in failures),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from typing import Any, Final
 
@@ -46,11 +46,16 @@ def static_plot(plot: PlotFigure, says: str, *, width: float = WIDTH) -> Drawn:
     layout = plot.layout
     legend, top = _legend(plot, width)
     top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
-    names = layout["yaxis"].get("categoryarray", ())
-    left = max(62.0, 24.0 + _CHARACTER * max(map(len, names), default=0))
-    height = top + _BOTTOM + (40.0 * len(names) or (280.0 if width >= WIDTH else 190.0))
+    y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
+    left = max(62.0, 24.0 + _CHARACTER * max(len(words) for _, words in y.ticks))
+    body = 280.0 if width >= WIDTH else 190.0
+    if "barmode" in layout or "categoryarray" in y.spec:
+        body = (26.0 if "barmode" in layout else 40.0) * abs(
+            y.spec["range"][1] - y.spec["range"][0]
+        )
+    y = replace(y, start=top + body)
     x = _Axis(spec=layout["xaxis"], start=left, end=width - _RIGHT)
-    y = _Axis(spec=layout["yaxis"], start=height - _BOTTOM, end=top)
+    height = top + body + _BOTTOM
     svg = drawing(
         width,
         height,
@@ -219,11 +224,12 @@ def _marker(
 
 def _bars(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
     marker = trace["marker"]
-    columns = (trace[name] for name in ("y", "base", "x", "width", "text"))
-    for name, base, length, thickness, words in zip(*columns, strict=True):
+    edge = marker.get("line", {}).get("color")
+    columns = (trace[name] for name in ("y", "base", "x", "width", "hovertext", "text"))
+    for row, base, length, thickness, words, label in zip(*columns, strict=True):
         left, right = sorted((x.at(base), x.at(base + length)))
-        height = thickness * 26.0
-        top = y.at(name) - height / 2
+        height = thickness * abs(y.at(1) - y.at(0))
+        top = y.at(row) - height / 2
         yield tag(
             "rect",
             tag("title", _plain(words)),
@@ -232,10 +238,13 @@ def _bars(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
             width=right - left,
             height=height,
             fill=_colour(marker["color"]),
-            stroke="var(--ground)",
+            stroke=_colour(edge or "--ground"),
         )
         if "pattern" in marker:
             yield hatching(left, top, right - left, height)
+        if label and _CHARACTER * len(label) + 8.0 < right - left:
+            ink = _colour("--ink" if edge else "--on-pass")
+            yield tag("text", label, x=left + 4.0, y=y.at(row) + 4.0, fill=ink)
 
 
 def _cells(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:

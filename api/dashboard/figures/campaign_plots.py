@@ -11,6 +11,8 @@ from api.dashboard.figures import estimates, knobs, objectives
 from api.dashboard.figures.figure import PlotFigure
 from api.dashboard.figures.points import LayoutPoint, PlotFacts
 from api.dashboard.figures.step_times import time_parts
+from api.dashboard.figures.timeline import timeline
+from results_db.campaigns.charts import MAX_TIMELINE
 from results_db.leaderboard.overview import PlotPoint
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
@@ -31,9 +33,12 @@ FigureName = Literal[
     "estimated-time",
     "estimated-memory",
     "time-parts",
+    "timeline",
 ]
 """The figures of a campaign."""
 
+NEWEST_ATTEMPTS: Final = 200
+"""Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
 MOST_BARS: Final = 12
 """Layouts whose time parts are drawn, besides the baseline."""
 
@@ -83,7 +88,11 @@ class CampaignPlots:
             return estimates.estimated_time(facts, self.estimated, show_all=show_all)
         if name == "estimated-memory":
             return estimates.estimated_memory(facts, self.estimated, show_all=show_all)
-        return self._time_parts()
+        if name == "time-parts":
+            return self._time_parts()
+        limit = MAX_TIMELINE if show_all else NEWEST_ATTEMPTS
+        found = self.store.timeline(self.campaign.id, limit=limit)
+        return timeline(found, self.store.now(), facts.mark_of)
 
     @cached_property
     def facts(self) -> PlotFacts:

@@ -206,6 +206,7 @@ def _estimated(
             "yaxis": axes.axis(f"estimated {what}, {unit}"),
         },
         says=[*_ratio_words(pairs, what), *says, *_beyond_words(axes, unit)],
+        row_ids=[pair.trial.trial_id for pair in furthest[:MOST_ROWS]],
         headings=(">trial", f">measured {what}", ">estimated", ">estimate / measurement", "layout"),
         rows=[
             (

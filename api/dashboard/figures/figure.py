@@ -58,6 +58,8 @@ class PlotFigure:
     headings: Sequence[str] = ()
     """Of the table, which says the same as the plot; numbers have a leading ">"."""
     rows: Sequence[Sequence[str]] = ()
+    row_ids: Sequence[int] = ()
+    """Of the trials whose pages the rows link; empty: they link none."""
     hides: bool = False
     """Whether trials lie beyond the ends of the axes; the page links to the plot with all."""
 
@@ -172,17 +174,61 @@ def points(name: str, spots: Sequence[Spot], **marker: Any) -> list[Trace]:
     ]
 
 
-def marked(name: str, spot: Spot) -> list[Trace]:
+def marked(name: str, *spots: Spot) -> list[Trace]:
     """The winner or the baseline, on top of the other points."""
     _character, symbol, colour = MARKS[name]
     return points(
         name,
-        [spot._replace(text=f"{name}: {spot.text}")],
+        [spot._replace(text=f"{name}: {spot.text}") for spot in spots],
         symbol=symbol,
         size=16 if name == "winner" else 13,
         color=colour,
         line={"width": 1.5, "color": "--ground"},
     )
+
+
+class Bar(NamedTuple):
+    """A horizontal bar of a trial."""
+
+    row: Any
+    start: float
+    length: float
+    """Below 0 it goes to the left; it is thin then, since it lies over other bars."""
+    text: str
+    """Shown at the bar."""
+    trial_id: int
+    label: str = ""
+    """Shown in the bar, where it fits."""
+
+
+def bars(name: str, found: Sequence[Bar], **marker: Any) -> list[Trace]:
+    """Bars of one kind with a name for the legend; none if there are none.
+
+    `marker` has plotly's properties of the bars.
+    """
+    if not found:
+        return []
+    if "pattern" in marker:
+        pattern = {"fgcolor": "--ground", "solidity": 0.3, "size": 7}
+        marker = {**marker, "pattern": pattern | marker["pattern"]}
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [bar.row for bar in found],
+            "base": _seen(bar.start for bar in found),
+            "x": _seen(bar.length for bar in found),
+            "width": [0.7 if bar.length >= 0 else 0.3 for bar in found],
+            "text": [bar.label for bar in found],
+            "textposition": "inside",
+            "insidetextanchor": "start",
+            "hovertext": [safe(bar.text) for bar in found],
+            "customdata": [bar.trial_id for bar in found],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": marker,
+        }
+    ]
 
 
 def line(

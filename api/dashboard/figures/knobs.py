@@ -66,6 +66,7 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
             *hidden_words(ends, objective),
             *left_out_words(facts.num_left_out, "layouts", "the best"),
         ],
+        row_ids=[point.trial_id for point in best],
         headings=(
             ">trial",
             f">{unit(objective)}",

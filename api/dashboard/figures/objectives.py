@@ -70,6 +70,7 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
             *hidden_words(ends, facts.objective),
             *left_out_words(found.num_left_out, "trials", "those that set a new best"),
         ],
+        row_ids=[each.trial_id for each in best[::-1][:MOST_ROWS]],
         headings=(">trial", ">ended as number", f">{unit(facts.objective)}", "layout"),
         rows=[
             (
@@ -198,6 +199,7 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
             *hidden_words(y_ends, up),
             *left_out_words(facts.num_left_out, "layouts", "the best"),
         ],
+        row_ids=[each.point.trial_id for each in front[:MOST_ROWS]],
         headings=(">trial", f">{unit(across)}", f">{unit(up)}", "layout"),
         rows=[
             (

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from api.dashboard.figures.figure import MARKS, PlotFigure, Spot, Trace, line, points, rounded
+from api.dashboard.figures.figure import (
+    MARKS,
+    Bar,
+    PlotFigure,
+    Spot,
+    Trace,
+    bars,
+    line,
+    points,
+    rounded,
+)
 from api.service.formatting import figure, percent
 from results_db.leaderboard.ranked_layout import RankedLayout
 from search_spaces.protocol.measurement import Iteration
@@ -68,7 +78,7 @@ def time_parts(
         says.append("Triangles are the estimates from before the trials ran.")
     labels = [step.label for step in steps]
     return PlotFigure(
-        traces=[*(_part(place, steps) for place in range(len(PARTS))), *_ends(steps)],
+        traces=[*_parts(steps), *_ends(steps)],
         layout={
             "barmode": "overlay",
             "xaxis": {
@@ -84,6 +94,7 @@ def time_parts(
             },
         },
         says=says,
+        row_ids=[step.trial_id for step in steps],
         headings=("layout", ">step", ">compute", *(f">{name}" for name in PARTS.values()), "key"),
         rows=[
             (
@@ -118,30 +129,16 @@ def _steps(
         )
 
 
-def _part(place: int, steps: Sequence[_Step]) -> Trace:
-    """One part of every bar; below 0 it is thin, since it lies over the others."""
-    name = list(PARTS.values())[place]
-    lengths = [step.parts[place] for step in steps]
-    marker: dict[str, Any] = {"color": f"--part{place + 1}"}
-    if name == "unexplained":
-        marker["pattern"] = {"shape": "/", "fgcolor": "--ground", "solidity": 0.3}
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [step.label for step in steps],
-        "base": [rounded(sum(step.parts[:place])) for step in steps],
-        "x": [rounded(length) for length in lengths],
-        "width": [0.7 if length >= 0 else 0.3 for length in lengths],
-        "text": [
-            f"{name}: {_ms(step.parts[place])} ({percent(step.parts[place] / step.measured)})"
-            for step in steps
-        ],
-        "textposition": "none",
-        "customdata": [step.trial_id for step in steps],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": marker,
-    }
+def _parts(steps: Sequence[_Step]) -> Iterator[Trace]:
+    """The bars of one part after the other."""
+    for place, name in enumerate(PARTS.values()):
+        hatched = {"pattern": {"shape": "/"}} if name == "unexplained" else {}
+        found = []
+        for step in steps:
+            length = step.parts[place]
+            text = f"{name}: {_ms(length)} ({percent(length / step.measured)})"
+            found.append(Bar(step.label, sum(step.parts[:place]), length, text, step.trial_id))
+        yield from bars(name, found, color=f"--part{place + 1}", **hatched)
 
 
 def _ends(steps: Sequence[_Step]) -> list[Trace]:

@@ -3,157 +3,143 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final
 
-from api.service.formatting import state_words
-from results_db.campaigns.charts import TimelineAttempt
+from api.dashboard.figures.figure import Bar, PlotFigure, Spot, bars, marked, safe
+from api.service.formatting import moment, state_words
+from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 
-WIDTH: Final = 900
-"""Width of the drawing, in its own units."""
-LABEL: Final = 190
-"""Width of the labels at the left."""
-MOST_LANES: Final = 60
-"""Most rows of a timeline."""
-LANE: Final = 22.0
-_TICK_SECONDS: Final = (
-    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400),
-    *(172800, 604800, 1209600, 2592000),
-)
-_MIN_WORDS_WIDTH: Final = 6.6
-"""Width of a character in a bar."""
+MOST_ROWS_DRAWN: Final = 60
 
+_LOOKS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "completed": {"color": "--part1"},
+    "infeasible": {"color": "--part3", "pattern": {"shape": "/"}},
+    "failed": {"color": "--part4", "pattern": {"shape": "x"}},
+    "cancelled": {"color": "--part6", "pattern": {"shape": "-"}},
+    "lost": {"color": "--tint", "line": {"color": "--bad", "width": 1.5}},
+    "running": {"color": "--run-tint", "line": {"color": "--run", "width": 1.5}},
+}
+"""The colour of each kind of bar with a pattern or an edge: no kind has a colour alone."""
 
-class AttemptBar(NamedTuple):
-    """An attempt in the timeline."""
-
-    attempt: TimelineAttempt
-    kind: str
-    """completed, failed, infeasible, cancelled, lost or running: its colour."""
-    words: str
-    """Its state, with the reason."""
-    mark: str
-    """winner, baseline or empty."""
-    x: float
-    width: float
-    y: float
-    label: str
-    """What fits into the bar."""
+_UNITS: Final = ((5 * 3600.0, "hours", 3600.0), (300.0, "minutes", 60.0), (0.0, "seconds", 1.0))
+"""Units of the axis with their seconds, each from a length in seconds on."""
 
 
-class TimelineLane(NamedTuple):
-    """A row of the timeline; a worker that runs several probes at once has several."""
-
-    label: str
-    """The worker, in its first row."""
-    y: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineChart:
-    """Attempts against time."""
-
-    bars: Sequence[AttemptBar]
-    lanes: Sequence[TimelineLane]
-    ticks: Sequence[tuple[float, datetime]]
-    height: float
-    begin: datetime
-    end: datetime
-    num_beyond: int
-    """Attempts that found no row."""
-
-
-def timeline_chart(
-    attempts: Sequence[TimelineAttempt], now: datetime, marks: Mapping[int, str]
-) -> TimelineChart | None:
-    """The bars of attempts; None without any.
+def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -> PlotFigure:
+    """Attempts in rows of their workers; a worker that runs several at once has several rows.
 
     Args:
-        attempts: in any order.
+        found: the newest attempts.
         now: where bars of running attempts end.
         marks: "winner" or "baseline" by the ids of trials.
     """
-    if not attempts:
-        return None
-    begin = min(attempt.started_at for attempt in attempts)
-    running = any(attempt.ended_at is None for attempt in attempts)
-    last = max(attempt.ended_at or now for attempt in attempts)
-    end = max(last, now if running else last, begin + timedelta(seconds=1))
-    scale = (WIDTH - LABEL - 10) / (end - begin).total_seconds()
-    lanes, placed, beyond = _lanes(attempts, end)
-    bars = []
-    for attempt, lane in placed:
-        x = LABEL + (attempt.started_at - begin).total_seconds() * scale
-        seconds = ((attempt.ended_at or end) - attempt.started_at).total_seconds()
-        width = max(seconds * scale, 1.5)
-        kind, words = _kind(attempt)
-        mark = marks.get(attempt.trial_id, "")
-        # A bar with its number alone has completed; the others have a word or a shape.
-        short = str(attempt.number) if kind in ("completed", "running") else ""
-        texts = (f"{attempt.number} {words}", short, "")
-        label = next(t for t in texts if not t or len(t) * _MIN_WORDS_WIDTH + 6 <= width)
-        bars.append(AttemptBar(attempt, kind, words, mark, x, width, lanes[lane].y, label))
-    return TimelineChart(
-        bars=bars,
-        lanes=lanes,
-        ticks=_time_ticks(begin, end, scale),
-        height=34 + len(lanes) * LANE,
-        begin=begin,
-        end=end,
-        num_beyond=beyond,
+    if not found.attempts:
+        return PlotFigure(says=["No worker has leased a trial of this campaign."])
+    begin = min(each.started_at for each in found.attempts)
+    last = max(each.ended_at or now for each in found.attempts)
+    length_s = max((last - begin).total_seconds(), 1.0)
+    unit, unit_s = next(each[1:] for each in _UNITS if length_s >= each[0])
+    rows, names = _rows(found.attempts, last)
+    shown = [each for each in found.attempts if rows[each] < MOST_ROWS_DRAWN]
+    of_kind: dict[str, list[Bar]] = {kind: [] for kind in _LOOKS}
+    of_mark: dict[str, list[Spot]] = {}
+    for each in shown:
+        kind, words = _kind(each)
+        start = (each.started_at - begin) / timedelta(seconds=unit_s)
+        length = ((each.ended_at or last) - each.started_at) / timedelta(seconds=unit_s)
+        text = f"trial {each.number}, attempt {each.attempt}: {words}; {each.num_nodes} nodes"
+        label = str(each.number) if kind in ("completed", "running") else f"{each.number} {words}"
+        bar = Bar(rows[each], start, length, text, each.trial_id, label)
+        of_kind[kind].append(bar)
+        if mark := marks.get(each.trial_id):
+            spot = Spot(start + length / 2, rows[each] - 0.35, text, each.trial_id)
+            of_mark.setdefault(mark, []).append(spot)
+    return PlotFigure(
+        traces=[
+            *(
+                trace
+                for kind, look in _LOOKS.items()
+                for trace in bars(kind, of_kind[kind], **look)
+            ),
+            *(trace for mark, spots in of_mark.items() for trace in marked(mark, *spots)),
+        ],
+        layout=_layout(names[:MOST_ROWS_DRAWN], f"{unit} since {moment(begin)}", length_s / unit_s),
+        says=[
+            "One bar for each attempt, in the row of its worker. Blue edges are attempts that run, "
+            "red edges those that were lost or returned.",
+            *_left_out_words(found, len(found.attempts) - len(shown)),
+        ],
+        headings=(">trial", ">attempt", "worker", "state", "started", "ended", ">nodes", "mark"),
+        rows=[
+            (
+                str(each.number),
+                str(each.attempt),
+                each.worker_name,
+                _kind(each)[1],
+                moment(each.started_at),
+                moment(each.ended_at),
+                str(each.num_nodes),
+                marks.get(each.trial_id, ""),
+            )
+            for each in found.attempts
+        ],
+        row_ids=[each.trial_id for each in found.attempts],
+        hides=found.num_left_out > 0,
     )
 
 
-def _lanes(
+def _rows(
     attempts: Sequence[TimelineAttempt], end: datetime
-) -> tuple[list[TimelineLane], list[tuple[TimelineAttempt, int]], int]:
-    """Rows of workers, each attempt with its row, and the number of attempts without one."""
+) -> tuple[dict[TimelineAttempt, int], list[str]]:
+    """The row of each attempt, and the names of the rows: a worker's stands at its first."""
     free: dict[str, list[datetime]] = {}
-    found: list[tuple[TimelineAttempt, str, int]] = []
-    for attempt in sorted(attempts, key=lambda each: (each.started_at, each.trial_id)):
-        ends = free.setdefault(attempt.worker_id, [])
-        row = next((i for i, at in enumerate(ends) if at <= attempt.started_at), len(ends))
-        if row == len(ends):
-            ends.append(attempt.started_at)
-        ends[row] = attempt.ended_at or end
-        found.append((attempt, attempt.worker_id, row))
+    own: dict[TimelineAttempt, int] = {}
+    names: dict[str, str] = {}
+    for each in sorted(attempts, key=lambda each: (each.started_at, each.trial_id)):
+        names[each.worker_id] = each.worker_name
+        ends = free.setdefault(each.worker_id, [])
+        row = next((i for i, at in enumerate(ends) if at <= each.started_at), len(ends))
+        ends[row : row + 1] = [each.ended_at or end]
+        own[each] = row
     first: dict[str, int] = {}
-    lanes: list[TimelineLane] = []
-    names = {attempt.worker_id: attempt.worker_name for attempt in attempts}
+    labels: list[str] = []
     for worker, ends in free.items():
-        first[worker] = len(lanes)
-        for row in range(len(ends)):
-            lanes.append(TimelineLane(names[worker] if row == 0 else "", 28 + len(lanes) * LANE))
-    placed = [
-        (attempt, first[worker] + row)
-        for attempt, worker, row in found
-        if first[worker] + row < MOST_LANES
-    ]
-    return lanes[:MOST_LANES], placed, len(found) - len(placed)
+        first[worker] = len(labels)
+        labels += [names[worker], *[""] * (len(ends) - 1)]
+    return {each: first[each.worker_id] + row for each, row in own.items()}, labels
 
 
 def _kind(attempt: TimelineAttempt) -> tuple[str, str]:
-    """The colour of an attempt, and its state in words."""
+    """The kind of an attempt's bar, and its state in words."""
     if attempt.ending is None:
         return "running", "RUNNING"
-    if attempt.ending in ("lost", "returned"):
+    if attempt.ending in ("lost", "returned", "superseded"):
         return "lost", attempt.ending.upper()
-    if attempt.ending == "superseded":
-        return "lost", "SUPERSEDED"
     return attempt.state.lower(), state_words(attempt.state, attempt.reason)
 
 
-def _time_ticks(begin: datetime, end: datetime, scale: float) -> list[tuple[float, datetime]]:
-    """At most seven round moments between two."""
-    seconds = (end - begin).total_seconds()
-    step = next((each for each in _TICK_SECONDS if seconds / each <= 7), _TICK_SECONDS[-1])
-    first = -(-begin.timestamp() // step) * step
-    ticks = []
-    at = first
-    while at <= end.timestamp():
-        ticks.append(
-            (LABEL + (at - begin.timestamp()) * scale, datetime.fromtimestamp(at, begin.tzinfo))
-        )
-        at += step
-    return ticks
+def _layout(names: Sequence[str], title: str, length: float) -> dict[str, Any]:
+    return {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": title}, "range": [0, length]},
+        "yaxis": {
+            "tickmode": "array",
+            "tickvals": [row for row, name in enumerate(names) if name],
+            "ticktext": [safe(name[:26]) for name in names if name],
+            "range": [len(names) - 0.5, -0.6],
+            "showgrid": False,
+        },
+        # Texts that do not fit into their bars are left out.
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+        "meta": {"min_width": 760, "min_height": 110 + 26 * len(names)},
+    }
+
+
+def _left_out_words(found: CampaignTimeline, num_beyond: int) -> list[str]:
+    words = []
+    if num_beyond:
+        words.append(f"{num_beyond:,} attempts beyond {MOST_ROWS_DRAWN} rows are not drawn.")
+    if found.num_left_out:
+        words.append(f"{found.num_left_out:,} older attempts are left out.")
+    return words

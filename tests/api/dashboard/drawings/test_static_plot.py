@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.dashboard.drawings.static_plot import MAX_TOLD, static_plot
-from api.dashboard.figures.figure import PlotFigure, Spot, line, marked, points
+from api.dashboard.figures.figure import Bar, PlotFigure, Spot, bars, line, marked, points
 from api.dashboard.figures.knobs import parallel, two_knobs
 from results_db.leaderboard.knob_cells import KnobCell
 from tests.api.dashboard.figures.layout_points import make_facts, make_point
@@ -68,14 +68,17 @@ def test_many_points_are_one_path() -> None:
 
 
 def test_bars_begin_at_their_base_and_may_go_back() -> None:
-    bar = {"type": "bar", "name": "part", "marker": {"color": "--part1", "pattern": {}}}
-    bar |= {"y": ["a", "b"], "base": [0, 10], "x": [5, -5], "width": [0.7, 0.3], "text": ["", ""]}
-    page = drawn(bar, y={"categoryarray": ["a", "b"], "range": [1.5, -0.5]})
+    found = [Bar("a", 0, 5, "first", 1, "inside"), Bar("b", 10, -5, "second", 2, "out" * 30)]
+    traces = bars("part", found, color="--part1", pattern={"shape": "/"})
+    page = drawn(*traces, y={"categoryarray": ["a", "b"], "range": [1.5, -0.5]})
     _key, first, second = [each for tag, each in page.elements if tag == "rect"]
     assert float(first["x"]) + float(first["width"]) == pytest.approx(float(second["x"]))
     assert first["width"] == second["width"]
     assert float(first["y"]) < float(second["y"])
     assert page.kinds("path") == ["hatching", "hatching"]
+    assert page.texts["title"] == ["first", "second"]
+    assert "inside" in page.texts["text"]
+    assert "out" * 30 not in page.texts["text"]  # it does not fit
 
 
 def test_the_winner_and_the_baseline_have_shapes_of_their_own() -> None:

@@ -42,7 +42,7 @@ def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
         end += part["x"][0]
     assert end == pytest.approx(100.0)
     assert named(figure.traces, "measured step")["x"] == [100.0]
-    assert parts[0]["text"] == ["compute: 50 ms (50.0%)"]
+    assert parts[0]["hovertext"] == ["compute: 50 ms (50.0%)"]
     assert figure.rows[0][:3] == ("1. trial 7", "100 ms", "50.0%")
 
 
