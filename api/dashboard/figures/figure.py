@@ -209,7 +209,7 @@ def bars(name: str, found: Sequence[Bar], **marker: Any) -> list[Trace]:
     if not found:
         return []
     if "pattern" in marker:
-        pattern = {"fgcolor": "--ground", "solidity": 0.3, "size": 7}
+        pattern = {"fillmode": "overlay", "fgcolor": "--ground", "solidity": 0.2}
         marker = {**marker, "pattern": pattern | marker["pattern"]}
     return [
         {
@@ -223,6 +223,7 @@ def bars(name: str, found: Sequence[Bar], **marker: Any) -> list[Trace]:
             "text": [bar.label for bar in found],
             "textposition": "inside",
             "insidetextanchor": "start",
+            "textangle": 0,
             "hovertext": [safe(bar.text) for bar in found],
             "customdata": [bar.trial_id for bar in found],
             "hovertemplate": "%{hovertext}<extra></extra>",

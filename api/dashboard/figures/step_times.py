@@ -160,7 +160,7 @@ def _ends(steps: Sequence[_Step]) -> list[Trace]:
     edge = {"width": 2, "color": "--ink"}
     marker = {"symbol": "triangle-down", "size": 10, "color": "--ink"}
     return [
-        *points("measured step", measured, symbol="line-ns", size=24, line=edge),
+        *points("measured step", measured, symbol="line-ns", size=15, line=edge),
         *points("estimated step", estimated, **marker),
     ]
 
