@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, hatching, join, tag
 from api.dashboard.figures.step_times import PARTS
-from api.service.formatting import figure, memory
+from api.service.formatting import memory
 from search_spaces.protocol.measurement import Breakdown
 
 MAX_STAGES: Final = 32
@@ -170,14 +170,6 @@ def _stage_row(
             length = value * per_byte
             top = y + 2.0 if kind == "part1" else y + 14.0
             drawn.append(tag("rect", x=left, y=top, width=length, height=height, class_=kind))
-            words.append(f"{_short_memory(value)} {name}")
+            words.append(f"{memory(int(value))} {name}")
     drawn.append(tag("text", ", ".join(words), x=WIDTH - 222.0, y=y + 13.0, class_="value"))
     return join(*drawn)
-
-
-def _short_memory(value_bytes: float) -> str:
-    """Bytes with three digits, for labels."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value_bytes >= size:
-            return f"{value_bytes / size:.3g} {unit}"
-    return f"{figure(round(value_bytes / 1024, 1))} KiB"

@@ -136,16 +136,6 @@ def _trace(trace: Trace, x: _Axis, y: _Axis) -> Markup:
         return join(*_bars(trace, x, y))
     if trace["mode"] == "lines":
         return _line(trace, x, y)
-    if trace["mode"] == "text":
-        colours = trace["textfont"]["color"]
-        return join(
-            *(
-                tag("text", words, x=x.at(a), y=y.at(b) + 4.0, class_="middle", fill=_colour(ink))
-                for a, b, words, ink in zip(
-                    trace["x"], trace["y"], trace["text"], colours, strict=True
-                )
-            )
-        )
     return _markers(trace, x, y)
 
 
@@ -259,6 +249,7 @@ def _cells(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
             if value is None:
                 continue
             part = (value - low) / (high - low) if high > low else 1.0
+            colour = scale[round(part * (len(scale) - 1))]
             yield tag(
                 "rect",
                 tag("title", words),
@@ -266,8 +257,12 @@ def _cells(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
                 y=y.at(name) - height / 2 + 1.0,
                 width=width - 2.0,
                 height=height - 2.0,
-                fill=_colour(scale[round(part * (len(scale) - 1))]),
+                fill=_colour(colour),
             )
+            if "texttemplate" in trace:
+                place = {"x": x.at(column), "y": y.at(name) + 4.0}
+                ink = f"var(--on-{colour.removeprefix('--')})"
+                yield tag("text", words, class_="middle", fill=ink, **place)
 
 
 def _note(note: Mapping[str, Any], x: _Axis, y: _Axis) -> Markup:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import BaseModel
 
 from api.dashboard.figures import estimates, knobs, objectives
 from api.dashboard.figures.figure import PlotFigure
@@ -22,7 +24,7 @@ from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES
+from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
 FigureName = Literal[
     "history",
@@ -43,20 +45,31 @@ MOST_BARS: Final = 12
 """Layouts whose time parts are drawn, besides the baseline."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotChoices:
-    """What a reader has chosen; it is in the URL."""
+if TYPE_CHECKING:
+    KnobName = str
+else:
+    # pydantic reads the choices from it.
+    KnobName = Literal[tuple(KNOBS)]
 
-    show_all: bool = False
-    """Whether axes include values that are far out."""
-    x: str | None = None
-    """The knob across in the plot of two knobs; None: the page chooses."""
-    y: str | None = None
-    across: str | None = None
+
+class PlotChoices(BaseModel):
+    """What a reader has chosen; it is in the URL. None: the page chooses."""
+
+    show: Literal["all"] | None = None
+    """all: axes include values that are far out, timelines all attempts."""
+    x: KnobName | None = None
+    """The knob across in the plot of two knobs."""
+    y: KnobName | None = None
+    across: AnyObjective | None = None
     """The objective across in the plane of the front."""
-    up: str | None = None
-    knob: str | None = None
+    up: AnyObjective | None = None
+    knob: KnobName | None = None
     """The knob of a slice."""
+
+    @property
+    def show_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.show == "all"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -257,9 +257,10 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
         len(columns) <= _MOST_COLUMNS_WITH_NUMBERS
         and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
     )
-    traces = [_heat(facts.objective, columns, rows, measured)] if measured else []
-    if has_numbers and measured:
-        traces.append(_numbers(facts.objective, measured))
+    traces: list[Trace] = []
+    if measured:
+        cells_drawn = _heat(facts.objective, columns, rows, measured)
+        traces = [cells_drawn | {"texttemplate": "%{text}"} if has_numbers else cells_drawn]
     words = "tried, none ranked"
     crossed = [
         Spot(knob_text(x), knob_text(y), words, 0)
@@ -297,7 +298,9 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     )
 
 
-def _heat(objective: str, columns: Sequence[Any], rows: Sequence[Any], measured: _Cells) -> Trace:
+def _heat(
+    objective: str, columns: Sequence[Any], rows: Sequence[Any], measured: _Cells
+) -> dict[str, Any]:
     """The measured cells; null leaves a cell empty."""
     cells = [[measured.get((column, row)) for column in columns] for row in rows]
     return {
@@ -321,26 +324,6 @@ def _heat(objective: str, columns: Sequence[Any], rows: Sequence[Any], measured:
             "title": {"text": unit(objective), "side": "right", "font": {"size": 12}},
             "thickness": 12,
         },
-    }
-
-
-def _numbers(objective: str, measured: _Cells) -> Trace:
-    """The values in the cells, in colours that can be read on them."""
-    values = [cell.best for cell in measured.values()]
-    low, high = min(values), max(values)
-    colours = [
-        1 + round((value - low) / (high - low) * (NUM_COLOURS - 1)) if high > low else NUM_COLOURS
-        for value in values
-    ]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [knob_text(column) for column, _ in measured],
-        "y": [knob_text(row) for _, row in measured],
-        "text": [objective_figure(objective, value) for value in values],
-        "textfont": {"color": [f"--on-scale{colour}" for colour in colours], "size": 13},
-        "hoverinfo": "skip",
-        "showlegend": False,
     }
 
 

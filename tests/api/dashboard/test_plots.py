@@ -73,7 +73,7 @@ def test_every_plot_is_drawn_with_its_points(browser: Browser, plotted: Plotted)
         assert count(page, "two-knobs", ".heatmaplayer image") == 1
         cells = figure(plotted, "two-knobs")["data"][0]["z"]
         tried = sum(value is not None for row in cells for value in row)
-        assert count(page, "two-knobs", ".textpoint text") == tried
+        assert count(page, "two-knobs", ".heatmap-label") == tried
         parts = [t for t in figure(plotted, "time-parts")["data"] if t["type"] == "bar"]
         assert len(parts) == 6
         shown = sum(length != 0 for part in parts for length in part["x"])

@@ -33,7 +33,7 @@ def make_history(*values: float | None, left_out: int = 0, **changes: Any) -> Be
                 is_improvement=improves,
             )._replace(**changes)
         )
-    return BestSoFar(objective=OBJECTIVE, points=points, num_ended=len(points) + left_out)
+    return BestSoFar(points=points, num_ended=len(points) + left_out)
 
 
 def test_the_history_has_every_trial_and_the_best_so_far() -> None:

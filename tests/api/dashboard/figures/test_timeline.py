@@ -23,7 +23,6 @@ def make_attempt(
         worker_id="a",
         worker_name="worker a",
         num_nodes=1,
-        num_devices=8,
         started_at=START + timedelta(seconds=begin),
         ended_at=None if end is None else START + timedelta(seconds=end),
         ending=None if end is None else "reported",
