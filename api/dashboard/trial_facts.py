@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.dashboard.drawings.bars import PlotPart, memory_by_stage, step_parts
+from api.dashboard.drawings.bars import PlotPart, step_parts
+from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.drawings.svg import Drawn
+from api.dashboard.figures.estimates import memory_by_stage
 from api.service.findings import bounds
 from api.service.formatting import figure, memory_of, moment, objective_figure, percent, unit
 from results_db.campaigns.imports import IMPORTED
@@ -130,7 +132,10 @@ def stages_drawn(
     if not measured and not estimated:
         return None
     capacity_bytes = campaign.spec.get("cluster", {}).get("device_memory_bytes")
-    return memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
+    figure = memory_by_stage(
+        measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes
+    )
+    return static_plot(figure, "Peak memory by pipeline stage")
 
 
 def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:

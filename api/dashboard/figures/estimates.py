@@ -11,10 +11,12 @@ from typing import Any, Final
 from api.dashboard.figures.figure import (
     MARKERS,
     MOST_ROWS,
+    Bar,
     PlotFigure,
     Spot,
     Trace,
     axis_range,
+    bars,
     line,
     points,
     rounded,
@@ -24,6 +26,8 @@ from api.service.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
 
 GIB: Final = 1 << 30
+MAX_STAGES: Final = 32
+"""Pipeline stages whose memory is drawn; of more, the first and the last."""
 _NORMAL_95: Final = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""
 
@@ -102,6 +106,70 @@ def estimated_memory(
     above = points("out of memory", spots, **MARKERS["infeasible"])
     return _estimated(
         facts, axes, pairs, what="peak memory", unit="GiB", below=below, above=above, says=says
+    )
+
+
+def memory_by_stage(
+    measured: Sequence[int],
+    estimated: Sequence[float],
+    *,
+    capacity_bytes: int | None,
+    top_bytes: float | None = None,
+) -> PlotFigure:
+    """Peak memory of each pipeline stage in GiB, measured and estimated, with the capacity.
+
+    Args:
+        measured: bytes by stage; empty: not measured.
+        estimated: bytes by stage; empty: there is no estimate.
+        capacity_bytes: memory of a device; None: not known.
+        top_bytes: the end of the scale, for several figures on one; None: the largest number.
+    """
+    num_stages = max(len(measured), len(estimated))
+    stages = list(range(num_stages))
+    if num_stages > MAX_STAGES:
+        stages = stages[: MAX_STAGES // 2] + stages[-MAX_STAGES // 2 :]
+    names: list[str] = []
+    peaks: list[Bar] = []
+    marks: list[Spot] = []
+    for row, stage in enumerate(stages):
+        words = []
+        if stage < len(measured):
+            words.append(f"{memory(measured[stage])} measured")
+            peaks.append(Bar(row, 0, measured[stage] / GIB, words[-1], 0))
+        if stage < len(estimated):
+            words.append(f"{memory(int(estimated[stage]))} estimated")
+            marks.append(Spot(estimated[stage] / GIB, row, words[-1], 0))
+        names.append(f"stage {stage}: {', '.join(words)}")
+    edges = [-0.5, len(names) - 0.5]
+    capacity: list[Trace] = []
+    if capacity_bytes:
+        name, at = f"capacity {memory(capacity_bytes)}", [capacity_bytes / GIB] * 2
+        capacity = [line(name, at, edges, color="--bad", width=1.5, dash="dash")]
+    notes = ["Bars are measured peaks, triangles the uncalibrated estimates."]
+    if not measured:
+        notes = ["Nothing was measured: the triangles are the uncalibrated estimates."]
+    elif not estimated:
+        notes = ["The bars are the measured peaks; the embedded estimate does not apply."]
+    if num_stages > MAX_STAGES:
+        notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
+    top = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
+    return PlotFigure(
+        traces=[
+            *bars("measured", peaks, color="--part1"),
+            *capacity,
+            *points("estimated", marks, symbol="triangle-down", size=10, color="--ink"),
+        ],
+        layout={
+            "barmode": "overlay",
+            "xaxis": {"title": {"text": "peak memory, GiB"}, "range": [0, 1.04 * top / GIB]},
+            "yaxis": {
+                "tickvals": list(range(len(names))),
+                "ticktext": names,
+                "range": edges[::-1],
+                "showgrid": False,
+            },
+        },
+        says=notes,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.dashboard.figures.estimates import estimated_memory, estimated_time
+from api.dashboard.figures.estimates import estimated_memory, estimated_time, memory_by_stage
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
 from tests.api.dashboard.figures.layout_points import make_facts, make_point, named
@@ -97,3 +97,32 @@ def test_campaigns_without_predictions_say_so() -> None:
     for draw in (estimated_time, estimated_memory):
         assert "No estimates are stored" in draw(FACTS, []).says[0]
         assert draw(FACTS, [TRIALS[3]]).says == ["No trial with an estimate has been measured yet."]
+
+
+GIB = 1 << 30
+
+
+def test_memory_of_stages_stands_beside_the_estimate_below_the_capacity() -> None:
+    figure = memory_by_stage([6 * GIB, 4 * GIB], [5 * GIB, 4 * GIB], capacity_bytes=8 * GIB)
+    assert named(figure.traces, "measured")["x"] == [6, 4]
+    assert named(figure.traces, "estimated")["x"] == [5, 4]
+    assert named(figure.traces, "capacity 8 GiB")["x"] == [8, 8]
+    axis = figure.layout["yaxis"]
+    assert axis["ticktext"][0] == "stage 0: 6 GiB measured, 5 GiB estimated"
+    bottom, top = axis["range"]
+    assert bottom > top  # the first stage is at the top
+
+
+def test_the_scale_reaches_what_exceeds_the_capacity() -> None:
+    figure = memory_by_stage([], [12.0 * GIB], capacity_bytes=8 * GIB)
+    assert 12 < figure.layout["xaxis"]["range"][1] < 13
+    assert "Nothing was measured" in figure.says[0]
+    wider = memory_by_stage([], [12.0 * GIB], capacity_bytes=None, top_bytes=20 * GIB)
+    assert 20 < wider.layout["xaxis"]["range"][1] < 21
+
+
+def test_many_stages_are_folded() -> None:
+    figure = memory_by_stage([GIB] * 100, [], capacity_bytes=None)
+    assert len(named(figure.traces, "measured")["x"]) == 32
+    assert figure.layout["yaxis"]["ticktext"][16].startswith("stage 84:")
+    assert "Drawn are the first and the last 16 of 100 stages." in figure.says
