@@ -88,6 +88,12 @@ class TrialFacts:
         return step_parts(measured.breakdown, measured.step_time_s)
 
     @property
+    def compute_s(self) -> float | None:
+        """Time of a step in which it computes; None: not measured."""
+        measured = self.trial.measurement
+        return None if measured is None or not measured.breakdown else measured.breakdown.compute_s
+
+    @property
     def figures(self) -> Pairs:
         """What it measured."""
         return list(figure_pairs(self.campaign, self.trial, self.ranked))

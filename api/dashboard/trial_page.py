@@ -50,10 +50,7 @@ def show_trial(
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
-    trial, campaign, measured = facts.trial, facts.campaign, facts.trial.measurement
-    compute_s = None
-    if measured is not None and measured.breakdown is not None:
-        compute_s = measured.breakdown.compute_s
+    trial, campaign = facts.trial, facts.campaign
     command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
     return render(
         request,
@@ -67,7 +64,7 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(trial.layout, compute_s=compute_s),
+        schedule=schedule_chart(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),

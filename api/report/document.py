@@ -11,14 +11,14 @@ import yaml
 from markupsafe import Markup
 
 from api.dashboard.assets import assets
-from api.dashboard.drawings.bars import PlotPart, keys, stacked, step_parts, swing
+from api.dashboard.drawings.bars import PlotPart, keys, stacked, swing
 from api.dashboard.drawings.layout_map import layout_map
 from api.dashboard.drawings.schedule_chart import schedule_chart
 from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
-from api.dashboard.trial_facts import figure_pairs, knob_pairs, stages_drawn
+from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.report.failures import failures
 from api.report.reproduction import commands
 from api.service.findings import REASONS, finding_of, lead
@@ -61,7 +61,7 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
         source=store.import_source(campaign.id),
         finding=finding,
         lead=list(lead(finding)),
-        winner=None if winner is None else _winner(campaign, winner),
+        winner=None if winner is None else _winner(store, winner),
         num_constrained=store.count_constrained(campaign.id),
         plots=plots,
         knobs=KNOBS,
@@ -110,23 +110,18 @@ def _leaderboard(
     return {"leaderboard": best, "lines": lines}
 
 
-def _winner(campaign: CampaignRecord, best: RankedLayout) -> dict[str, Any]:
+def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
     """The knobs of the winner, its figures, and its drawings."""
-    measured, layout = best.trial.measurement, best.trial.layout
-    assert measured is not None  # it is ranked
-    parts = []
-    compute_s = None
-    if measured.breakdown is not None:
-        parts = step_parts(measured.breakdown, measured.step_time_s)
-        compute_s = measured.breakdown.compute_s
+    facts, layout = TrialFacts.of(store, best.trial.id), best.trial.layout
+    is_pipeline = layout.pp > 1
     return {
         "best": best,
         "knobs": list(knob_pairs(layout)),
-        "figures": list(figure_pairs(campaign, best.trial, best)),
-        "bar": stacked(parts) + keys(parts) if parts else None,
+        "figures": facts.figures,
+        "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout),
-        "schedule": schedule_chart(layout, compute_s=compute_s) if layout.pp > 1 else None,
-        "memory": stages_drawn(campaign, best.trial) if layout.pp > 1 else None,
+        "schedule": schedule_chart(layout, compute_s=facts.compute_s) if is_pipeline else None,
+        "memory": facts.memory() if is_pipeline else None,
     }
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.dashboard.drawings.svg import Drawn, drawing, join, number, tag
-from search_spaces.schedules import Backward, Forward, Transfer, pipeline_schedule
+from api.dashboard.drawings.svg import Drawn, both_ends, drawing, join, number, tag
+from search_spaces.schedules import Backward, Forward, pipeline_schedule
 from search_spaces.spec.layout import Layout
 
 MAX_STAGES: Final = 128
@@ -52,12 +52,6 @@ class TimedSchedule:
     """The passes of each pipeline rank in order."""
     length: float
     """The end of the last pass."""
-
-    @property
-    def idle_share(self) -> float:
-        """The share of the ranks' time without a pass: the bubble."""
-        busy = sum(each.end - each.start for passes in self.ranks for each in passes)
-        return 1.0 - busy / (len(self.ranks) * self.length)
 
 
 @lru_cache(maxsize=8)
@@ -107,7 +101,7 @@ def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[b
     return [
         (isinstance(action, Backward), action.of.chunk, action.of.microbatch)
         for action in actions
-        if not isinstance(action, Transfer) and isinstance(action, Forward | Backward)
+        if isinstance(action, Forward | Backward)
     ]
 
 
@@ -153,7 +147,7 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
         return None
     backward = 3.0 if layout.recompute == "full" else 2.0
     window = _window(layout, backward)
-    rows = _rows(layout.pp)
+    rows = both_ends(layout.pp, MAX_ROWS)
     height = _TOP + len(rows) * _ROW + 30.0
     a_pass_s = None
     if compute_s is not None:
@@ -206,12 +200,6 @@ def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
     """
     needed = int(MAX_UNITS / (vpp * (1.0 + backward_units))) + pp
     return needed + -needed % pp
-
-
-def _rows(pp: int) -> list[int]:
-    """The pipeline ranks that are drawn."""
-    ranks = list(range(pp))
-    return ranks if pp <= MAX_ROWS else ranks[: MAX_ROWS // 2] + ranks[-MAX_ROWS // 2 :]
 
 
 def _legend() -> Markup:

@@ -47,12 +47,11 @@ def static_plot(plot: PlotFigure, says: str, *, width: float = WIDTH) -> Drawn:
     legend, top = _legend(plot, width)
     top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
     y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
-    left = max(62.0, 24.0 + _CHARACTER * max(len(words) for _, words in y.ticks))
+    left = max(62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks))
     body = 280.0 if width >= WIDTH else 190.0
     if "barmode" in layout or "categoryarray" in y.spec:
-        body = (26.0 if "barmode" in layout else 40.0) * abs(
-            y.spec["range"][1] - y.spec["range"][0]
-        )
+        low, high = y.spec["range"]
+        body = abs(high - low) * (26.0 if "barmode" in layout else 40.0)
     y = replace(y, start=top + body)
     x = _Axis(spec=layout["xaxis"], start=left, end=width - _RIGHT)
     height = top + body + _BOTTOM

@@ -71,6 +71,12 @@ def drawing(width: float, height: float, *content: Markup, says: str) -> Markup:
     )
 
 
+def both_ends(number: int, most: int) -> list[int]:
+    """The numbers below one, or so many of the first and the last of them."""
+    every = list(range(number))
+    return every if number <= most else every[: most // 2] + every[-most // 2 :]
+
+
 def hatching(left: float, top: float, width: float, height: float) -> Markup:
     """Slanted lines over a part of a bar."""
     right, bottom = left + width, top + height

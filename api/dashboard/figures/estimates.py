@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from api.dashboard.drawings.svg import both_ends
 from api.dashboard.figures.figure import (
     MARKERS,
     MOST_ROWS,
@@ -125,9 +126,7 @@ def memory_by_stage(
         top_bytes: the end of the scale, for several figures on one; None: the largest number.
     """
     num_stages = max(len(measured), len(estimated))
-    stages = list(range(num_stages))
-    if num_stages > MAX_STAGES:
-        stages = stages[: MAX_STAGES // 2] + stages[-MAX_STAGES // 2 :]
+    stages = both_ends(num_stages, MAX_STAGES)
     names: list[str] = []
     peaks: list[Bar] = []
     marks: list[Spot] = []

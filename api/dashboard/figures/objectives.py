@@ -42,19 +42,20 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
     # Trials without a result lie on the horizontal axis.
     bottom = ends.low - 0.06 * (ends.high - ends.low)
     of_trial = {point.trial_id: point for point in facts.points}
-    spots: dict[str, list[Spot]] = {kind: [] for kind in MARKERS}
+    spots: dict[int, Spot] = {}
+    of_kind: dict[str, list[Spot]] = {kind: [] for kind in MARKERS}
     for each in found.points:
         point = of_trial.get(each.trial_id)
-        spots[_kind(each, point)].append(_history_spot(each, point, facts.objective, bottom))
+        spots[each.trial_id] = _history_spot(each, _key(point), facts.objective, bottom)
+        of_kind[_kind(each, point)].append(spots[each.trial_id])
     last = found.points[-1].ended_seq
     traces = _best_line(best, last)
-    for kind, of_kind in spots.items():
-        traces += [{**each, "cliponaxis": False} for each in points(kind, of_kind, **MARKERS[kind])]
-    places = {each.trial_id: each for each in found.points}
+    for kind, shown in of_kind.items():
+        traces += [{**each, "cliponaxis": False} for each in points(kind, shown, **MARKERS[kind])]
     marks = {
-        name: facts.spot(point, at.ended_seq, _height(at, bottom))
+        name: facts.spot(point, *spots[point.trial_id][:2])
         for name, point in facts.marks.items()
-        if (at := places.get(point.trial_id))
+        if point.trial_id in spots
     }
     return PlotFigure(
         traces=traces + mark_traces(marks),
@@ -90,11 +91,6 @@ def _counted_value(each: HistoryPoint) -> float | None:
     return each.value if each.state == "COMPLETED" else None
 
 
-def _height(each: HistoryPoint, bottom: float) -> float:
-    value = _counted_value(each)
-    return bottom if value is None else value
-
-
 def _kind(each: HistoryPoint, point: LayoutPoint | None) -> str:
     if _counted_value(each) is None:
         return each.state.lower() if each.state.lower() in MARKERS else "failed"
@@ -103,15 +99,13 @@ def _kind(each: HistoryPoint, point: LayoutPoint | None) -> str:
     return point.kind
 
 
-def _history_spot(
-    each: HistoryPoint, point: LayoutPoint | None, objective: str, bottom: float
-) -> Spot:
+def _history_spot(each: HistoryPoint, key: str, objective: str, bottom: float) -> Spot:
     value = _counted_value(each)
-    words = objective_words(objective, value)
     if value is None:
-        words = state_words(each.state, each.reason)
-    text = f"trial {each.number}: {words}\n{_key(point)}"
-    return Spot(each.ended_seq, _height(each, bottom), text, each.trial_id)
+        value, words = bottom, state_words(each.state, each.reason)
+    else:
+        words = objective_words(objective, value)
+    return Spot(each.ended_seq, value, f"trial {each.number}: {words}\n{key}", each.trial_id)
 
 
 def _key(point: LayoutPoint | None) -> str:

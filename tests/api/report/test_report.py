@@ -115,8 +115,8 @@ def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) 
     assert "1 other cannot be told apart" in page.text
     assert "As good as the winner" in page.text
     assert page.kinds("circle").count("winner") == 1  # its interval
-    # The history, the parallel coordinates, the front, and slices of tp and of pp.
-    assert num_told(page, "winner: trial 1") == 5
+    # The history, parallel coordinates, the front, the timeline, and slices of tp and of pp.
+    assert num_told(page, "winner: trial 1") == 4 + 2
     assert page.texts["text"].count("★ winner") == 1  # two knobs
     assert "1. trial 1 ★ winner" in page.texts["text"]  # the parts of its step
     assert "4 GiB, 38% free" not in page.text
@@ -165,7 +165,7 @@ def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: S
     assert "rank 1 of 2: out_of_memory" in page.text
     assert "1 completed, 3 without a result" not in page.text
     assert "trials completed, 3 without a result" in page.text
-    assert num_told(page, "FAILED (crashed)") == 2
+    assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
     assert "line 50" not in page.text
 
 
@@ -255,8 +255,9 @@ def test_the_baseline_is_marked_on_the_leaderboard_and_in_every_plot(database_ur
         page = page_of(store, campaign)
     assert baseline_rows(page) == 1
     assert "baseline" in page.texts["td"]
-    # The history, the parallel coordinates, the front, two plots of estimates, seven slices.
-    assert num_told(page, "baseline: trial 2") == 3 + 2 + 7
+    # The history, parallel coordinates, the front, the timeline, two plots of estimates, and
+    # seven slices.
+    assert num_told(page, "baseline: trial 2") == 4 + 2 + 7
     assert page.texts["text"].count("◆ baseline") == 1
     assert any("trial 2 ◆ baseline" in text for text in page.texts["text"])
 
@@ -393,7 +394,7 @@ def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
     page = page_of(store, campaign)
     assert "No layout has been measured to the end. no trial completed" in page.text
     assert "What follows may change" not in page.text
-    assert num_told(page, "INFEASIBLE (out_of_memory)") == 4
+    assert num_told(page, "INFEASIBLE (out_of_memory)") == 4 + 4  # the history and the timeline
 
 
 def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
@@ -472,4 +473,4 @@ def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store)
     store.post_outcome(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
     page = page_of(store, campaign)
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
-    assert num_told(page, "winner: trial 5") == 5
+    assert num_told(page, "winner: trial 5") == 4 + 2
