@@ -21,6 +21,7 @@ from api.dashboard.figures.figure import (
     line,
     points,
     rounded,
+    rows_layout,
 )
 from api.dashboard.figures.points import PlotFacts, mark_traces
 from api.service.formatting import figure, memory, percent
@@ -139,11 +140,10 @@ def memory_by_stage(
             words.append(f"{memory(int(estimated[stage]))} estimated")
             marks.append(Spot(estimated[stage] / GIB, row, words[-1], 0))
         names.append(f"stage {stage}: {', '.join(words)}")
-    edges = [-0.5, len(names) - 0.5]
     capacity: list[Trace] = []
     if capacity_bytes:
         name, at = f"capacity {memory(capacity_bytes)}", [capacity_bytes / GIB] * 2
-        capacity = [line(name, at, edges, color="--bad", width=1.5, dash="dash")]
+        capacity = [line(name, at, (-0.5, len(names) - 0.5), color="--bad", width=1.5, dash="dash")]
     notes = ["Bars are measured peaks, triangles the uncalibrated estimates."]
     if not measured:
         notes = ["Nothing was measured: the triangles are the uncalibrated estimates."]
@@ -158,16 +158,7 @@ def memory_by_stage(
             *capacity,
             *points("estimated", marks, symbol="triangle-down", size=10, color="--ink"),
         ],
-        layout={
-            "barmode": "overlay",
-            "xaxis": {"title": {"text": "peak memory, GiB"}, "range": [0, 1.04 * top / GIB]},
-            "yaxis": {
-                "tickvals": list(range(len(names))),
-                "ticktext": names,
-                "range": edges[::-1],
-                "showgrid": False,
-            },
-        },
+        layout=rows_layout("peak memory, GiB", 1.04 * top / GIB, names),
         says=notes,
     )
 

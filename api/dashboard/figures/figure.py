@@ -232,6 +232,28 @@ def bars(name: str, found: Sequence[Bar], **marker: Any) -> list[Trace]:
     ]
 
 
+def rows_layout(title: str, high: float, names: Sequence[str]) -> dict[str, Any]:
+    """Plotly's layout of bars in rows, the first at the top, over an axis from 0.
+
+    A row without a name belongs to the one above it.
+    """
+    named = {row: safe(name[:60]) for row, name in enumerate(names) if name}
+    return {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": title}, "range": [0, rounded(high)]},
+        "yaxis": {
+            "tickmode": "array",
+            "tickvals": list(named),
+            "ticktext": list(named.values()),
+            "range": [len(names) - 0.5, -0.5],
+            "showgrid": False,
+        },
+        # Texts that do not fit into their bars are left out.
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+        "meta": {"min_width": 760, "min_height": 110 + 26 * len(names)},
+    }
+
+
 def line(
     name: str, xs: Iterable[Any], ys: Iterable[Any], *, legend: bool = True, **style: Any
 ) -> Trace:

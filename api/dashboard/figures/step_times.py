@@ -14,7 +14,7 @@ from api.dashboard.figures.figure import (
     bars,
     line,
     points,
-    rounded,
+    rows_layout,
 )
 from api.service.formatting import figure, percent
 from results_db.leaderboard.ranked_layout import RankedLayout
@@ -76,23 +76,13 @@ def time_parts(
     ]
     if any(step.estimated is not None for step in steps):
         says.append("Triangles are the estimates from before the trials ran.")
-    labels = [step.label for step in steps]
     return PlotFigure(
         traces=[*_parts(steps), *_ends(steps)],
-        layout={
-            "barmode": "overlay",
-            "xaxis": {
-                "title": {"text": "time of a step, ms"},
-                "range": [0, rounded(1.04 * max(step.end for step in steps))],
-            },
-            "yaxis": {
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": labels,
-                "range": [len(labels) - 0.5, -0.5],
-                "showgrid": False,
-            },
-        },
+        layout=rows_layout(
+            "time of a step, ms",
+            1.04 * max(step.end for step in steps),
+            [step.label for step in steps],
+        ),
         says=says,
         row_ids=[step.trial_id for step in steps],
         headings=("layout", ">step", ">compute", *(f">{name}" for name in PARTS.values()), "key"),
@@ -134,27 +124,22 @@ def _parts(steps: Sequence[_Step]) -> Iterator[Trace]:
     for place, name in enumerate(PARTS.values()):
         hatched = {"pattern": {"shape": "/"}} if name == "unexplained" else {}
         found = []
-        for step in steps:
+        for row, step in enumerate(steps):
             length = step.parts[place]
             text = f"{name}: {_ms(length)} ({percent(length / step.measured)})"
-            found.append(Bar(step.label, sum(step.parts[:place]), length, text, step.trial_id))
+            found.append(Bar(row, sum(step.parts[:place]), length, text, step.trial_id))
         yield from bars(name, found, color=f"--part{place + 1}", **hatched)
 
 
 def _ends(steps: Sequence[_Step]) -> list[Trace]:
     """Where the measured and the estimated steps end."""
     measured = [
-        Spot(
-            each.measured,
-            each.label,
-            f"step: {_ms(each.measured)}\n{each.layout_key}",
-            each.trial_id,
-        )
-        for each in steps
+        Spot(each.measured, row, f"step: {_ms(each.measured)}\n{each.layout_key}", each.trial_id)
+        for row, each in enumerate(steps)
     ]
     estimated = [
-        Spot(each.estimated, each.label, f"estimated step: {_ms(each.estimated)}", each.trial_id)
-        for each in steps
+        Spot(each.estimated, row, f"estimated step: {_ms(each.estimated)}", each.trial_id)
+        for row, each in enumerate(steps)
         if each.estimated is not None
     ]
     edge = {"width": 2, "color": "--ink"}

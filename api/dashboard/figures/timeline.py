@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from api.dashboard.figures.figure import Bar, PlotFigure, Spot, bars, marked, safe
+from api.dashboard.figures.figure import Bar, PlotFigure, Spot, bars, marked, rows_layout
 from api.service.formatting import moment, state_words
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 
@@ -64,7 +64,9 @@ def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -
             ),
             *(trace for mark, spots in of_mark.items() for trace in marked(mark, *spots)),
         ],
-        layout=_layout(names[:MOST_ROWS_DRAWN], f"{unit} since {moment(begin)}", length_s / unit_s),
+        layout=rows_layout(
+            f"{unit} since {moment(begin)}", length_s / unit_s, names[:MOST_ROWS_DRAWN]
+        ),
         says=[
             "One bar for each attempt, in the row of its worker. Blue edges are attempts that run, "
             "red edges those that were lost or returned.",
@@ -106,7 +108,7 @@ def _rows(
     labels: list[str] = []
     for worker, ends in free.items():
         first[worker] = len(labels)
-        labels += [names[worker], *[""] * (len(ends) - 1)]
+        labels += [names[worker][:26], *[""] * (len(ends) - 1)]
     return {each: first[each.worker_id] + row for each, row in own.items()}, labels
 
 
@@ -117,23 +119,6 @@ def _kind(attempt: TimelineAttempt) -> tuple[str, str]:
     if attempt.ending in ("lost", "returned", "superseded"):
         return "lost", attempt.ending.upper()
     return attempt.state.lower(), state_words(attempt.state, attempt.reason)
-
-
-def _layout(names: Sequence[str], title: str, length: float) -> dict[str, Any]:
-    return {
-        "barmode": "overlay",
-        "xaxis": {"title": {"text": title}, "range": [0, length]},
-        "yaxis": {
-            "tickmode": "array",
-            "tickvals": [row for row, name in enumerate(names) if name],
-            "ticktext": [safe(name[:26]) for name in names if name],
-            "range": [len(names) - 0.5, -0.6],
-            "showgrid": False,
-        },
-        # Texts that do not fit into their bars are left out.
-        "uniformtext": {"minsize": 10, "mode": "hide"},
-        "meta": {"min_width": 760, "min_height": 110 + 26 * len(names)},
-    }
 
 
 def _left_out_words(found: CampaignTimeline, num_beyond: int) -> list[str]:

@@ -50,7 +50,7 @@ def test_bars_have_one_scale_with_the_first_at_the_top() -> None:
     figure = draw(make_step(0.1), make_step(0.4, rank=2))
     assert named(figure.traces, "compute")["x"] == pytest.approx([50.0, 200.0])
     assert figure.layout["xaxis"]["range"][1] > 400
-    assert figure.layout["yaxis"]["categoryarray"] == ["1. trial 7", "2. trial 8"]
+    assert figure.layout["yaxis"]["ticktext"] == ["1. trial 7", "2. trial 8"]
     bottom, top = figure.layout["yaxis"]["range"]
     assert bottom > top
 
@@ -72,8 +72,9 @@ def test_estimates_and_marks_are_at_their_bars() -> None:
     steps = make_step(0.1), make_step(0.4, rank=2)
     figure = draw(*steps, estimated_s={108: 0.05}, marks={107: "winner", 108: "baseline"})
     estimate = named(figure.traces, "estimated step")
-    assert (estimate["x"], estimate["y"]) == ([50.0], ["2. trial 8 ◆ baseline"])
-    assert figure.rows[0][0] == "1. trial 7 ★ winner"
+    assert (estimate["x"], estimate["y"]) == ([50.0], [1])
+    labels = ["1. trial 7 ★ winner", "2. trial 8 ◆ baseline"]
+    assert figure.layout["yaxis"]["ticktext"] == [row[0] for row in figure.rows] == labels
     assert estimate["customdata"] == [108]
 
 
