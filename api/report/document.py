@@ -25,7 +25,7 @@ from api.service.findings import REASONS, finding_of, lead
 from api.service.formatting import duration, effect_words, figure, machine, moment
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
-from results_db.campaigns.reports import EndedTrial
+from results_db.campaigns.reports import TrialBrief
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
 from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
@@ -129,7 +129,7 @@ def _cost(
     store: Store,
     campaign: CampaignRecord,
     counts: Mapping[Any, int],
-    ended: Sequence[EndedTrial],
+    ended: Sequence[TrialBrief],
 ) -> dict[str, Any]:
     """Node-hours by use, and the used part of the budget."""
     spent = campaign.cost
@@ -173,7 +173,7 @@ def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
 
 
 def _states(
-    counts: Mapping[Any, int], ended: Sequence[EndedTrial], num_known: int
+    counts: Mapping[Any, int], ended: Sequence[TrialBrief], num_known: int
 ) -> list[tuple[str, str]]:
     """The trials by state, with what those that ended cost."""
     seconds: Counter[str] = Counter()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from results_db.campaigns.reports import EndedTrial
+from results_db.campaigns.reports import TrialBrief
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialState
 
@@ -22,7 +22,7 @@ class Failure:
     """Trials without a result, for one reason."""
 
     reason: str
-    trials: Sequence[EndedTrial]
+    trials: Sequence[TrialBrief]
     """In the order in which they ended."""
     log: str
     """The last lines of the log of the newest of them."""
@@ -51,12 +51,12 @@ class Failure:
         return sum(trial.node_seconds for trial in self.trials)
 
 
-def failures(store: Store, ended: Sequence[EndedTrial]) -> list[Failure]:
+def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
     """Failures by reason, the most frequent first, without cancelled trials.
 
     Those say nothing about their layouts.
     """
-    by_reason: dict[tuple[TrialState, str], list[EndedTrial]] = {}
+    by_reason: dict[tuple[TrialState, str], list[TrialBrief]] = {}
     for trial in ended:
         if trial.state in ("FAILED", "INFEASIBLE"):
             key = (trial.state, trial.reason or trial.state.lower())

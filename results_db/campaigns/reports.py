@@ -28,7 +28,7 @@ from search_spaces.protocol.worker_messages import TrialState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EndedTrial:
+class TrialBrief:
     """A trial that has ended, in brief."""
 
     trial_id: int
@@ -55,7 +55,7 @@ _ENVIRONMENT: Final = tuple(field.name for field in fields(Environment))
 class Reports(StoreSection):
     """The store's methods for reports and analyses."""
 
-    def ended_trials(self, campaign_id: int) -> list[EndedTrial]:
+    def ended_trials(self, campaign_id: int) -> list[TrialBrief]:
         """Every trial of the campaign that has ended, in the order of their ends."""
         query = (
             select(
@@ -72,7 +72,7 @@ class Reports(StoreSection):
             .order_by(Trial.ended_seq)
         )
         with self._db.read() as session:
-            return [EndedTrial(**row._mapping) for row in session.execute(query)]
+            return [TrialBrief(**row._mapping) for row in session.execute(query)]
 
     def log_tail(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed; empty if none are stored."""
