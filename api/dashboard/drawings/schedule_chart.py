@@ -131,8 +131,7 @@ class _Window:
     def x(self, at: float) -> float:
         if at <= self.until:
             return at * self.scale
-        gap = _GAP if self.is_broken else 0.0
-        return self.until * self.scale + gap + (at - self.since) * self.scale
+        return self.until * self.scale + _GAP + (at - self.since) * self.scale
 
 
 def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn | None:
@@ -158,7 +157,7 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
             height,
             tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, a_pass_s, height),
-            says=f"{_kind(layout)} schedule of {layout.pp} stages and {layout.num_microbatches} "
+            says=f"{'1F1B' if layout.vpp == 1 else 'interleaved'} schedule of {layout.pp} stages and {layout.num_microbatches} "
             "micro-batches",
         ),
         notes=tuple(_notes(layout, window, backward, compute_s)),
@@ -243,7 +242,7 @@ def _drawn_rows(window: _Window, rows: Sequence[int]) -> Iterator[Markup]:
 
 def _clipped(each: TimedPass, window: _Window) -> tuple[float, float]:
     """The part of a pass that is drawn; its end is not after its start if nothing is."""
-    if not window.is_broken or each.end <= window.until or each.start >= window.since:
+    if each.end <= window.until or each.start >= window.since:
         return each.start, each.end
     if each.start < window.until:
         return each.start, window.until
@@ -270,10 +269,6 @@ def _axis(
         tag("text", end, x=_LEFT + window.width, y=y + 15.0, class_="end"),
         middle,
     )
-
-
-def _kind(layout: Layout) -> str:
-    return "1F1B" if layout.vpp == 1 else "interleaved"
 
 
 def _notes(
