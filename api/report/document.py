@@ -21,8 +21,8 @@ from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.report.failures import failures
 from api.report.reproduction import commands
-from api.service.findings import REASONS, finding_of, lead
-from api.service.formatting import duration, effect_words, figure, machine, moment
+from api.service.findings import REASONS, TIES_LOOKED_AT, bounds, finding_of, lead
+from api.service.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
@@ -45,6 +45,7 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
     """A campaign's report: HTML without scripts or external resources."""
     finding = finding_of(store, campaign)
     winner, ended = finding.winner, store.ended_trials(campaign.id)
+    best = store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT)
     counts = store.count_trials(campaign.id)
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     return document(
@@ -62,6 +63,9 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
         finding=finding,
         lead=list(lead(finding)),
         winner=None if winner is None else _winner(store, winner),
+        tied=[ranked for ranked in best[1:] if ranked.is_tied],
+        bounds=bounds,
+        half_interval=half_interval,
         num_constrained=store.count_constrained(campaign.id),
         plots=plots,
         knobs=KNOBS,
@@ -86,12 +90,15 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
         ),
         machine=machine,
         version=version(),
-        **_leaderboard(store, campaign, plots.ranked_baseline),
+        **_leaderboard(store, campaign, best, plots.ranked_baseline),
     )
 
 
 def _leaderboard(
-    store: Store, campaign: CampaignRecord, baseline: RankedLayout | None
+    store: Store,
+    campaign: CampaignRecord,
+    best: Sequence[RankedLayout],
+    baseline: RankedLayout | None,
 ) -> dict[str, Any]:
     """The best layouts, and the baseline after them if it is none of these."""
 
@@ -100,14 +107,14 @@ def _leaderboard(
             store, campaign, listing, objective=campaign.objective, columns=columns, offset=0
         )
 
-    best = table(WHOLE, ())
-    lines = list(best.lines[:SHOWN])
+    whole = table(WHOLE, ())
+    rows = list(zip(best[:SHOWN], whole.lines, strict=False))
     if baseline is not None and baseline.rank > SHOWN:
         knobs = baseline.trial.layout.to_mapping()
         wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})
-        columns = [column.name for column in best.columns]
-        lines += table(LeaderboardQuery(wanted=wanted), columns).lines
-    return {"leaderboard": best, "lines": lines}
+        columns = [column.name for column in whole.columns]
+        rows += zip([baseline], table(LeaderboardQuery(wanted=wanted), columns).lines, strict=True)
+    return {"leaderboard": whole, "leaders": rows}
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
