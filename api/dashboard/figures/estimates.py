@@ -105,7 +105,7 @@ def estimated_memory(
         pair.spot(f"trial {pair.trial.number}: out of memory, {figure(pair.y)} GiB estimated")
         for pair in beyond
     ]
-    above = points("out of memory", spots, **MARKERS["infeasible"])
+    above = [*points("out of memory", spots, **MARKERS["infeasible"]), *_marked(facts, spots)]
     return _estimated(
         facts, axes, pairs, what="peak memory", unit="GiB", below=below, above=above, says=says
     )
@@ -237,26 +237,21 @@ def _estimated(
     above: Sequence[Trace] = (),
 ) -> PlotFigure:
     """The pairs with the diagonal and the marks, between what is drawn below and above them."""
-    spots = {
-        pair.trial.trial_id: pair.spot(
+    spots = [
+        pair.spot(
             f"trial {pair.trial.number}: {figure(pair.x)} {unit} measured, {figure(pair.y)} {unit} "
             f"estimated\n{pair.trial.layout_key}"
         )
         for pair in pairs
-    }
+    ]
     ends = axes.low, axes.high
-    marks = {
-        name: spots[point.trial_id]
-        for name, point in facts.marks.items()
-        if point.trial_id in spots
-    }
     furthest = sorted(pairs, key=lambda pair: -abs(math.log(pair.ratio)))
     return PlotFigure(
         traces=[
             *below,
             line("estimate = measurement", ends, ends, color="--soft", width=1.5, dash="dot"),
-            *points("measured", list(spots.values()), **MARKERS["measured"], opacity=0.7),
-            *mark_traces(marks),
+            *points("measured", spots, **MARKERS["measured"], opacity=0.7),
+            *_marked(facts, spots),
             *above,
         ],
         layout={
@@ -277,6 +272,18 @@ def _estimated(
             for pair in furthest[:MOST_ROWS]
         ],
         hides=axes.num_beyond > 0,
+    )
+
+
+def _marked(facts: PlotFacts, spots: Sequence[Spot]) -> list[Trace]:
+    """The marks of those that are among some trials."""
+    of_trial = {spot.trial_id: spot for spot in spots}
+    return mark_traces(
+        {
+            name: of_trial[point.trial_id]
+            for name, point in facts.marks.items()
+            if point.trial_id in of_trial
+        }
     )
 
 

@@ -83,6 +83,12 @@ def test_memory_has_the_capacity_and_the_trials_that_ran_out_of_it() -> None:
     assert len(figure.rows) == 3
 
 
+def test_a_baseline_that_ran_out_of_memory_is_marked_at_the_capacity() -> None:
+    out = make_predicted(5, None, 0.1, state="INFEASIBLE")
+    facts = make_facts([], marks={"baseline": make_point(5)})
+    assert named(estimated_memory(facts, [*TRIALS, out]).traces, "baseline")["x"] == [16.0]
+
+
 def test_memory_without_a_capacity_leaves_out_what_is_not_known() -> None:
     out = make_predicted(5, None, 0.1, state="INFEASIBLE")
     facts = make_facts([make_point(1, 5.0)], device_memory_bytes=None)
