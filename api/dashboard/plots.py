@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dashboard.campaign_view import render_campaign
-from api.dashboard.figures.campaign_plots import (
-    CampaignPlots,
-    FigureName,
-    KnobName,
-    ObjectiveName,
-    PlotChoices,
-)
-from api.dashboard.figures.time_parts import PARTS, timeline_chart
+from api.dashboard.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
 from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
 from api.service.formatting import unit
@@ -27,30 +20,10 @@ from search_spaces.spec.objectives import ALL_OBJECTIVES
 
 router = APIRouter()
 
-NEWEST_ATTEMPTS: Final = 200
-"""Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
 MOST_NODES: Final = 12
 """Nodes with a column in the table of failures; the others share one."""
 
-Show = Annotated[
-    Literal["all"] | None,
-    Query(description="all: axes include values that are far out, timelines all attempts."),
-]
-
-
-def read_choices(
-    show: Show = None,
-    x: KnobName | None = None,
-    y: KnobName | None = None,
-    across: ObjectiveName | None = None,
-    up: ObjectiveName | None = None,
-    knob: KnobName | None = None,
-) -> PlotChoices:
-    """What the reader has chosen."""
-    return PlotChoices(show_all=show == "all", x=x, y=y, across=across, up=up, knob=knob)
-
-
-ChoicesDep = Annotated[PlotChoices, Depends(read_choices)]
+ChoicesDep = Annotated[PlotChoices, Depends()]
 
 
 @router.get("/campaigns/{campaign}/plots", include_in_schema=False)
@@ -68,8 +41,6 @@ def show_plots(
         knobs=KNOBS,
         objectives=[(name, unit(name)) for name in ALL_OBJECTIVES],
         pairs=[(name, KNOBS[name].label) for name in plots.facts.varying or KNOBS],
-        parts=PARTS,
-        chart=plots.time_parts(),
     )
 
 
@@ -85,51 +56,43 @@ def show_figure(
 
 @router.get("/campaigns/{campaign}/timeline", include_in_schema=False)
 def show_timeline(
-    request: Request, campaign: CampaignDep, store: StoreDep, show: Show = None
+    request: Request, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
 ) -> HTMLResponse:
     """The attempts of a campaign against time, and its failures by reason and node."""
-    plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
-    found = store.timeline(campaign.id, **({} if show else {"limit": NEWEST_ATTEMPTS}))
-    marks = {point.trial_id: name for name, point in plots.facts.marks.items()}
     failures = store.failures(campaign.id)
     return render_campaign(
         request,
         store,
         campaign,
         "timeline.html",
-        chart=timeline_chart(found.attempts, store.now(), marks),
-        left_out=found.num_left_out,
-        shows_all=show is not None,
+        plots=CampaignPlots(store=store, campaign=campaign, choices=choices),
         failures=failure_table(failures),
         num_failures=sum(each.num_trials for each in failures),
     )
 
 
-def failure_table(found: Sequence[FailureCount]) -> Mapping[str, Any]:
-    """Failures with a row for each reason and a column for each node, the most first.
-
-    Returns:
-        `nodes`: the headings; `rows`: the reason, its state, a count for each node, and the sum.
-    """
+def failure_table(found: Sequence[FailureCount]) -> dict[str, Any]:
+    """Failures with a row for each reason and a column for each node, the most first."""
     by_node: Counter[str] = Counter()
     by_reason: Counter[tuple[str, str]] = Counter()
     cells: Counter[tuple[tuple[str, str], str]] = Counter()
     for each in found:
-        by_node[each.node] += each.num_trials
-    first = [node for node, _ in by_node.most_common(MOST_NODES)]
-    others = len(by_node) - len(first)
-    for each in found:
         reason = (each.reason, each.state)
+        by_node[each.node] += each.num_trials
         by_reason[reason] += each.num_trials
-        cells[reason, each.node if each.node in first else "others"] += each.num_trials
-    keys = [*first, *(["others"] if others else [])]
-    words = (
-        {"": "node unknown", "others": f"{others} other nodes"} if others else {"": "node unknown"}
-    )
+        cells[reason, each.node] += each.num_trials
+    shown = [node for node, _ in by_node.most_common(MOST_NODES)]
+    others = [node for node in by_node if node not in shown]
+    headings = [node or "node unknown" for node in shown]
+    rows = []
+    for reason, total in by_reason.most_common():
+        counts = [cells[reason, node] for node in shown]
+        if others:
+            counts.append(sum(cells[reason, node] for node in others))
+        rows.append((*reason, *(f"{count:,}" if count else "" for count in counts), f"{total:,}"))
+    if others:
+        headings.append(f"{len(others)} other nodes")
     return {
-        "nodes": [words.get(key, key) for key in keys],
-        "rows": [
-            (reason, state, [cells[(reason, state), key] for key in keys], total)
-            for (reason, state), total in by_reason.most_common()
-        ],
+        "headings": ("reason", "state", *(f">{name}" for name in headings), ">all"),
+        "rows": rows,
     }

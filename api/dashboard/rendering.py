@@ -160,6 +160,7 @@ def _environment() -> Environment:
         "node_hours": lambda seconds: figure(seconds / 3600),
         "timestamp": _timestamp,
     }
+    environment.globals["zip"] = zip
     return environment
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.dashboard.drawings.bars import PlotPart, memory_by_stage, step_parts
+from api.dashboard.drawings.bars import PlotPart, step_parts
+from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.drawings.svg import Drawn
+from api.dashboard.figures.estimates import memory_by_stage
 from api.service.findings import bounds
 from api.service.formatting import figure, memory_of, moment, objective_figure, percent, unit
 from results_db.campaigns.imports import IMPORTED
@@ -79,6 +81,12 @@ class TrialFacts:
         return step_parts(measured.breakdown, measured.step_time_s)
 
     @property
+    def compute_s(self) -> float | None:
+        """Time of a step in which it computes; None: not measured."""
+        measured = self.trial.measurement
+        return None if measured is None or not measured.breakdown else measured.breakdown.compute_s
+
+    @property
     def figures(self) -> Pairs:
         """What it measured."""
         return list(figure_pairs(self.campaign, self.trial, self.ranked))
@@ -125,7 +133,8 @@ def stages_drawn(
     if not measured and not estimated:
         return None
     capacity_bytes = _device_memory_bytes(campaign)
-    return memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
+    drawn = memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
+    return static_plot(drawn, "Peak memory by pipeline stage")
 
 
 def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:

@@ -7,12 +7,14 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 
 from api.dashboard.campaign_form import yaml_of
 from api.dashboard.drawings.bars import keys, stacked
 from api.dashboard.drawings.layout_map import layout_map
-from api.dashboard.drawings.plots import Point, steps_plot
 from api.dashboard.drawings.schedule_chart import schedule_chart
+from api.dashboard.drawings.static_plot import static_plot
+from api.dashboard.figures.step_times import iterations
 from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
@@ -35,8 +37,7 @@ def show_trial(
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
-    trial, campaign, measured = facts.trial, facts.campaign, facts.trial.measurement
-    breakdown = None if measured is None else measured.breakdown
+    trial, campaign = facts.trial, facts.campaign
     command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
     return render(
         request,
@@ -49,9 +50,7 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(
-            trial.layout, compute_s=None if breakdown is None else breakdown.compute_s
-        ),
+        schedule=schedule_chart(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),
@@ -108,22 +107,14 @@ def _iterations_asked(campaign: CampaignRecord) -> int:
     return int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
 
 
-def _steps(facts: TrialFacts) -> object | None:
+def _steps(facts: TrialFacts) -> Markup | None:
     """The plot of step times; None: there are none."""
-    if not facts.detail.iterations:
+    found, measured = facts.detail.iterations, facts.trial.measurement
+    if not found:
         return None
-    points = [
-        Point(
-            x=each.index,
-            y=each.step_time_s,
-            kind=each.kind,
-            says=f"iteration {each.index} ({each.kind}): {each.step_time_s:.4g} s",
-        )
-        for each in facts.detail.iterations
-    ]
-    legend = [("timed", "timed"), ("warmup", "warm-up, not counted")]
-    measured = facts.trial.measurement
-    return steps_plot(points, None if measured is None else measured.step_time_s, legend)
+    plot = iterations(found, None if measured is None else measured.step_time_s)
+    words = "step time of each iteration in order; the table below has the numbers"
+    return static_plot(plot, words).svg
 
 
 def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:

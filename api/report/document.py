@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -9,49 +11,76 @@ import yaml
 from markupsafe import Markup
 
 from api.dashboard.assets import assets
-from api.dashboard.drawings.bars import PlotPart, bar, keys, stacked, step_parts, swing
+from api.dashboard.drawings.bars import PlotPart, keys, stacked, swing
 from api.dashboard.drawings.layout_map import layout_map
 from api.dashboard.drawings.schedule_chart import schedule_chart
+from api.dashboard.drawings.static_plot import static_plot
+from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
+from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
-from api.dashboard.trial_facts import figure_pairs, knob_pairs, stages_drawn
-from api.report.facts import ReportFacts, facts_of
-from api.report.ranking import front, history_plot, leaderboard
+from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.report.failures import failures
 from api.report.reproduction import commands
-from api.service.findings import REASONS, bounds, lead, peak_words, short_layout
-from api.service.formatting import duration, effect_words, figure, machine, moment
+from api.service.findings import REASONS, TIES_LOOKED_AT, bounds, finding_of, lead
+from api.service.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
-from results_db.records import CampaignRecord
+from results_db.campaigns.reports import TrialBrief
+from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
+from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from search_spaces.spec.layout import KNOBS
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content security policy: a browser may only show a report. The file and the answer have it."""
 
+SHOWN: Final = 20
+"""Layouts of the leaderboard and of the front that are shown."""
+
+_SLICE_WIDTH: Final = 460.0
+
 
 def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
     """A campaign's report: HTML without scripts or external resources."""
-    facts = facts_of(store, campaign, made_at)
+    finding = finding_of(store, campaign)
+    winner, ended = finding.winner, store.ended_trials(campaign.id)
+    best = store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT)
+    counts = store.count_trials(campaign.id)
+    plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     return document(
         "report.html",
         policy=POLICY,
         # The style sheet of the pages: it is the project's own, and has no text from outside.
         style=Markup(assets()["dashboard.css"].content.decode()),  # noqa: S704
-        facts=facts,
         campaign=campaign,
+        made_at=made_at,
         cluster=campaign.spec["cluster"],
         objective=campaign.objective,
-        counts=facts.counts,
+        counts=counts,
         is_imported=campaign.strategy == IMPORTED,
-        lead=list(lead(facts.finding)),
-        winner=facts.winner and _winner(facts),
-        leaderboard=leaderboard(facts),
-        front=front(facts),
-        history=history_plot(facts),
+        source=store.import_source(campaign.id),
+        finding=finding,
+        lead=list(lead(finding)),
+        winner=None if winner is None else _winner(store, winner),
+        tied=[ranked for ranked in best[1:] if ranked.is_tied],
+        bounds=bounds,
+        half_interval=half_interval,
+        num_constrained=store.count_constrained(campaign.id),
+        plots=plots,
+        knobs=KNOBS,
+        drawn=lambda name, label, knob=None: static_plot(
+            plots.draw(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
+        ),
+        front=plots.draw("pareto"),
+        shown=SHOWN,
+        failures=failures(store, ended),
         reasons=REASONS,
-        cost=None if campaign.strategy == IMPORTED else _cost(facts),
-        importances=_importances(facts),
-        steps=_steps(facts),
-        commands="\n".join(commands(facts)),
+        cost=None if campaign.strategy == IMPORTED else _cost(store, campaign, counts, ended),
+        steps=_steps(plots.analysis),
+        environments=store.environments(campaign.id),
+        workers=store.workers_of(campaign.id),
+        commands="\n".join(commands(campaign, None if winner is None else winner.trial.layout)),
         file=yaml.safe_dump(
             dict(campaign.spec),
             sort_keys=False,
@@ -60,45 +89,58 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
             width=96,
         ),
         machine=machine,
-        bounds=bounds,
-        peak_words=peak_words,
         version=version(),
-        short_layout=short_layout,
+        **_leaderboard(store, campaign, best, plots.ranked_baseline),
     )
 
 
-def _winner(facts: ReportFacts) -> dict[str, Any]:
+def _leaderboard(
+    store: Store,
+    campaign: CampaignRecord,
+    best: Sequence[RankedLayout],
+    baseline: RankedLayout | None,
+) -> dict[str, Any]:
+    """The best layouts, and the baseline after them if it is none of these."""
+
+    def table(listing: LeaderboardQuery, columns: Sequence[str]) -> LeaderboardTable:
+        return leaderboard_table(
+            store, campaign, listing, objective=campaign.objective, columns=columns, offset=0
+        )
+
+    whole = table(WHOLE, ())
+    rows = list(zip(best[:SHOWN], whole.lines, strict=False))
+    if baseline is not None and baseline.rank > SHOWN:
+        knobs = baseline.trial.layout.to_mapping()
+        wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})
+        columns = [column.name for column in whole.columns]
+        rows += zip([baseline], table(LeaderboardQuery(wanted=wanted), columns).lines, strict=True)
+    return {"leaderboard": whole, "leaders": rows}
+
+
+def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
     """The knobs of the winner, its figures, and its drawings."""
-    best = facts.winner
-    assert best is not None
-    measured, layout = best.trial.measurement, best.trial.layout
-    assert measured is not None  # it is ranked
-    parts = []
-    compute_s = None
-    if measured.breakdown is not None:
-        parts = step_parts(measured.breakdown, measured.step_time_s)
-        compute_s = measured.breakdown.compute_s
+    facts, layout = TrialFacts.of(store, best.trial.id), best.trial.layout
+    is_pipeline = layout.pp > 1
     return {
         "best": best,
         "knobs": list(knob_pairs(layout)),
-        "figures": list(figure_pairs(facts.campaign, best.trial, best)),
-        "bar": stacked(parts) + keys(parts) if parts else None,
+        "figures": facts.figures,
+        "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout),
-        "schedule": schedule_chart(layout, compute_s=compute_s) if layout.pp > 1 else None,
-        "memory": stages_drawn(facts.campaign, best.trial) if layout.pp > 1 else None,
+        "schedule": schedule_chart(layout, compute_s=facts.compute_s) if is_pipeline else None,
+        "memory": facts.memory() if is_pipeline else None,
     }
 
 
-def _cost(facts: ReportFacts) -> dict[str, Any]:
+def _cost(
+    store: Store,
+    campaign: CampaignRecord,
+    counts: Mapping[Any, int],
+    ended: Sequence[TrialBrief],
+) -> dict[str, Any]:
     """Node-hours by use, and the used part of the budget."""
-    campaign = facts.campaign
-    spent, budget = campaign.cost, campaign.spec["budget"]
-    uses = (
-        ("iterations", spent.iterations),
-        ("start", spent.start),
-        ("idle", spent.idle),
-        ("lost", spent.lost),
-    )
+    spent = campaign.cost
+    uses = ("iterations", "start", "idle", "lost")
     parts = [
         PlotPart(
             name=use,
@@ -106,58 +148,61 @@ def _cost(facts: ReportFacts) -> dict[str, Any]:
             says=f"{_hours(seconds)} ({seconds / spent.total:.1%})",
             kind=f"part{place}",
         )
-        for place, (use, seconds) in enumerate(uses, 1)
-        if seconds > 0
+        for place, use in enumerate(uses, 1)
+        if (seconds := getattr(spent, use)) > 0
     ]
-    trials = sum(facts.counts.values()) - facts.counts["CANCELLED"]
-    bounds = (
-        ("trials", f"{trials:,}", "{:,}".format, budget.get("trials")),
-        (
-            "node-hours",
-            figure(campaign.node_seconds / 3600),
-            "{:g}".format,
-            budget.get("node_hours"),
-        ),
-        ("wall time", duration(campaign.wall_time_s), duration, budget.get("wall_time_s")),
-    )
-    rows = [
-        (f"budget: {name}", used if most is None else f"{used} of {words(most)}")
-        for name, used, words, most in bounds
-    ]
-    seconds_by_state = facts.node_seconds_by_state()
-    states = [
-        (f"{state.lower()} trials", f"{count:,}, {_hours(seconds_by_state[state])}")
-        for state, count in facts.counts.items()
-        if count
-    ]
-    if facts.num_known:
-        states.append(("started from", f"{facts.num_known:,} trials of other campaigns"))
     return {
         "total": f"{_hours(spent.total)} in all; {_hours(campaign.node_seconds)} held by probes.",
         "bar": stacked(parts) + keys(parts) if parts else None,
         "budget": [
-            *rows,
+            *_budget(campaign, sum(counts.values()) - counts["CANCELLED"]),
             ("submitted", f"{moment(campaign.created_at)} by {campaign.created_by or 'somebody'}"),
             ("first probe", moment(campaign.started_at)),
             ("ended", moment(campaign.ended_at)),
         ],
-        "states": states,
+        "states": _states(counts, ended, store.count_known_trials(campaign)),
     }
+
+
+def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
+    """What was used of each bound of the budget."""
+    budget = campaign.spec["budget"]
+    hours = figure(campaign.node_seconds / 3600)
+    bounds = (
+        ("trials", f"{num_trials:,}", "{:,}".format, budget.get("trials")),
+        ("node-hours", hours, "{:g}".format, budget.get("node_hours")),
+        ("wall time", duration(campaign.wall_time_s), duration, budget.get("wall_time_s")),
+    )
+    return [
+        (f"budget: {name}", used if most is None else f"{used} of {words(most)}")
+        for name, used, words, most in bounds
+    ]
+
+
+def _states(
+    counts: Mapping[Any, int], ended: Sequence[TrialBrief], num_known: int
+) -> list[tuple[str, str]]:
+    """The trials by state, with what those that ended cost."""
+    seconds: Counter[str] = Counter()
+    for trial in ended:
+        seconds[trial.state] += trial.node_seconds  # type: ignore[assignment]  # it is not whole
+    states = [
+        (f"{state.lower()} trials", f"{count:,}, {_hours(seconds[state])}")
+        for state, count in counts.items()
+        if count
+    ]
+    if num_known:
+        states.append(("started from", f"{num_known:,} trials of other campaigns"))
+    return states
 
 
 def _hours(seconds: float) -> str:
     return f"{figure(seconds / 3600)} node-hours"
 
 
-def _importances(facts: ReportFacts) -> list[tuple[str, str, Markup]]:
-    shares = {} if facts.analysis is None else facts.analysis.importances
-    largest = max(shares.values(), default=0.0) or 1.0
-    return [(knob, f"{share:.1%}", bar(share / largest)) for knob, share in shares.items()]
-
-
-def _steps(facts: ReportFacts) -> list[tuple[Any, ...]]:
+def _steps(analysis: Analysis | None) -> list[tuple[Any, ...]]:
     """One step in each knob away from the winner, with its effect in words and as a bar."""
-    steps = () if facts.analysis is None else facts.analysis.steps
+    steps = () if analysis is None else analysis.steps
     largest = max((abs(step.effect) for step in steps if step.effect is not None), default=0)
     return [
         (

@@ -5,27 +5,28 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from api.report.facts import ReportFacts
 from api.service.probe_command import probe_command
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
+from results_db.records import CampaignRecord
+from search_spaces.spec.layout import Layout
 
 
-def commands(facts: ReportFacts) -> Iterator[str]:
+def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
     """Lines for a shell: the search again, the winner as a job, its probe, the table."""
-    name = shlex.quote(facts.campaign.name)
+    name = shlex.quote(campaign.name)
     yield f"# layout-tuner {version()}"
-    if facts.campaign.strategy == IMPORTED:
+    if campaign.strategy == IMPORTED:
         yield f"layout-tuner campaign table {name} > {name}.csv   # where this is"
         yield f"layout-tuner campaign import {name}.csv           # where it is to be"
         return
     yield "# the same search again (give it another name where this one is):"
     yield f"layout-tuner campaign submit {name}.yaml"
-    if facts.winner is not None:
+    if winner is not None:
         yield "# the winner as a training job:"
         yield f"layout-tuner export {name} --format trainer --out job/"
         yield "layout-tuner train --config job/job.json"
-        probe = probe_command(facts.campaign.spec, facts.winner.trial.layout)
+        probe = probe_command(campaign.spec, winner)
         if probe is not None and probe.model is None:
             yield "# the winner's probe by itself, here and now:"
             yield probe.line

@@ -12,12 +12,10 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns.campaigns import by_id
 from results_db.database.store_base import StoreSection
-from results_db.errors import ObjectiveUnknownError
 from results_db.events.event_log import CampaignResults
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from results_db.trials.filter_sql import metric_column
-from search_spaces.spec.objectives import OBJECTIVES
 
 MAX_HISTORY: Final = 2000
 """Most trials of a history."""
@@ -42,13 +40,14 @@ class HistoryPoint(NamedTuple):
     """The largest value up to here among trials that count; None: there was none yet."""
     is_improvement: bool
     """Whether this trial set a new best."""
+    is_repeat: bool = False
+    """Whether its layout was tried before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestSoFar:
     """The history of a campaign's best: all trials that have ended, or a sample."""
 
-    objective: str
     points: Sequence[HistoryPoint]
     """In the order of the ends."""
     num_ended: int
@@ -84,8 +83,6 @@ class TimelineAttempt(NamedTuple):
     worker_name: str
     num_nodes: int
     """Nodes of the trial's layout."""
-    num_devices: int
-    """Devices of the trial's layout."""
     started_at: datetime
     ended_at: datetime | None
     """None: it runs."""
@@ -115,35 +112,20 @@ class CampaignTimeline:
 class CampaignCharts(StoreSection):
     """The store's methods for charts of a campaign."""
 
-    def best_so_far(
-        self, campaign_id: int, objective: str | None = None, *, limit: int = MAX_HISTORY
-    ) -> BestSoFar:
-        """The values of trials in the order of their ends, with the best so far.
+    def best_so_far(self, campaign_id: int, *, limit: int = MAX_HISTORY) -> BestSoFar:
+        """The campaign's objective of trials in the order of their ends, with the best so far.
 
         A trial counts for the best if it was measured in full, on devices of its own, and within
         the campaign's constraints. Over the limit, trials are thinned evenly; those that set a new
         best are kept before all others. The result is cached until the campaign changes.
 
-        Args:
-            campaign_id: the campaign.
-            objective: the throughput that is compared; None: the campaign's own.
-            limit: most trials.
-
         Raises:
             CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: there is no such throughput.
         """
         with self._db.read() as session:
             campaign = by_id(session, campaign_id)
-            name = objective or campaign.objective
-            if name not in OBJECTIVES:
-                raise ObjectiveUnknownError(
-                    f"objective {name!r} is not one of {', '.join(OBJECTIVES)}"
-                )
             results = CampaignResults(self._cache, session, campaign_id)
-            return results.get(
-                ("history", name, limit), lambda: _best_so_far(session, campaign, name, limit)
-            )
+            return results.get(("history", limit), lambda: _best_so_far(session, campaign, limit))
 
     def failures(self, campaign_id: int) -> list[FailureCount]:
         """Trials that are INFEASIBLE or FAILED, counted by reason and node; the most first."""
@@ -200,7 +182,6 @@ _TIMELINE: Final = (
     Attempt.worker_id,
     WorkerRow.name,
     Trial.num_nodes,
-    Trial.num_devices,
     Attempt.started_at,
     Attempt.ended_at,
     Attempt.ending,
@@ -210,8 +191,8 @@ _TIMELINE: Final = (
 """The columns of `TimelineAttempt`."""
 
 
-def _best_so_far(session: Session, campaign: Campaign, objective: str, limit: int) -> BestSoFar:
-    value = metric_column(objective)
+def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
+    value = metric_column(campaign.objective)
     counted = case((_counts(campaign), value))
     before = func.max(counted).over(order_by=Trial.ended_seq, rows=(None, -1))
     ended = (
@@ -224,6 +205,7 @@ def _best_so_far(session: Session, campaign: Campaign, objective: str, limit: in
             Trial.reason,
             counted.label("counted"),
             before.label("before"),
+            Trial.repeat_of.is_not(None).label("is_repeat"),
             func.row_number().over(order_by=Trial.ended_seq).label("place"),
         )
         .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
@@ -245,7 +227,7 @@ def _best_so_far(session: Session, campaign: Campaign, objective: str, limit: in
         .order_by(ended.c.place)
     )
     points = [_history_point(row) for row in session.execute(query)]
-    return BestSoFar(objective=objective, points=_thinned(points, limit), num_ended=num_ended or 0)
+    return BestSoFar(points=_thinned(points, limit), num_ended=num_ended or 0)
 
 
 def _counts(campaign: Campaign) -> ColumnElement[bool]:
@@ -262,7 +244,8 @@ def _counts(campaign: Campaign) -> ColumnElement[bool]:
 
 def _history_point(row: Any) -> HistoryPoint:
     known = [value for value in (row.before, row.counted) if value is not None]
-    return HistoryPoint._make((*row[:6], max(known, default=None), bool(row.is_improvement)))
+    best = max(known, default=None)
+    return HistoryPoint._make((*row[:6], best, bool(row.is_improvement), bool(row.is_repeat)))
 
 
 def _thinned(points: Sequence[HistoryPoint], limit: int) -> Sequence[HistoryPoint]:

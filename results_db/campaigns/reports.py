@@ -16,7 +16,6 @@ from results_db.models.tables import (
     Attempt,
     EnvironmentRow,
     ImportanceRow,
-    MeasurementRow,
     StepRow,
     Trial,
     TrialLog,
@@ -26,30 +25,20 @@ from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.outcome import Environment
 from search_spaces.protocol.worker_messages import TrialState
-from search_spaces.spec.objectives import OBJECTIVE_FIGURES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialPoint:
-    """A trial that has ended, as plots show it; figures are None without a measurement."""
+class TrialBrief:
+    """A trial that has ended, in brief."""
 
     trial_id: int
     number: int
     layout_key: str
-    num_nodes: int
     state: TrialState
     reason: str | None
     message: str
     node: str
-    is_repeat: bool
     node_seconds: float
-    shortened: bool | None
-    oversubscribed: bool | None
-    tokens_per_s: float | None
-    tokens_per_s_per_device: float | None
-    model_tflops_per_device: float | None
-    hardware_tflops_per_device: float | None
-    peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,30 +49,30 @@ class WorkerShare(WorkerRecord):
     num_lost: int
 
 
-_OF_TRIAL: Final = ("number", "layout_key", "num_nodes", "state", "reason", "message", "node")
-_MEASURED: Final = ("shortened", "oversubscribed", *OBJECTIVE_FIGURES)
 _ENVIRONMENT: Final = tuple(field.name for field in fields(Environment))
 
 
 class Reports(StoreSection):
     """The store's methods for reports and analyses."""
 
-    def ended_trials(self, campaign_id: int) -> list[TrialPoint]:
+    def ended_trials(self, campaign_id: int) -> list[TrialBrief]:
         """Every trial of the campaign that has ended, in the order of their ends."""
         query = (
             select(
                 Trial.id.label("trial_id"),
-                *(getattr(Trial, name) for name in _OF_TRIAL),
-                Trial.repeat_of.is_not(None).label("is_repeat"),
+                Trial.number,
+                Trial.layout_key,
+                Trial.state,
+                Trial.reason,
+                Trial.message,
+                Trial.node,
                 Trial.node_seconds,
-                *(getattr(MeasurementRow, name) for name in _MEASURED),
             )
-            .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
             .where(Trial.campaign_id == campaign_id, Trial.ended_at.is_not(None))
             .order_by(Trial.ended_seq)
         )
         with self._db.read() as session:
-            return [TrialPoint(**row._mapping) for row in session.execute(query)]
+            return [TrialBrief(**row._mapping) for row in session.execute(query)]
 
     def log_tail(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed; empty if none are stored."""

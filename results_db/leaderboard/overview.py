@@ -53,11 +53,8 @@ class PlotPoint(NamedTuple):
     """From 1; None: the layout is not ranked."""
     value: float | None
     """The objective at the median step time of the runs; None: the layout is not ranked."""
-    step_time_s: float | None
-    """Median of the runs; None: not measured."""
     peak_memory_bytes: int | None
     """The largest peak of the first run; None: not measured."""
-    on_front: bool
     shortened: bool
     """Whether every run was stopped early."""
     knobs: tuple[Any, ...]
@@ -68,8 +65,6 @@ class PlotPoint(NamedTuple):
 class PlotPoints:
     """The points of a plot: all layouts of a campaign, or a sample."""
 
-    objective: str
-    """The objective that ranks."""
     points: Sequence[PlotPoint]
     """Ranked layouts, the best first, then trials whose layout is not ranked."""
     num_ranked: int
@@ -103,7 +98,7 @@ class LeaderboardOverview(StoreSection):
         """
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, None, listing)
+            ranking = _own_ranking(session, campaign_id, listing)
             return _knob_values(results, ranking)
 
     def constant_knobs(
@@ -121,9 +116,7 @@ class LeaderboardOverview(StoreSection):
         found = self.knob_values(campaign_id, listing=listing)
         return {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
 
-    def plot_points(
-        self, campaign_id: int, objective: str | None = None, *, limit: int = MAX_POINTS
-    ) -> PlotPoints:
+    def plot_points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
         """Layouts for plots: all of a campaign, or a sample that has the front and the best.
 
         The sample has up to a quarter of trials whose layout is not ranked (not runnable, failed,
@@ -133,27 +126,22 @@ class LeaderboardOverview(StoreSection):
 
         Args:
             campaign_id: the campaign.
-            objective: the objective that ranks; None: the campaign's own.
             limit: most points, at least 4.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
         """
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, objective, WHOLE)
-            asked = ("points", ranking.by.key, limit)
-            return results.get(asked, lambda: _plot_points(results, ranking, objective, limit))
+            ranking = _own_ranking(session, campaign_id, WHOLE)
+            return results.get(("points", limit), lambda: _plot_points(results, ranking, limit))
 
 
-def _own_ranking(
-    session: Session, campaign_id: int, objective: str | None, listing: LeaderboardQuery
-) -> Ranking:
+def _own_ranking(session: Session, campaign_id: int, listing: LeaderboardQuery) -> Ranking:
     own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
     if own is None:
         raise campaign_not_found(campaign_id)
-    return Ranking.of(campaign_id, objective or own, own=own, listing=listing)
+    return Ranking.of(campaign_id, own, own=own, listing=listing)
 
 
 def _first(session: Session, ranking: Ranking) -> First | None:
@@ -190,9 +178,7 @@ def _in_order(name: str, counts: Mapping[Any, int]) -> Mapping[Any, int]:
     return {value: counts[value] for value in knob.choices if value in counts}
 
 
-def _plot_points(
-    results: CampaignResults, ranking: Ranking, objective: str | None, limit: int
-) -> PlotPoints:
+def _plot_points(results: CampaignResults, ranking: Ranking, limit: int) -> PlotPoints:
     session = results.session
     first = _first(session, ranking)
     ids = np.empty(0, np.int64) if first is None else listed_ids(results, ranking, first)
@@ -201,9 +187,7 @@ def _plot_points(
     places = _sampled_places(session, ranking, ids, limit - most_unranked)
     points = _ranked_points(session, ranking, ids, places)
     sample = [unranked[place] for place in _evenly(len(unranked), most_unranked)]
-    own = session.scalar(select(Campaign.objective).where(Campaign.id == ranking.campaign_id))
     return PlotPoints(
-        objective=objective or own or "",
         points=[*points, *_unranked_points(session, sample)],
         num_ranked=len(ids),
         num_unranked=len(unranked),
@@ -253,9 +237,7 @@ def _ranked_points(
         Trial.state,
         Trial.reason,
         ranking.by.label("by"),
-        LeaderboardRow.step_time_s,
         LeaderboardRow.measured_peak_memory_bytes,
-        LeaderboardRow.on_front,
         LeaderboardRow.shortened,
         *(getattr(LeaderboardRow, name) for name in KNOB_FIELDS),
     ).join(Trial, Trial.id == LeaderboardRow.trial_id)
@@ -268,7 +250,7 @@ def _ranked_points(
     points = []
     for place, trial_id in zip(places, wanted, strict=True):
         row = found[trial_id]
-        points.append(PlotPoint._make((*row[:4], place + 1, *row[4:9], tuple(row[9:]))))
+        points.append(PlotPoint._make((*row[:4], place + 1, *row[4:7], tuple(row[7:]))))
     return points
 
 
@@ -278,7 +260,6 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         Trial.number,
         Trial.state,
         Trial.reason,
-        MeasurementRow.step_time_s,
         MeasurementRow.peak_memory_bytes,
         MeasurementRow.shortened,
         *(getattr(Trial, name) for name in KNOB_FIELDS),
@@ -287,6 +268,6 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
     for begin in range(0, len(trial_ids), _IDS_AT_ONCE):
         some = trial_ids[begin : begin + _IDS_AT_ONCE]
         for row in rows_of(session, query.where(Trial.id.in_(some)).order_by(Trial.id)):
-            measured = (*row[4:6], False, bool(row[6]))
-            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[7:]))))
+            measured = row[4], bool(row[5])
+            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[6:]))))
     return points

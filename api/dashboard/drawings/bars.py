@@ -1,4 +1,4 @@
-"""Bars: shares, changes, the parts of a step, memory by pipeline stage."""
+"""Bars: changes, and the parts of a whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, join, number, tag
-from api.service.formatting import figure, memory
+from api.dashboard.drawings.svg import WIDTH, drawing, hatching, tag
+from api.dashboard.figures.step_times import PARTS
 from search_spaces.protocol.measurement import Breakdown
 
-MAX_STAGES: Final = 32
-"""Pipeline stages whose memory is drawn; of more, the first and the last."""
 _BAR_HEIGHT: Final = 26.0
 
 
@@ -27,14 +25,6 @@ class PlotPart:
     """Its size in words."""
     kind: str
     """A class of the style sheet: part1 to part6."""
-
-
-def bar(share: float, *, width: int = 220) -> Markup:
-    """A share as a bar."""
-    length = max(min(share, 1.0), 0.0) * width
-    return drawing(
-        width, 12, tag("rect", x=0.0, y=1.0, width=length, height=10.0, class_="part1"), says=""
-    )
 
 
 def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
@@ -54,14 +44,7 @@ def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
 
 def step_parts(breakdown: Breakdown, step_time_s: float) -> list[PlotPart]:
     """The parts of a step in their fixed order, each as a share of the step."""
-    named = (
-        ("compute", breakdown.compute_s),
-        ("tensor parallel", breakdown.tp_s),
-        ("pipeline", breakdown.pp_s),
-        ("data parallel", breakdown.dp_s),
-        ("optimizer", breakdown.optimizer_s),
-        ("unexplained", breakdown.unexplained_s),
-    )
+    named = [(name, getattr(breakdown, part)) for part, name in PARTS.items()]
     return [
         PlotPart(name=name, size=seconds, says=f"{seconds / step_time_s:.1%}", kind=f"part{place}")
         for place, (name, seconds) in enumerate(named, 1)
@@ -94,7 +77,7 @@ def stacked(parts: Sequence[PlotPart], *, whole: float | None = None) -> Markup:
             )
         )
         if part.name == "unexplained":
-            drawn.append(_hatching(left, length))
+            drawn.append(hatching(left, 0.0, length, _BAR_HEIGHT))
         left += length
     names = ", ".join(f"{part.name} {part.says}" for part in parts)
     return tag("div", drawing(WIDTH, _BAR_HEIGHT, *drawn, says=names), class_="stacked")
@@ -110,101 +93,3 @@ def keys(parts: Sequence[PlotPart]) -> Markup:
         ),
         class_="keys",
     )
-
-
-def _hatching(left: float, length: float) -> Markup:
-    """Slanted lines over a part of a bar."""
-    lines = ""
-    x = left - _BAR_HEIGHT
-    while x < left + length:
-        x += 7.0
-        start, end = max(x, left), min(x + _BAR_HEIGHT, left + length)
-        if end > start:
-            bottom, top = _BAR_HEIGHT - (start - x), _BAR_HEIGHT - (end - x)
-            lines += f"M{number(start)} {number(bottom)}L{number(end)} {number(top)}"
-    return tag("path", d=lines, class_="hatching")
-
-
-def memory_by_stage(
-    measured: Sequence[int],
-    estimated: Sequence[float],
-    *,
-    capacity_bytes: int | None,
-    top_bytes: float | None = None,
-) -> Drawn:
-    """Peak memory of each pipeline stage, measured and estimated, with a line at the capacity.
-
-    Args:
-        measured: bytes by stage; empty: not measured.
-        estimated: bytes by stage; empty: there is no estimate.
-        capacity_bytes: memory of a device; None: not known.
-        top_bytes: the end of the scale, for several drawings on one; None: the largest number.
-    """
-    num_stages = max(len(measured), len(estimated))
-    stages = list(range(num_stages))
-    if num_stages > MAX_STAGES:
-        stages = stages[: MAX_STAGES // 2] + stages[-MAX_STAGES // 2 :]
-    largest = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
-    left, length = 74.0, WIDTH - 74.0 - 230.0
-    height = len(stages) * 28.0 + 26.0
-    rows = [
-        _stage_row(
-            stage,
-            24.0 + row * 28.0,
-            measured[stage] if stage < len(measured) else None,
-            estimated[stage] if stage < len(estimated) else None,
-            left=left,
-            per_byte=length / largest,
-        )
-        for row, stage in enumerate(stages)
-    ]
-    line = Markup("")
-    if capacity_bytes:
-        x = left + capacity_bytes / largest * length
-        line = join(
-            tag("line", x1=x, x2=x, y1=18.0, y2=height - 2.0, class_="capacity"),
-            tag("text", f"capacity {memory(capacity_bytes)}", x=x, y=12.0, class_="end"),
-        )
-    notes = ["The thick bar is the measured peak, the thin one the uncalibrated estimate."]
-    if not measured:
-        notes = ["Nothing was measured: the bars are the uncalibrated estimate."]
-    elif not estimated:
-        notes = ["The bars are the measured peaks; the embedded estimate does not apply."]
-    if num_stages > MAX_STAGES:
-        notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
-    return Drawn(
-        svg=drawing(WIDTH, height, *rows, line, says="Peak memory by pipeline stage"),
-        notes=tuple(notes),
-    )
-
-
-def _stage_row(
-    stage: int,
-    y: float,
-    measured: int | None,
-    estimated: float | None,
-    *,
-    left: float,
-    per_byte: float,
-) -> Markup:
-    words = []
-    drawn = [tag("text", f"stage {stage}", x=left - 8.0, y=y + 13.0, class_="end")]
-    for value, name, height, kind in (
-        (measured, "measured", 10.0, "part1"),
-        (estimated, "estimated", 6.0, "estimate"),
-    ):
-        if value is not None:
-            length = value * per_byte
-            top = y + 2.0 if kind == "part1" else y + 14.0
-            drawn.append(tag("rect", x=left, y=top, width=length, height=height, class_=kind))
-            words.append(f"{_short_memory(value)} {name}")
-    drawn.append(tag("text", ", ".join(words), x=WIDTH - 222.0, y=y + 13.0, class_="value"))
-    return join(*drawn)
-
-
-def _short_memory(value_bytes: float) -> str:
-    """Bytes with three digits, for labels."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value_bytes >= size:
-            return f"{value_bytes / size:.3g} {unit}"
-    return f"{figure(round(value_bytes / 1024, 1))} KiB"

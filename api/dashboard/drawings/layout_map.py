@@ -8,7 +8,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, join, number, tag
+from api.dashboard.drawings.svg import WIDTH, Drawn, both_ends, drawing, join, number, tag
 from search_spaces.mesh import coordinates, ranks_per_node
 from search_spaces.spec.layout import Layout
 from search_spaces.terminal.plurals import counted
@@ -67,9 +67,7 @@ def layout_map(layout: Layout) -> Drawn:
 
 def _drawn_nodes(layout: Layout, per_node: int) -> list[int]:
     """The first node of each stage; of many stages, of the first and the last ones."""
-    stages = list(range(layout.pp))
-    if layout.pp > MAX_NODES:
-        stages = stages[: MAX_NODES // 2] + stages[-MAX_NODES // 2 :]
+    stages = both_ends(layout.pp, MAX_NODES)
     firsts = [stage * layout.dp * layout.tp // per_node for stage in stages]
     return list(dict.fromkeys(firsts))
 

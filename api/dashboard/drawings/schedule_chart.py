@@ -10,8 +10,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.dashboard.drawings.svg import Drawn, drawing, join, number, tag
-from search_spaces.schedules import Backward, Forward, Transfer, pipeline_schedule
+from api.dashboard.drawings.svg import Drawn, both_ends, drawing, join, number, tag
+from search_spaces.schedules import Backward, Forward, pipeline_schedule
 from search_spaces.spec.layout import Layout
 
 MAX_STAGES: Final = 128
@@ -52,12 +52,6 @@ class TimedSchedule:
     """The passes of each pipeline rank in order."""
     length: float
     """The end of the last pass."""
-
-    @property
-    def idle_share(self) -> float:
-        """The share of the ranks' time without a pass: the bubble."""
-        busy = sum(each.end - each.start for passes in self.ranks for each in passes)
-        return 1.0 - busy / (len(self.ranks) * self.length)
 
 
 @lru_cache(maxsize=8)
@@ -107,7 +101,7 @@ def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[b
     return [
         (isinstance(action, Backward), action.of.chunk, action.of.microbatch)
         for action in actions
-        if not isinstance(action, Transfer) and isinstance(action, Forward | Backward)
+        if isinstance(action, Forward | Backward)
     ]
 
 
@@ -137,8 +131,7 @@ class _Window:
     def x(self, at: float) -> float:
         if at <= self.until:
             return at * self.scale
-        gap = _GAP if self.is_broken else 0.0
-        return self.until * self.scale + gap + (at - self.since) * self.scale
+        return self.until * self.scale + _GAP + (at - self.since) * self.scale
 
 
 def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn | None:
@@ -153,7 +146,7 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
         return None
     backward = 3.0 if layout.recompute == "full" else 2.0
     window = _window(layout, backward)
-    rows = _rows(layout.pp)
+    rows = both_ends(layout.pp, MAX_ROWS)
     height = _TOP + len(rows) * _ROW + 30.0
     a_pass_s = None
     if compute_s is not None:
@@ -164,7 +157,7 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
             height,
             tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, a_pass_s, height),
-            says=f"{_kind(layout)} schedule of {layout.pp} stages and {layout.num_microbatches} "
+            says=f"{'1F1B' if layout.vpp == 1 else 'interleaved'} schedule of {layout.pp} stages and {layout.num_microbatches} "
             "micro-batches",
         ),
         notes=tuple(_notes(layout, window, backward, compute_s)),
@@ -208,12 +201,6 @@ def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
     return needed + -needed % pp
 
 
-def _rows(pp: int) -> list[int]:
-    """The pipeline ranks that are drawn."""
-    ranks = list(range(pp))
-    return ranks if pp <= MAX_ROWS else ranks[: MAX_ROWS // 2] + ranks[-MAX_ROWS // 2 :]
-
-
 def _legend() -> Markup:
     kinds = (("forward0", "forward"), ("backward0", "backward"))
     drawn = []
@@ -255,7 +242,7 @@ def _drawn_rows(window: _Window, rows: Sequence[int]) -> Iterator[Markup]:
 
 def _clipped(each: TimedPass, window: _Window) -> tuple[float, float]:
     """The part of a pass that is drawn; its end is not after its start if nothing is."""
-    if not window.is_broken or each.end <= window.until or each.start >= window.since:
+    if each.end <= window.until or each.start >= window.since:
         return each.start, each.end
     if each.start < window.until:
         return each.start, window.until
@@ -282,10 +269,6 @@ def _axis(
         tag("text", end, x=_LEFT + window.width, y=y + 15.0, class_="end"),
         middle,
     )
-
-
-def _kind(layout: Layout) -> str:
-    return "1F1B" if layout.vpp == 1 else "interleaved"
 
 
 def _notes(

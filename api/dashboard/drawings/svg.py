@@ -71,6 +71,26 @@ def drawing(width: float, height: float, *content: Markup, says: str) -> Markup:
     )
 
 
+def both_ends(number: int, most: int) -> list[int]:
+    """The numbers below one, or so many of the first and the last of them."""
+    every = list(range(number))
+    return every if number <= most else every[: most // 2] + every[-most // 2 :]
+
+
+def hatching(left: float, top: float, width: float, height: float) -> Markup:
+    """Slanted lines over a part of a bar."""
+    right, bottom = left + width, top + height
+    path = ""
+    at = left - height
+    while at < right:
+        at += 7.0
+        start, end = max(at, left), min(at + height, right)
+        if end > start:
+            rise = f"{number(bottom - (start - at))}L{number(end)} {number(bottom - (end - at))}"
+            path += f"M{number(start)} {rise}"
+    return tag("path", d=path, class_="hatching")
+
+
 def _html(content: Content) -> str:
     if content is None:
         return ""

@@ -7,62 +7,69 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pydantic import BaseModel
+
 from api.dashboard.figures import estimates, knobs, objectives
 from api.dashboard.figures.figure import PlotFigure
 from api.dashboard.figures.points import LayoutPoint, PlotFacts
-from api.dashboard.figures.time_parts import MeasuredStep, TimeChart, time_chart
+from api.dashboard.figures.step_times import time_parts
+from api.dashboard.figures.timeline import timeline
+from results_db.campaigns.charts import MAX_TIMELINE
 from results_db.leaderboard.overview import PlotPoint
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
+from results_db.rows import baseline_of
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import ALL_OBJECTIVES, MEMORY_HEADROOM, OBJECTIVES
+from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
 FigureName = Literal[
-    "history", "parallel", "slice", "two-knobs", "pareto", "estimated-time", "estimated-memory"
+    "history",
+    "parallel",
+    "slice",
+    "two-knobs",
+    "pareto",
+    "estimated-time",
+    "estimated-memory",
+    "time-parts",
+    "timeline",
 ]
-"""Figures that the script draws."""
+"""The figures of a campaign."""
 
-if TYPE_CHECKING:
-    KnobName = str
-    ObjectiveName = str
-else:
-    # FastAPI reads the choices from these.
-    KnobName = Literal[tuple(KNOBS)]
-    ObjectiveName = Literal[ALL_OBJECTIVES]
-
+NEWEST_ATTEMPTS: Final = 200
+"""Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
 MOST_BARS: Final = 12
 """Layouts whose time parts are drawn, besides the baseline."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotChoices:
-    """What a reader has chosen; it is in the URL."""
+if TYPE_CHECKING:
+    KnobName = str
+else:
+    # pydantic reads the choices from it.
+    KnobName = Literal[tuple(KNOBS)]
 
-    show_all: bool = False
-    """Whether axes include values that are far out."""
-    x: str | None = None
-    """The knob across in the plot of two knobs; None: the page chooses."""
-    y: str | None = None
-    across: str | None = None
+
+class PlotChoices(BaseModel):
+    """What a reader has chosen; it is in the URL. None: the page chooses."""
+
+    show: Literal["all"] | None = None
+    """all: axes include values that are far out, timelines all attempts."""
+    x: KnobName | None = None
+    """The knob across in the plot of two knobs."""
+    y: KnobName | None = None
+    across: AnyObjective | None = None
     """The objective across in the plane of the front."""
-    up: str | None = None
-    knob: str | None = None
+    up: AnyObjective | None = None
+    knob: KnobName | None = None
     """The knob of a slice."""
 
-    def query(self, **changes: str | None) -> dict[str, str | None]:
-        """The parameters of a page with these choices, of which some are changed."""
-        chosen: dict[str, str | None] = {
-            "show": "all" if self.show_all else None,
-            "x": self.x,
-            "y": self.y,
-            "across": self.across,
-            "up": self.up,
-        }
-        return chosen | changes
+    @property
+    def show_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.show == "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +84,8 @@ class CampaignPlots:
         """A figure; `knob` is that of a slice."""
         facts, show_all = self.facts, self.choices.show_all
         if name == "history":
-            return objectives.history(
-                facts, self.store.best_so_far(self.campaign.id), show_all=show_all
-            )
+            best = self.store.best_so_far(self.campaign.id)
+            return objectives.history(facts, best, show_all=show_all)
         if name == "parallel":
             return knobs.parallel(facts, show_all=show_all)
         if name == "slice":
@@ -87,13 +93,19 @@ class CampaignPlots:
             cells = self.store.knob_cells(self.campaign.id, knob)
             return knobs.slice_of(facts, knob, cells, show_all=show_all)
         if name == "two-knobs":
-            pair = self.pair
-            return knobs.two_knobs(facts, *pair, self.store.knob_cells(self.campaign.id, *pair))
+            cells = self.store.knob_cells(self.campaign.id, *self.pair)
+            return knobs.two_knobs(facts, *self.pair, cells)
         if name == "pareto":
             return objectives.pareto(facts, *self.plane, show_all=show_all)
         if name == "estimated-time":
             return estimates.estimated_time(facts, self.estimated, show_all=show_all)
-        return estimates.estimated_memory(facts, self.estimated, show_all=show_all)
+        if name == "estimated-memory":
+            return estimates.estimated_memory(facts, self.estimated, show_all=show_all)
+        if name == "time-parts":
+            return self._time_parts()
+        limit = MAX_TIMELINE if show_all else NEWEST_ATTEMPTS
+        found = self.store.timeline(self.campaign.id, limit=limit)
+        return timeline(found, self.store.now(), facts.mark_of)
 
     @cached_property
     def facts(self) -> PlotFacts:
@@ -101,13 +113,11 @@ class CampaignPlots:
         spec = self.campaign.spec
         found = self.store.plot_points(self.campaign.id)
         points = [_layout_point(point) for point in found.points]
-        marks = {}
         baseline = self._baseline(points)
-        if baseline is not None:
-            marks["baseline"] = baseline
-        for point, layout in zip(found.points, points, strict=True):
-            if point.rank == 1 and not point.shortened:
-                marks["winner"] = layout
+        marks = {} if baseline is None else {"baseline": baseline}
+        # Ranked layouts come first, the best of them at the front.
+        if found.points and found.points[0].rank == 1 and not found.points[0].shortened:
+            marks["winner"] = points[0]
         return PlotFacts(
             objective=self.campaign.objective,
             points=points,
@@ -117,39 +127,43 @@ class CampaignPlots:
             device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
         )
 
-    @cached_property
-    def baseline_knobs(self) -> Mapping[str, Any] | None:
-        """The knobs of the campaign's baseline; None: it has none."""
-        described = self.campaign.spec.get("baseline")
-        if described is None:
-            return None
-        try:
-            return Layout.from_mapping(described).to_mapping()
-        except SearchSpaceError:
-            return None
-
     def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
-        if self.baseline_knobs is None:
+        layout = baseline_of(self.campaign.spec)
+        if layout is None:
             return None
+        knobs = layout.to_mapping()
         for point in points:
-            if point.knobs == self.baseline_knobs:
+            if point.knobs == knobs:
                 return point
         # A sample may lack it.
-        ranked = self._ranked_baseline
-        return None if ranked is None else _ranked_point(ranked)
+        ranked = self.ranked_baseline
+        if ranked is None or ranked.trial.measurement is None:
+            return None
+        return LayoutPoint(
+            trial_id=ranked.trial.id,
+            number=ranked.trial.number,
+            state=ranked.trial.state,
+            reason=ranked.trial.reason,
+            knobs=knobs,
+            value=ranked.value,
+            peak_memory_bytes=ranked.trial.measurement.peak_memory_bytes,
+            shortened=ranked.shortened,
+        )
 
     @cached_property
-    def _ranked_baseline(self) -> RankedLayout | None:
-        if self.baseline_knobs is None:
+    def ranked_baseline(self) -> RankedLayout | None:
+        """The baseline on the leaderboard; None: there is none, or it is not ranked."""
+        layout = baseline_of(self.campaign.spec)
+        if layout is None:
             return None
-        wanted = TrialFilter(**{name: (value,) for name, value in self.baseline_knobs.items()})
-        found = self.store.ranked_layouts(
-            self.campaign.id,
-            self.campaign.objective,
-            listing=LeaderboardQuery(wanted=wanted),
-            limit=1,
-        )
+        wanted = TrialFilter(**{name: (value,) for name, value in layout.to_mapping().items()})
+        found = self._ranked(1, LeaderboardQuery(wanted=wanted))
         return found[0] if found else None
+
+    def _ranked(self, limit: int, listing: LeaderboardQuery = WHOLE) -> Sequence[RankedLayout]:
+        return self.store.ranked_layouts(
+            self.campaign.id, self.campaign.objective, listing=listing, limit=limit
+        )
 
     @cached_property
     def analysis(self) -> Analysis | None:
@@ -170,7 +184,7 @@ class CampaignPlots:
         """The knobs across and up: the chosen ones, else the most important ones that vary."""
         important = () if self.analysis is None else tuple(self.analysis.importances)
         likely = [*(name for name in important if name in self.facts.varying), *self.facts.varying]
-        likely += [name for name in KNOBS if name not in likely]
+        likely += KNOBS
         x = self.choices.x or next(name for name in likely if name != self.choices.y)
         return x, self.choices.y or next(name for name in likely if name != x)
 
@@ -179,30 +193,15 @@ class CampaignPlots:
         """What was predicted of the newest trials, with what they measured."""
         return self.store.predictions(self.campaign.id)
 
-    def time_parts(self) -> TimeChart:
-        """The time parts of the best layouts and of the baseline, the best first."""
-        best = self.store.ranked_layouts(self.campaign.id, self.campaign.objective, limit=MOST_BARS)
-        baseline = self._ranked_baseline
+    def _time_parts(self) -> PlotFigure:
+        best = list(self._ranked(MOST_BARS))
+        baseline = self.ranked_baseline
         if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:
             best.append(baseline)
-        estimated = {each.trial_id: each.prediction.step_time_s for each in self.estimated}
-        marks = {point.trial_id: name for name, point in self.facts.marks.items()}
-        return time_chart(
-            [
-                MeasuredStep(
-                    rank=each.rank,
-                    trial_id=each.trial.id,
-                    number=each.trial.number,
-                    mark=marks.get(each.trial.id, ""),
-                    layout_key=each.trial.layout_key,
-                    step_time_s=each.trial.measurement.step_time_s,
-                    breakdown=each.trial.measurement.breakdown,
-                    estimated_s=estimated.get(each.trial.id),
-                )
-                for each in best
-                if each.trial.measurement is not None
-                and each.trial.measurement.breakdown is not None
-            ]
+        return time_parts(
+            best,
+            marks=self.facts.mark_of,
+            estimated_s={each.trial_id: each.prediction.step_time_s for each in self.estimated},
         )
 
 
@@ -218,20 +217,6 @@ def _layout_point(point: PlotPoint) -> LayoutPoint:
         value=point.value,
         peak_memory_bytes=point.peak_memory_bytes,
         shortened=point.shortened,
-    )
-
-
-def _ranked_point(ranked: RankedLayout) -> LayoutPoint:
-    measured = ranked.trial.measurement
-    return LayoutPoint(
-        trial_id=ranked.trial.id,
-        number=ranked.trial.number,
-        state=ranked.trial.state,
-        reason=ranked.trial.reason,
-        knobs=ranked.trial.layout.to_mapping(),
-        value=ranked.value,
-        peak_memory_bytes=None if measured is None else measured.peak_memory_bytes,
-        shortened=ranked.shortened,
     )
 
 

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from api.dashboard.drawings.svg import both_ends
 from api.dashboard.figures.figure import (
+    MARKERS,
     MOST_ROWS,
+    Bar,
     PlotFigure,
+    Spot,
     Trace,
     axis_range,
+    bars,
     line,
-    marked,
     points,
     rounded,
-    safe,
+    rows_layout,
 )
-from api.dashboard.figures.points import PlotFacts
+from api.dashboard.figures.points import PlotFacts, mark_traces
 from api.service.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
 
 GIB: Final = 1 << 30
+MAX_STAGES: Final = 32
+"""Pipeline stages whose memory is drawn; of more, the first and the last."""
 _NORMAL_95: Final = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pair:
-    trial: PredictedTrial
-    measured: float
-    estimated: float
-
-    @property
-    def ratio(self) -> float:
-        return self.estimated / self.measured
 
 
 def estimated_time(
@@ -44,11 +39,7 @@ def estimated_time(
 ) -> PlotFigure:
     """Predicted against measured step times in milliseconds, on equal logarithmic axes."""
     pairs = [
-        _Pair(
-            trial=trial,
-            measured=1e3 * trial.step_time_s,
-            estimated=1e3 * trial.prediction.step_time_s,
-        )
+        _Pair(trial=trial, x=1e3 * trial.step_time_s, y=1e3 * trial.prediction.step_time_s)
         for trial in trials
         if trial.step_time_s
     ]
@@ -59,27 +50,19 @@ def estimated_time(
         for pair in pairs
     )
     spread = math.exp(_NORMAL_95 * median(pair.trial.prediction.log_step_time_sd for pair in pairs))
-    plot = _EqualAxes(facts=facts, pairs=pairs, show_all=show_all, unit="ms", words=_ms)
-    low, high = plot.ends
-    ys = [low * spread, high * spread, high / spread, low / spread]
-    band = {
-        **line("95 % of estimates", [low, high, high, low], ys, width=0),
-        "fill": "toself",
-        "fillcolor": "--run-tint",
-    }
-    return PlotFigure(
-        traces=[band, *plot.traces("measured")],
-        layout=plot.layout("step time"),
+    axes = _EqualAxes.over(facts, pairs, show_all=show_all)
+    return _estimated(
+        facts,
+        axes,
+        pairs,
+        what="step time",
+        unit="ms",
+        below=[_band(axes, spread)],
         says=[
-            *_ratio_words(pairs, "step time"),
             f"{percent(inside / len(pairs))} of the measured step times are within the 95 % "
             "interval of their own estimate; the band is the interval of the median trial, a factor "
-            f"of {figure(spread)} on each side. Each estimate is the one from before the trial ran.",
-            *plot.hidden_words(),
+            f"of {figure(spread)} on each side. Each estimate is the one from before the trial ran."
         ],
-        headings=plot.headings("step time"),
-        rows=plot.rows(),
-        hides=plot.hides,
     )
 
 
@@ -90,175 +73,218 @@ def estimated_memory(
     pairs = [
         _Pair(
             trial=trial,
-            measured=trial.peak_memory_bytes / GIB,
-            estimated=max(trial.prediction.peak_memory_bytes, 1) / GIB,
+            x=trial.peak_memory_bytes / GIB,
+            y=max(trial.prediction.peak_memory_bytes, 1) / GIB,
         )
         for trial in trials
         if trial.peak_memory_bytes
     ]
     capacity = facts.device_memory_bytes
     beyond = [
-        _Pair(
-            trial=trial, measured=capacity / GIB, estimated=trial.prediction.peak_memory_bytes / GIB
-        )
+        _Pair(trial=trial, x=capacity / GIB, y=trial.prediction.peak_memory_bytes / GIB)
         for trial in trials
         if capacity and trial.state == "INFEASIBLE" and trial.prediction.peak_memory_bytes
     ]
     if not pairs and not beyond:
         return PlotFigure(says=[_why_none(trials)])
-    plot = _EqualAxes(
-        facts=facts, pairs=[*pairs, *beyond], show_all=show_all, unit="GiB", words=_gib
-    )
-    low, high = plot.ends
-    says = _ratio_words(pairs, "peak memory")
-    traces = plot.traces("measured", skip=beyond)
+    axes = _EqualAxes.over(facts, [*pairs, *beyond], show_all=show_all)
+    below: list[Trace] = []
+    says = []
     if capacity:
         style: dict[str, Any] = {"color": "--bad", "width": 1.5, "dash": "dash"}
-        ends = [low, high], [capacity / GIB] * 2
-        traces.insert(0, line("capacity of a device", *ends, **style))
-        traces.insert(0, line("capacity of a device", *ends[::-1], legend=False, **style))
+        along, at = [axes.low, axes.high], [capacity / GIB] * 2
+        below.append(line("capacity of a device", along, at, **style))
+        below.append(line("capacity of a device", at, along, legend=False, **style))
         says.append(f"The dashed lines are the memory of a device, {memory(capacity)}.")
     if beyond:
         says.append(
             f"{len(beyond):,} trials ran out of memory: their peaks are not known, and they are "
             "drawn at the capacity."
         )
-        traces += points(
-            "out of memory",
-            [rounded(pair.measured) for pair in beyond],
-            [rounded(pair.estimated) for pair in beyond],
-            [
-                f"trial {p.trial.number}: out of memory, {_gib(p.estimated)} estimated"
-                for p in beyond
-            ],
-            [pair.trial.trial_id for pair in beyond],
-            symbol="x",
-            color="--bad",
-        )
-    return PlotFigure(
-        traces=traces,
-        layout=plot.layout("peak memory"),
-        says=[*says, *plot.hidden_words()],
-        headings=plot.headings("peak memory"),
-        rows=plot.rows(skip=beyond),
-        hides=plot.hides,
+    spots = [
+        pair.spot(f"trial {pair.trial.number}: out of memory, {figure(pair.y)} GiB estimated")
+        for pair in beyond
+    ]
+    above = [*points("out of memory", spots, **MARKERS["infeasible"]), *_marked(facts, spots)]
+    return _estimated(
+        facts, axes, pairs, what="peak memory", unit="GiB", below=below, above=above, says=says
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+def memory_by_stage(
+    measured: Sequence[int],
+    estimated: Sequence[float],
+    *,
+    capacity_bytes: int | None,
+    top_bytes: float | None = None,
+) -> PlotFigure:
+    """Peak memory of each pipeline stage in GiB, measured and estimated, with the capacity.
+
+    Args:
+        measured: bytes by stage; empty: not measured.
+        estimated: bytes by stage; empty: there is no estimate.
+        capacity_bytes: memory of a device; None: not known.
+        top_bytes: the end of the scale, for several figures on one; None: the largest number.
+    """
+    num_stages = max(len(measured), len(estimated))
+    stages = both_ends(num_stages, MAX_STAGES)
+    names: list[str] = []
+    peaks: list[Bar] = []
+    marks: list[Spot] = []
+    for row, stage in enumerate(stages):
+        words = []
+        if stage < len(measured):
+            words.append(f"{memory(measured[stage])} measured")
+            peaks.append(Bar(row, 0, measured[stage] / GIB, words[-1], 0))
+        if stage < len(estimated):
+            words.append(f"{memory(int(estimated[stage]))} estimated")
+            marks.append(Spot(estimated[stage] / GIB, row, words[-1], 0))
+        names.append(f"stage {stage}: {', '.join(words)}")
+    capacity: list[Trace] = []
+    if capacity_bytes:
+        name, at = f"capacity {memory(capacity_bytes)}", [capacity_bytes / GIB] * 2
+        capacity = [line(name, at, (-0.5, len(names) - 0.5), color="--bad", width=1.5, dash="dash")]
+    notes = ["Bars are measured peaks, triangles the uncalibrated estimates."]
+    if not measured:
+        notes = ["Nothing was measured: the triangles are the uncalibrated estimates."]
+    elif not estimated:
+        notes = ["The bars are the measured peaks; the embedded estimate does not apply."]
+    if num_stages > MAX_STAGES:
+        notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
+    top = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
+    return PlotFigure(
+        traces=[
+            *bars("measured", peaks, color="--part1"),
+            *capacity,
+            *points("estimated", marks, symbol="triangle-down", size=10, color="--ink"),
+        ],
+        layout=rows_layout("peak memory, GiB", 1.04 * top / GIB, names),
+        says=notes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pair:
+    """A trial with what it measured (x) and what was estimated of it (y), in one unit."""
+
+    trial: PredictedTrial
+    x: float
+    y: float
+
+    @property
+    def ratio(self) -> float:
+        return self.y / self.x
+
+    def spot(self, text: str) -> Spot:
+        return Spot(self.x, self.y, text, self.trial.trial_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _EqualAxes:
-    """Pairs in the plane of measured and estimated values, with the diagonal."""
+    """The ends of two logarithmic axes, and how many pairs lie beyond them."""
 
-    facts: PlotFacts
-    pairs: Sequence[_Pair]
-    show_all: bool
-    unit: str
-    words: Callable[[float], str]
+    low: float
+    high: float
+    num_beyond: int
 
-    @property
-    def _range(self) -> tuple[float, float, int]:
-        """Logarithms of the ends of both axes, and how many pairs lie beyond."""
-        logs = [(math.log10(pair.measured), math.log10(pair.estimated)) for pair in self.pairs]
-        ids = {point.trial_id for point in self.facts.marks.values()}
-        always = [
-            value
-            for pair, both in zip(self.pairs, logs, strict=True)
-            for value in both
-            if pair.trial.trial_id in ids
-        ]
-        found = axis_range(
-            [value for both in logs for value in both], always=always, show_all=self.show_all
+    @classmethod
+    def over(cls, facts: PlotFacts, pairs: Sequence[_Pair], *, show_all: bool) -> _EqualAxes:
+        marks = {point.trial_id for point in facts.marks.values()}
+        logs = {pair.trial.trial_id: (math.log10(pair.x), math.log10(pair.y)) for pair in pairs}
+        ends = axis_range(
+            [value for both in logs.values() for value in both],
+            always=[value for id_, both in logs.items() if id_ in marks for value in both],
+            show_all=show_all,
         )
-        beyond = sum(not all(found.low <= value <= found.high for value in both) for both in logs)
-        return found.low, found.high, beyond
+        beyond = sum(min(both) < ends.low or max(both) > ends.high for both in logs.values())
+        return cls(low=10**ends.low, high=10**ends.high, num_beyond=beyond)
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of both axes."""
-        low, high, _ = self._range
-        return rounded(10**low), rounded(10**high)
-
-    @property
-    def hides(self) -> bool:
-        """Whether pairs lie beyond the axes."""
-        return self._range[2] > 0
-
-    def hidden_words(self) -> list[str]:
-        """The sentence on pairs beyond the axes."""
-        beyond = self._range[2]
-        low, high = self.ends
-        if not beyond:
-            return []
-        trials = "1 trial lies" if beyond == 1 else f"{beyond:,} trials lie"
-        return [f"{trials} beyond the axes, which go from {self.words(low)} to {self.words(high)}."]
-
-    def traces(self, name: str, *, skip: Sequence[_Pair] = ()) -> list[Trace]:
-        """The diagonal, the pairs, and the marks."""
-        low, high = self.ends
-        ends = [low, high]
-        style: dict[str, Any] = {"color": "--soft", "width": 1.5, "dash": "dot"}
-        found = [line("estimate = measurement", ends, ends, **style)]
-        shown = [pair for pair in self.pairs if pair not in skip]
-        found += points(
-            name,
-            [rounded(pair.measured) for pair in shown],
-            [rounded(pair.estimated) for pair in shown],
-            [self._text(pair) for pair in shown],
-            [pair.trial.trial_id for pair in shown],
-            symbol="circle",
-            color="--mark",
-            opacity=0.7,
-        )
-        for mark, point in self.facts.marks.items():
-            for pair in shown:
-                if pair.trial.trial_id == point.trial_id:
-                    x, y = rounded(pair.measured), rounded(pair.estimated)
-                    found += marked(mark, x, y, self._text(pair), point.trial_id)
-        return found
-
-    def _text(self, pair: _Pair) -> str:
-        return (
-            f"trial {pair.trial.number}: {self.words(pair.measured)} measured, "
-            f"{self.words(pair.estimated)} estimated<br>{safe(pair.trial.layout_key)}"
-        )
-
-    def layout(self, what: str) -> dict[str, Any]:
-        """Equal logarithmic axes."""
-        low, high, _ = self._range
-        powers = range(math.floor(low), math.ceil(high) + 1)
+    def axis(self, title: str) -> dict[str, Any]:
+        """Plotly's axis, with numbers that are round on a logarithmic scale."""
+        low, high = math.log10(self.low), math.log10(self.high)
         digits = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        powers = range(math.floor(low), math.ceil(high) + 1)
         ticks = [digit * 10.0**power for power in powers for digit in digits]
-        shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
-        axis = {
+        shown = [tick for tick in ticks if self.low <= tick <= self.high]
+        return {
             "type": "log",
             "range": [round(low, 5), round(high, 5)],
             "tickmode": "array",
             "tickvals": [rounded(tick) for tick in shown],
             "ticktext": [figure(tick) for tick in shown],
-        }
-        return {
-            "xaxis": {**axis, "title": {"text": f"measured {what}, {self.unit}"}},
-            "yaxis": {**axis, "title": {"text": f"estimated {what}, {self.unit}"}},
+            "title": {"text": title},
         }
 
-    def headings(self, what: str) -> tuple[str, ...]:
-        """Of the table."""
-        return ">trial", f">measured {what}", ">estimated", ">estimate / measurement", "layout"
 
-    def rows(self, *, skip: Sequence[_Pair] = ()) -> list[tuple[str, ...]]:
-        """The pairs, those first whose estimate is the furthest from the measurement."""
-        shown = [pair for pair in self.pairs if pair not in skip]
-        furthest = sorted(shown, key=lambda pair: -abs(math.log(pair.ratio)))
-        return [
+def _band(axes: _EqualAxes, spread: float) -> Trace:
+    """The part of the plane within a factor of the diagonal."""
+    low, high = axes.low, axes.high
+    near, far = min(low * spread, high), max(high / spread, low)
+    xs, ys = (low, far, high, high, near, low), (near, high, high, far, low, low)
+    band = line("95 % of estimates", xs, ys, width=0)
+    return {**band, "fill": "toself", "fillcolor": "--run-tint"}
+
+
+def _estimated(
+    facts: PlotFacts,
+    axes: _EqualAxes,
+    pairs: Sequence[_Pair],
+    *,
+    what: str,
+    unit: str,
+    below: Sequence[Trace],
+    says: Sequence[str],
+    above: Sequence[Trace] = (),
+) -> PlotFigure:
+    """The pairs with the diagonal and the marks, between what is drawn below and above them."""
+    spots = [
+        pair.spot(
+            f"trial {pair.trial.number}: {figure(pair.x)} {unit} measured, {figure(pair.y)} {unit} "
+            f"estimated\n{pair.trial.layout_key}"
+        )
+        for pair in pairs
+    ]
+    ends = axes.low, axes.high
+    furthest = sorted(pairs, key=lambda pair: -abs(math.log(pair.ratio)))
+    return PlotFigure(
+        traces=[
+            *below,
+            line("estimate = measurement", ends, ends, color="--soft", width=1.5, dash="dot"),
+            *points("measured", spots, **MARKERS["measured"], opacity=0.7),
+            *_marked(facts, spots),
+            *above,
+        ],
+        layout={
+            "xaxis": axes.axis(f"measured {what}, {unit}"),
+            "yaxis": axes.axis(f"estimated {what}, {unit}"),
+        },
+        says=[*_ratio_words(pairs, what), *says, *_beyond_words(axes, unit)],
+        row_ids=[pair.trial.trial_id for pair in furthest[:MOST_ROWS]],
+        headings=(">trial", f">measured {what}", ">estimated", ">estimate / measurement", "layout"),
+        rows=[
             (
                 str(pair.trial.number),
-                self.words(pair.measured),
-                self.words(pair.estimated),
+                f"{figure(pair.x)} {unit}",
+                f"{figure(pair.y)} {unit}",
                 f"{pair.ratio:.2f}",
                 pair.trial.layout_key,
             )
             for pair in furthest[:MOST_ROWS]
-        ]
+        ],
+        hides=axes.num_beyond > 0,
+    )
+
+
+def _marked(facts: PlotFacts, spots: Sequence[Spot]) -> list[Trace]:
+    """The marks of those that are among some trials."""
+    of_trial = {spot.trial_id: spot for spot in spots}
+    return mark_traces(
+        {
+            name: of_trial[point.trial_id]
+            for name, point in facts.marks.items()
+            if point.trial_id in of_trial
+        }
+    )
 
 
 def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:
@@ -272,6 +298,14 @@ def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:
     ]
 
 
+def _beyond_words(axes: _EqualAxes, unit: str) -> list[str]:
+    if not axes.num_beyond:
+        return []
+    trials = "1 trial lies" if axes.num_beyond == 1 else f"{axes.num_beyond:,} trials lie"
+    ends = f"{figure(axes.low)} {unit} to {figure(axes.high)} {unit}"
+    return [f"{trials} beyond the axes, which go from {ends}."]
+
+
 def _why_none(trials: Sequence[PredictedTrial]) -> str:
     if not trials:
         return (
@@ -279,11 +313,3 @@ def _why_none(trials: Sequence[PredictedTrial]) -> str:
             "measurements were imported, or it ran before estimates were kept."
         )
     return "No trial with an estimate has been measured yet."
-
-
-def _ms(value: float) -> str:
-    return f"{figure(value)} ms"
-
-
-def _gib(value: float) -> str:
-    return f"{figure(value)} GiB"

@@ -1,7 +1,8 @@
 """What a figure is, and what figures share: axes, marks, samples and texts.
 
-A figure is plain JSON in plotly's form. Colours are names of the style sheet's variables, such as
-`--part1`: the script of the pages replaces them by the colours of the reader's theme.
+A figure is plain JSON in plotly's form. The script of the pages draws it with plotly, and
+`api.dashboard.drawings.static_plot` draws the same as SVG for the report. Colours are names of the
+style sheet's variables, such as `--part1`, so that both follow the reader's theme.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import quantiles
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from api.service.formatting import objective_figure, unit
 from search_spaces.spec.objectives import MEMORY_HEADROOM
@@ -19,6 +20,23 @@ from search_spaces.terminal.console import escaped
 
 MOST_ROWS: Final = 50
 """Most rows of a figure's table."""
+
+MARKERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "measured": {"symbol": "circle", "color": "--mark"},
+    "measured again": {"symbol": "circle-open", "color": "--mark"},
+    "stopped early": {"symbol": "triangle-down-open", "color": "--soft"},
+    "not ranked": {"symbol": "square-open", "color": "--warn"},
+    "infeasible": {"symbol": "x", "color": "--part4"},
+    "failed": {"symbol": "x", "color": "--bad"},
+    "cancelled": {"symbol": "x", "color": "--soft"},
+}
+"""The marker of each kind of trial."""
+
+MARKS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "baseline": ("◆", "diamond", "--warn"),
+    "winner": ("★", "star", "--good"),
+}
+"""Layouts that stand out: a character, plotly's symbol, and the colour. The last is on top."""
 
 _FENCE: Final = 3.0
 """A value is far out beyond this many interquartile ranges from the quartiles (Tukey, Exploratory
@@ -34,12 +52,14 @@ class PlotFigure:
     traces: Sequence[Trace] = ()
     """Empty: there is nothing to draw yet."""
     layout: Mapping[str, Any] = field(default_factory=dict)
-    """Plotly's layout: the axes."""
+    """Plotly's layout: the axes, each with its range."""
     says: Sequence[str] = ()
     """The sentences of the caption."""
     headings: Sequence[str] = ()
     """Of the table, which says the same as the plot; numbers have a leading ">"."""
     rows: Sequence[Sequence[str]] = ()
+    row_ids: Sequence[int] = ()
+    """Of the trials whose pages the rows link; empty: they link none."""
     hides: bool = False
     """Whether trials lie beyond the ends of the axes; the page links to the plot with all."""
 
@@ -109,14 +129,11 @@ def left_out_words(left_out: int, things: str, kept: str) -> list[str]:
     ]
 
 
-def objective_axis(objective: str, ends: AxisRange | None = None) -> dict[str, Any]:
+def objective_axis(objective: str, ends: AxisRange) -> dict[str, Any]:
     """Plotly's axis of an objective."""
-    axis: dict[str, Any] = {"title": {"text": unit(objective)}}
-    if objective == MEMORY_HEADROOM:
-        axis["tickformat"] = ".0%"
-    if ends is not None:
-        axis["range"] = [rounded(ends.low), rounded(ends.high)]
-    return axis
+    form = {"tickformat": ".0%"} if objective == MEMORY_HEADROOM else {}
+    span = [rounded(ends.low), rounded(ends.high)]
+    return {"title": {"text": unit(objective)}, "range": span, **form}
 
 
 def objective_words(objective: str, value: float | None) -> str:
@@ -124,71 +141,137 @@ def objective_words(objective: str, value: float | None) -> str:
     return f"{objective_figure(objective, value)} {unit(objective)}"
 
 
-def marked(name: str, x: Any, y: Any, text: str, link: int) -> list[Trace]:
-    """The winner or the baseline, on top of the other points."""
-    is_winner = name == "winner"
-    return points(
-        name,
-        [x],
-        [y],
-        [f"{name}: {text}"],
-        [link],
-        symbol="star" if is_winner else "diamond",
-        size=16 if is_winner else 13,
-        color="--good" if is_winner else "--warn",
-        line={"width": 1.5, "color": "--ground"},
-    )
+class Spot(NamedTuple):
+    """A trial at its place in a plot."""
+
+    x: Any
+    y: Any
+    text: str
+    """Shown at the point; it may have several lines."""
+    trial_id: int
+    """Its page opens on a click."""
 
 
-def line(
-    name: str, xs: Sequence[Any], ys: Sequence[Any], *, legend: bool = True, **style: Any
-) -> Trace:
-    """A line through points; None makes a gap. `style` has plotly's properties of the line."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": list(xs),
-        "y": list(ys),
-        "line": style,
-        "hoverinfo": "skip",
-        "showlegend": legend,
-    }
+def points(name: str, spots: Sequence[Spot], **marker: Any) -> list[Trace]:
+    """Points of one kind with a name for the legend; none if there are none.
 
-
-def points(
-    name: str,
-    xs: Sequence[Any],
-    ys: Sequence[Any],
-    texts: Sequence[str],
-    links: Sequence[int],
-    **marker: Any,
-) -> list[Trace]:
-    """Points of one kind; none if there are none.
-
-    Args:
-        name: in the legend.
-        xs: values of the horizontal axis.
-        ys: of the vertical axis.
-        texts: shown at each point.
-        links: ids of the trials, whose pages open on a click.
-        marker: plotly's properties of the markers.
+    `marker` has plotly's properties of the markers.
     """
-    if not xs:
+    if not spots:
         return []
     return [
         {
             "type": "scatter",
             "mode": "markers",
             "name": name,
-            "x": list(xs),
-            "y": list(ys),
-            "text": list(texts),
-            "customdata": list(links),
+            "x": _seen(spot.x for spot in spots),
+            "y": _seen(spot.y for spot in spots),
+            "text": [safe(spot.text).replace("\n", "<br>") for spot in spots],
+            "customdata": [spot.trial_id for spot in spots],
             "hovertemplate": "%{text}<extra></extra>",
             "marker": {"size": 7, **marker},
         }
     ]
+
+
+def marked(name: str, *spots: Spot) -> list[Trace]:
+    """The winner or the baseline, on top of the other points."""
+    _character, symbol, colour = MARKS[name]
+    return points(
+        name,
+        [spot._replace(text=f"{name}: {spot.text}") for spot in spots],
+        symbol=symbol,
+        size=16 if name == "winner" else 13,
+        color=colour,
+        line={"width": 1.5, "color": "--ground"},
+    )
+
+
+class Bar(NamedTuple):
+    """A horizontal bar of a trial."""
+
+    row: Any
+    start: float
+    length: float
+    """Below 0 it goes to the left; it is thin then, since it lies over other bars."""
+    text: str
+    """Shown at the bar."""
+    trial_id: int
+    label: str = ""
+    """Shown in the bar, where it fits."""
+
+
+def bars(name: str, found: Sequence[Bar], **marker: Any) -> list[Trace]:
+    """Bars of one kind with a name for the legend; none if there are none.
+
+    `marker` has plotly's properties of the bars.
+    """
+    if not found:
+        return []
+    if "pattern" in marker:
+        pattern = {"fillmode": "overlay", "fgcolor": "--ground", "solidity": 0.2}
+        marker = {**marker, "pattern": pattern | marker["pattern"]}
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [bar.row for bar in found],
+            "base": _seen(bar.start for bar in found),
+            "x": _seen(bar.length for bar in found),
+            "width": [0.7 if bar.length >= 0 else 0.3 for bar in found],
+            "text": [bar.label for bar in found],
+            "textposition": "inside",
+            "insidetextanchor": "start",
+            "textangle": 0,
+            "hovertext": [safe(bar.text) for bar in found],
+            "customdata": [bar.trial_id for bar in found],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": marker,
+        }
+    ]
+
+
+def rows_layout(title: str, high: float, names: Sequence[str]) -> dict[str, Any]:
+    """Plotly's layout of bars in rows, the first at the top, over an axis from 0.
+
+    A row without a name belongs to the one above it.
+    """
+    named = {row: safe(name[:60]) for row, name in enumerate(names) if name}
+    return {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": title}, "range": [0, rounded(high)]},
+        "yaxis": {
+            "tickmode": "array",
+            "tickvals": list(named),
+            "ticktext": list(named.values()),
+            "range": [len(names) - 0.5, -0.5],
+            "showgrid": False,
+        },
+        # Texts that do not fit into their bars are left out.
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+        "meta": {"min_width": 760, "min_height": 110 + 26 * len(names)},
+    }
+
+
+def line(
+    name: str, xs: Iterable[Any], ys: Iterable[Any], *, legend: bool = True, **style: Any
+) -> Trace:
+    """A line through points; None makes a gap. `style` has plotly's properties of the line."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": _seen(xs),
+        "y": _seen(ys),
+        "line": style,
+        "hoverinfo": "skip",
+        "showlegend": legend,
+    }
+
+
+def _seen(values: Iterable[Any]) -> list[Any]:
+    return [rounded(value) if isinstance(value, float) else value for value in values]
 
 
 def safe(text: str) -> str:
@@ -201,10 +284,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}") if math.isfinite(value) else 0.0
 
 
-def round_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Round numbers between two, at most `most` of them."""
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    step *= next(each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if (high - low) / (each * step) < most)
+def round_ticks(low: float, high: float) -> list[float]:
+    """Up to eight round numbers between two."""
+    least = (high - low) / 8
+    step = 10.0 ** math.floor(math.log10(least))
+    step *= next(each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if each * step > least)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     # 3 * 0.1 is not exactly 0.3.
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
 from api.dashboard.figures.figure import (
+    MARKERS,
+    MARKS,
     MOST_ROWS,
     AxisRange,
     PlotFigure,
+    Spot,
     Trace,
     axis_range,
     hidden_words,
@@ -21,10 +23,14 @@ from api.dashboard.figures.figure import (
     points,
     round_ticks,
     rounded,
-    safe,
 )
-from api.dashboard.figures.objectives import MARKERS
-from api.dashboard.figures.points import LayoutPoint, PlotFacts, knob_text
+from api.dashboard.figures.points import (
+    LayoutPoint,
+    PlotFacts,
+    in_order,
+    knob_text,
+    mark_traces,
+)
 from api.service.formatting import objective_figure, unit
 from results_db.leaderboard.knob_cells import KnobCell
 from search_spaces.spec.layout import KNOBS
@@ -38,6 +44,7 @@ hide each other."""
 _NOT_RANKED: Final = -0.1
 """Place of layouts that are not ranked, on the objective's axis."""
 _MOST_TICKS: Final = 10
+_MOST_COLUMNS_WITH_NUMBERS: Final = 10
 _MOST_CELLS_WITH_NUMBERS: Final = 80
 
 
@@ -46,13 +53,12 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
     if not facts.varying:
         return PlotFigure(says=[_why_no_knobs(facts)])
     objective = facts.objective
-    values = [point.value for point in facts.ranked if point.value is not None]
-    ends = axis_range(values, always=facts.marked_values, show_all=show_all)
-    lines = _Lines(facts=facts, ends=ends)
+    ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
+    shown = [KNOBS[name] for name in facts.varying]
     best = sorted(facts.ranked, key=lambda point: -(point.value or 0.0))[:MOST_ROWS]
     return PlotFigure(
-        traces=lines.traces(),
-        layout=lines.layout(),
+        traces=_parallel_traces(facts, ends),
+        layout=_parallel_layout(facts, ends),
         says=[
             f"Each line is a layout: its knobs, and at the right end its {unit(objective)}, which "
             "also colours the line. Dotted lines are layouts that are not ranked.",
@@ -60,10 +66,11 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
             *hidden_words(ends, objective),
             *left_out_words(facts.num_left_out, "layouts", "the best"),
         ],
+        row_ids=[point.trial_id for point in best],
         headings=(
             ">trial",
             f">{unit(objective)}",
-            *(f">{knob.word}" if knob.is_number else knob.word for knob in lines.knobs),
+            *(f">{knob.word}" if knob.is_number else knob.word for knob in shown),
         ),
         rows=[
             (
@@ -77,129 +84,108 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Lines:
-    """Layouts as lines over the axes of the knobs; the objective is the last axis."""
+def _parallel_traces(facts: PlotFacts, ends: AxisRange) -> list[Trace]:
+    """All lines: those that are not ranked first, then the lowest values, the marks last."""
+    # Many lines would hide each other.
+    opacity = min(0.75, max(0.15, 150 / (len(facts.ranked) or 1)))
+    unranked = [point for point in facts.points if point.value is None]
+    dotted = {"color": "--soft", "width": 1, "dash": "dot"}
+    traces = _lines(facts, ends, "not ranked", unranked, 0.5 * opacity, dotted)
+    for colour in range(NUM_COLOURS):
+        found = [point for point in facts.ranked if _colour(ends, point) == colour]
+        style = {"color": f"--scale{colour + 1}", "width": 1.4}
+        traces += _lines(facts, ends, "measured", found, opacity, style)
 
-    facts: PlotFacts
-    ends: AxisRange
+    def spot(point: LayoutPoint) -> Spot:
+        return facts.spot(point, len(facts.varying), _part(ends, point))
 
-    @property
-    def knobs(self) -> list[Any]:
-        """The knobs of the axes."""
-        return [KNOBS[name] for name in self.facts.varying]
+    colours = [f"--scale{_colour(ends, point) + 1}" for point in facts.ranked]
+    right = points("measured", [spot(point) for point in facts.ranked], color=colours)
+    traces += [{**trace, "showlegend": False} for trace in right]
+    for name, point in facts.marks.items():
+        dash = "solid" if name == "winner" else "dash"
+        style = {"color": MARKS[name][2], "width": 3.5, "dash": dash}
+        traces += [*_lines(facts, ends, name, [point], 1.0, style), *marked(name, spot(point))]
+    return traces
 
-    def traces(self) -> list[Trace]:
-        """All lines: the lowest values first, the winner last."""
-        facts = self.facts
-        unranked = [point for point in facts.points if point.value is None]
-        # Many lines would hide each other.
-        opacity = min(0.75, max(0.15, 150 / (len(facts.ranked) or 1)))
-        style = {"color": "--soft", "width": 1, "dash": "dot"}
-        traces = self._line(unranked, "not ranked", 0.5 * opacity, style)
-        for colour in range(NUM_COLOURS):
-            found = [point for point in facts.ranked if self._colour(point) == colour]
-            style = {"color": f"--scale{colour + 1}", "width": 1.4}
-            traces += self._line(found, "measured", opacity, style)
-        last = len(facts.varying)
-        ends = points(
-            "measured",
-            [last] * len(facts.ranked),
-            [round(self._part(point), 4) for point in facts.ranked],
-            [point.words(facts.objective) for point in facts.ranked],
-            [point.trial_id for point in facts.ranked],
-            color=[f"--scale{self._colour(point) + 1}" for point in facts.ranked],
-        )
-        traces += [{**trace, "showlegend": False} for trace in ends]
-        for name, point in facts.marks.items():
-            winner = name == "winner"
-            style = {
-                "color": "--good" if winner else "--warn",
-                "width": 3.5,
-                "dash": "solid" if winner else "dash",
-            }
-            traces += self._line([point], name, 1.0, style)
-            words, place = point.words(facts.objective), round(self._part(point), 4)
-            traces += marked(name, last, place, words, point.trial_id)
-        return traces
 
-    def _part(self, point: LayoutPoint) -> float:
-        return _NOT_RANKED if point.value is None else self.ends.part(point.value)
+def _part(ends: AxisRange, point: LayoutPoint) -> float:
+    """Where a layout is on the axis of the objective."""
+    return _NOT_RANKED if point.value is None else ends.part(point.value)
 
-    def _colour(self, point: LayoutPoint) -> int:
-        return min(int(self._part(point) * NUM_COLOURS), NUM_COLOURS - 1)
 
-    def _line(
-        self, found: Sequence[LayoutPoint], name: str, opacity: float, style: Mapping[str, Any]
-    ) -> list[Trace]:
-        """Lines of one kind as one trace, with gaps between them."""
-        if not found:
-            return []
-        xs: list[int | None] = []
-        ys: list[float | None] = []
-        for point in found:
-            heights = self._heights(point)
-            xs += [*range(len(heights)), None]
-            ys += [*heights, None]
-        drawn = line(name, xs[:-1], ys[:-1], legend=name == "not ranked", **style)
-        return [{**drawn, "opacity": opacity}]
+def _colour(ends: AxisRange, point: LayoutPoint) -> int:
+    return min(int(_part(ends, point) * NUM_COLOURS), NUM_COLOURS - 1)
 
-    def _heights(self, point: LayoutPoint) -> list[float]:
-        """The line's places on the axes."""
-        part = self._part(point)
-        found = []
-        for name, values in self.facts.varying.items():
-            place = values.index(point.knobs[name]) / (len(values) - 1)
+
+def _lines(
+    facts: PlotFacts,
+    ends: AxisRange,
+    name: str,
+    found: Sequence[LayoutPoint],
+    opacity: float,
+    style: Mapping[str, Any],
+) -> list[Trace]:
+    """Lines of one kind as one trace, with gaps between them."""
+    if not found:
+        return []
+    xs: list[int | None] = []
+    ys: list[float | None] = []
+    for point in found:
+        part = _part(ends, point)
+        for axis, (knob, values) in enumerate(facts.varying.items()):
+            place = values.index(point.knobs[knob]) / (len(values) - 1)
             room = min(_SPREAD, 0.3 / len(values))
-            found.append(round(place + room * (max(part, 0.0) - 0.5), 4))
-        return [*found, round(part, 4)]
+            xs.append(axis)
+            ys.append(round(place + room * (max(part, 0.0) - 0.5), 4))
+        xs += [len(facts.varying), None]
+        ys += [round(part, 4), None]
+    drawn = line(name, xs[:-1], ys[:-1], legend=name == "not ranked", **style)
+    return [{**drawn, "opacity": opacity}]
 
-    def layout(self) -> dict[str, Any]:
-        """The axes with the values of the knobs."""
-        objective = self.facts.objective
-        last = len(self.facts.varying)
-        notes = []
-        for place, values in enumerate(self.facts.varying.values()):
-            step = -(-len(values) // _MOST_TICKS)
-            for index in range(0, len(values), step):
-                text = safe(knob_text(values[index]))
-                notes.append(_tick(place, index / (len(values) - 1), text, "right"))
-        for value in round_ticks(self.ends.low, self.ends.high) if self.facts.ranked else ():
-            text = objective_figure(objective, value)
-            notes.append(_tick(last, self.ends.part(value), text, "left"))
-        if len(self.facts.ranked) < len(self.facts.points):
-            notes.append(_tick(last, _NOT_RANKED, "not ranked", "left"))
-        return {
-            "xaxis": {
-                "tickmode": "array",
-                "tickvals": list(range(last + 1)),
-                "ticktext": [*(safe(knob.word) for knob in self.knobs), unit(objective)],
-                "tickangle": 0,
-                "range": [-0.5, last + 0.9],
-                "side": "top",
-                "gridcolor": "--soft",
-            },
-            "yaxis": {"visible": False, "range": [_NOT_RANKED - 0.06, 1.06]},
-            "annotations": notes,
-            # Above the names of the axes.
-            "legend": {"y": 1.1},
-            "margin": {"t": 70, "b": 10},
-            "meta": {"min_width": 110 * (last + 1)},
-        }
+
+def _parallel_layout(facts: PlotFacts, ends: AxisRange) -> dict[str, Any]:
+    """The axes with the values of the knobs, and of the objective at the right."""
+    last = len(facts.varying)
+    notes = [
+        _tick(axis, index / (len(values) - 1), knob_text(values[index]), "right")
+        for axis, values in enumerate(facts.varying.values())
+        for index in range(0, len(values), -(-len(values) // _MOST_TICKS))
+    ]
+    notes += [
+        _tick(last, ends.part(value), objective_figure(facts.objective, value), "left")
+        for value in (round_ticks(ends.low, ends.high) if facts.ranked else ())
+    ]
+    if len(facts.ranked) < len(facts.points):
+        notes.append(_tick(last, _NOT_RANKED, "not ranked", "left"))
+    return {
+        "xaxis": {
+            "tickmode": "array",
+            "tickvals": list(range(last + 1)),
+            "ticktext": [*(KNOBS[name].word for name in facts.varying), unit(facts.objective)],
+            "tickangle": 0,
+            "range": [-0.5, last + 0.9],
+            "side": "top",
+            "gridcolor": "--soft",
+        },
+        "yaxis": {"visible": False, "range": [_NOT_RANKED - 0.06, 1.06]},
+        "annotations": notes,
+        # Above the names of the axes.
+        "legend": {"y": 1.1},
+        "margin": {"t": 70, "b": 10},
+        "meta": {"min_width": 110 * (last + 1)},
+    }
 
 
 def _tick(x: int, y: float, text: str, anchor: str) -> dict[str, Any]:
     """A value at an axis of the parallel coordinates."""
-    return {
-        "x": x,
-        "y": y,
-        "text": text,
-        "showarrow": False,
-        "xanchor": anchor,
-        "xshift": -6 if anchor == "right" else 10,
-        "bgcolor": "--ground",
-        "font": {"size": 11},
-    }
+    shift = {"xanchor": anchor, "xshift": -6 if anchor == "right" else 10}
+    return _note(x, y, text, size=11) | shift
+
+
+def _note(x: int, y: float, text: str, **font: Any) -> dict[str, Any]:
+    """A text at a place of a plot."""
+    return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": "--ground", "font": font}
 
 
 def slice_of(
@@ -207,43 +193,33 @@ def slice_of(
 ) -> PlotFigure:
     """One knob against the objective.
 
-    Args:
-        facts: the layouts.
-        knob: its name.
-        cells: by its value, all ranked layouts, including those that the sample leaves out.
-        show_all: whether values that are far out are shown, too.
+    `cells` are all ranked layouts by the knob's value, including those that the sample leaves out.
     """
     if not facts.ranked or knob not in facts.varying:
         return PlotFigure(says=[_why_no_knobs(facts)])
-    objective = facts.objective
-    found = [p.value for p in facts.ranked if p.value is not None]
-    ends = axis_range(found, always=facts.marked_values, show_all=show_all)
+    ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
+
+    def spot(point: LayoutPoint) -> Spot:
+        return facts.spot(point, knob_text(point.knobs[knob]), point.value)
+
     traces: list[Trace] = []
     for kind in ("measured", "stopped early"):
-        of_kind = [point for point in facts.ranked if point.kind == kind]
-        traces += points(
-            kind,
-            [safe(knob_text(point.knobs[knob])) for point in of_kind],
-            [rounded(point.value or 0.0) for point in of_kind],
-            [point.words(objective) for point in of_kind],
-            [point.trial_id for point in of_kind],
-            **MARKERS[kind],
-            opacity=0.6,
-        )
+        of_kind = [spot(point) for point in facts.ranked if point.kind == kind]
+        traces += points(kind, of_kind, **MARKERS[kind], opacity=0.6)
     by_value = {cell.values[0]: cell for cell in cells}
-    values = _in_order(knob, [*facts.varying[knob], *by_value])
-    best = [(safe(knob_text(v)), rounded(by_value[v].best)) for v in values if v in by_value]
-    xs, ys = zip(*best, strict=True) if best else ((), ())
-    traces.append(line("best", xs, ys, color="--good", width=1.5))
-    for name, point in facts.marks.items():
-        if point.value is not None:
-            place, words = safe(knob_text(point.knobs[knob])), point.words(objective)
-            traces += marked(name, place, rounded(point.value), words, point.trial_id)
-    axis = _category_axis(knob, values)
+    values = in_order(knob, [*facts.varying[knob], *by_value])
+    measured = [value for value in values if value in by_value]
+    best = [by_value[value].best for value in measured]
+    traces.append(line("best", map(knob_text, measured), best, color="--good", width=1.5))
+    marks = {name: spot(each) for name, each in facts.marks.items() if each.value is not None}
     return PlotFigure(
-        traces=traces,
-        layout={"xaxis": axis, "yaxis": objective_axis(objective, ends), "showlegend": False},
-        says=hidden_words(ends, objective),
+        traces=traces + mark_traces(marks),
+        layout={
+            "xaxis": _category_axis(knob, values),
+            "yaxis": objective_axis(facts.objective, ends),
+            "showlegend": False,
+        },
+        says=hidden_words(ends, facts.objective),
         headings=(KNOBS[knob].label, ">layouts", ">median shown", ">best"),
         rows=[_slice_row(facts, knob, value, by_value.get(value)) for value in values],
         hides=bool(ends.hidden),
@@ -262,44 +238,45 @@ def _slice_row(
     )
 
 
+_Cells = Mapping[tuple[Any, ...], KnobCell]
+"""Measured cells by the values of two knobs."""
+
+
 def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell]) -> PlotFigure:
     """The best value of each tried combination of two knobs; nothing is interpolated.
 
-    Args:
-        facts: the layouts.
-        across: the knob of the horizontal axis.
-        up: of the vertical axis.
-        cells: all ranked layouts by the values of the two, in this order.
+    `cells` are all ranked layouts by the values of the two knobs, in this order.
     """
     if across not in facts.varying or up not in facts.varying or across == up:
         return PlotFigure(says=[_why_no_pair(facts, across, up)])
-    measured: dict[tuple[Any, ...], KnobCell] = {cell.values: cell for cell in cells}
-    columns = _in_order(across, [*facts.varying[across], *(cell[0] for cell in measured)])
-    rows = _in_order(up, [*facts.varying[up], *(cell[1] for cell in measured)])
+    measured: _Cells = {cell.values: cell for cell in cells}
+    columns = in_order(across, [*facts.varying[across], *(cell[0] for cell in measured)])
+    rows = in_order(up, [*facts.varying[up], *(cell[1] for cell in measured)])
     tried = {(point.knobs[across], point.knobs[up]) for point in facts.points}
-    failed = sorted(tried - measured.keys(), key=str)
-    with_numbers = len(columns) <= 10 and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
-    traces = [_heat(facts.objective, columns, rows, measured)] if measured else []
-    if with_numbers:
-        traces += _numbers(facts.objective, measured)
-    traces += points(
-        "tried, none ranked",
-        [safe(knob_text(column)) for column, _ in failed],
-        [safe(knob_text(row)) for _, row in failed],
-        ["tried, none ranked"] * len(failed),
-        [0] * len(failed),
-        **{**MARKERS["no result"], "size": 9},
+    has_numbers = (
+        len(columns) <= _MOST_COLUMNS_WITH_NUMBERS
+        and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
     )
+    traces: list[Trace] = []
+    if measured:
+        cells_drawn = _heat(facts.objective, columns, rows, measured)
+        traces = [cells_drawn | {"texttemplate": "%{text}"} if has_numbers else cells_drawn]
+    words = "tried, none ranked"
+    crossed = [
+        Spot(knob_text(x), knob_text(y), words, 0)
+        for x, y in sorted(tried - measured.keys(), key=str)
+    ]
+    traces += points(words, crossed, **{**MARKERS["failed"], "size": 9})
     notes = []
     for name, point in facts.marks.items():
-        x, y = safe(knob_text(point.knobs[across])), safe(knob_text(point.knobs[up]))
-        if with_numbers:
-            place = columns.index(point.knobs[across]), rows.index(point.knobs[up])
-            notes.append(_cell_mark(name, *place))
+        x, y = point.knobs[across], point.knobs[up]
+        if has_numbers:
+            # Positions, since names that are numbers would be taken for positions.
+            notes.append(_cell_mark(name, columns.index(x), rows.index(y)))
         else:
-            traces += marked(name, x, y, point.words(facts.objective), point.trial_id)
+            traces += marked(name, facts.spot(point, knob_text(x), knob_text(y)))
 
-    def words(cell: tuple[Any, Any]) -> str:
+    def text(cell: tuple[Any, Any]) -> str:
         if cell in measured:
             return objective_figure(facts.objective, measured[cell].best)
         return "none ranked" if cell in tried else ""
@@ -317,30 +294,25 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
             "layouts were tried and none is ranked.",
         ],
         headings=(KNOBS[up].label, *(f">{KNOBS[across].word} {knob_text(v)}" for v in columns)),
-        rows=[(knob_text(row), *(words((column, row)) for column in columns)) for row in rows],
+        rows=[(knob_text(row), *(text((column, row)) for column in columns)) for row in rows],
     )
 
 
 def _heat(
-    objective: str,
-    columns: Sequence[Any],
-    rows: Sequence[Any],
-    measured: Mapping[tuple[Any, ...], KnobCell],
-) -> Trace:
+    objective: str, columns: Sequence[Any], rows: Sequence[Any], measured: _Cells
+) -> dict[str, Any]:
     """The measured cells; null leaves a cell empty."""
     cells = [[measured.get((column, row)) for column in columns] for row in rows]
     return {
         "type": "heatmap",
-        "x": [safe(knob_text(value)) for value in columns],
-        "y": [safe(knob_text(value)) for value in rows],
-        "z": [[None if cell is None else rounded(cell.best) for cell in line] for line in cells],
+        "x": [knob_text(value) for value in columns],
+        "y": [knob_text(value) for value in rows],
+        "z": [[cell and rounded(cell.best) for cell in line] for line in cells],
         "text": [
-            ["" if cell is None else objective_figure(objective, cell.best) for cell in line]
+            [objective_figure(objective, cell.best) if cell else "" for cell in line]
             for line in cells
         ],
-        "customdata": [
-            [0 if cell is None else cell.num_layouts for cell in line] for line in cells
-        ],
+        "customdata": [[cell.num_layouts if cell else 0 for cell in line] for line in cells],
         "hovertemplate": "%{text}, the best of %{customdata} layouts<extra></extra>",
         "hoverongaps": False,
         "xgap": 2,
@@ -355,56 +327,20 @@ def _heat(
     }
 
 
-def _numbers(objective: str, measured: Mapping[tuple[Any, ...], KnobCell]) -> list[Trace]:
-    """The values in the cells, in colours that can be read on them."""
-    if not measured:
-        return []
-    values = [cell.best for cell in measured.values()]
-    low, high = min(values), max(values)
-    colours = [
-        1 + round((value - low) / (high - low) * (NUM_COLOURS - 1)) if high > low else NUM_COLOURS
-        for value in values
-    ]
-    return [
-        {
-            "type": "scatter",
-            "mode": "text",
-            "x": [safe(knob_text(column)) for column, _ in measured],
-            "y": [safe(knob_text(row)) for _, row in measured],
-            "text": [objective_figure(objective, value) for value in values],
-            "textfont": {"color": [f"--on-scale{colour}" for colour in colours], "size": 13},
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-    ]
-
-
 def _cell_mark(name: str, x: int, y: int) -> dict[str, Any]:
     """The word winner or baseline above or below the number of a cell, given by its position."""
-    is_winner = name == "winner"
-    return {
-        "x": x,
-        "y": y,
-        "text": "★ winner" if is_winner else "◆ baseline",
-        "showarrow": False,
-        "yshift": 17 if is_winner else -17,
-        "bgcolor": "--ground",
-        "borderpad": 1,
-        "font": {"color": "--good" if is_winner else "--warn", "size": 11},
-    }
-
-
-def _in_order(knob: str, values: Sequence[Any]) -> list[Any]:
-    return sorted(set(values), key=KNOBS[knob].code)
+    character, _symbol, colour = MARKS[name]
+    shift = {"yshift": 14 if name == "winner" else -14, "borderpad": 1}
+    return _note(x, y, f"{character} {name}", color=colour, size=11) | shift
 
 
 def _category_axis(knob: str, values: Sequence[Any]) -> dict[str, Any]:
     return {
         "type": "category",
         "categoryorder": "array",
-        "categoryarray": [safe(knob_text(value)) for value in values],
+        "categoryarray": [knob_text(value) for value in values],
         "range": [-0.5, len(values) - 0.5],
-        "title": {"text": safe(KNOBS[knob].label)},
+        "title": {"text": KNOBS[knob].label},
         "showgrid": False,
     }
 

@@ -3,80 +3,82 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from api.dashboard.figures.figure import (
+    MARKERS,
     MOST_ROWS,
     PlotFigure,
+    Spot,
     Trace,
     axis_range,
     hidden_words,
     left_out_words,
     line,
-    marked,
     objective_axis,
     objective_words,
     points,
-    rounded,
-    safe,
 )
-from api.dashboard.figures.points import LayoutPoint, PlotFacts, PointKind
+from api.dashboard.figures.points import LayoutPoint, PlotFacts, mark_traces
 from api.service.formatting import objective_figure, state_words, unit
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
-
-MARKERS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "measured": {"symbol": "circle", "color": "--mark"},
-    "stopped early": {"symbol": "triangle-down-open", "color": "--soft"},
-    "not ranked": {"symbol": "square-open", "color": "--warn"},
-    "no result": {"symbol": "x", "color": "--bad"},
-}
-"""The marker of each kind of trial."""
+from search_spaces.spec.objectives import pareto_front
 
 
 def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlotFigure:
     """The objective of every trial in the order in which they ended, with the best so far."""
     if not found.points:
         return PlotFigure(says=["No trial has ended yet."])
-    values = [each.value for each in found.points if _is_measured(each)]
     best = [each for each in found.points if each.is_improvement]
     ends = axis_range(
-        values,  # type: ignore[arg-type]  # measured ones have a value
+        [value for each in found.points if (value := _counted_value(each)) is not None],
         always=[*facts.marked_values, *(each.best for each in best[-1:] if each.best)],
         show_all=show_all,
     )
+    # Trials without a result lie on the horizontal axis.
     bottom = ends.low - 0.06 * (ends.high - ends.low)
-    kinds = {point.trial_id: point.kind for point in facts.points}
-    by_kind: dict[str, list[HistoryPoint]] = {name: [] for name in MARKERS}
+    of_trial = {point.trial_id: point for point in facts.points}
+    spots: dict[int, Spot] = {}
+    of_kind: dict[str, list[Spot]] = {kind: [] for kind in MARKERS}
     for each in found.points:
-        kind = kinds.get(each.trial_id, "measured") if _is_measured(each) else "no result"
-        by_kind[kind].append(each)
-    keys = {point.trial_id: point.layout_key for point in facts.points}
-    traces = _best_line(found, best)
-    for name, of_kind in by_kind.items():
-        traces += _trials(of_kind, name, facts.objective, keys, bottom)
-    for name, point in facts.marks.items():
-        traces += _mark(name, point, found, facts.objective, bottom)
-    axis = {**objective_axis(facts.objective), "range": [rounded(bottom), rounded(ends.high)]}
+        point = of_trial.get(each.trial_id)
+        spots[each.trial_id] = _history_spot(each, _key(point), facts.objective, bottom)
+        of_kind[_kind(each, point)].append(spots[each.trial_id])
+    last = found.points[-1].ended_seq
+    traces = _best_line(best, last)
+    for kind, shown in of_kind.items():
+        traces += [{**each, "cliponaxis": False} for each in points(kind, shown, **MARKERS[kind])]
+    marks = {
+        name: facts.spot(point, *spots[point.trial_id][:2])
+        for name, point in facts.marks.items()
+        if point.trial_id in spots
+    }
     return PlotFigure(
-        traces=traces,
+        traces=traces + mark_traces(marks),
         layout={
-            "xaxis": {"title": {"text": "trials that ended, in order"}, "rangemode": "tozero"},
-            "yaxis": axis,
+            "xaxis": {
+                "title": {"text": "trials that ended, in order"},
+                "range": [0, last + max(1.0, 0.02 * last)],
+            },
+            "yaxis": objective_axis(facts.objective, replace(ends, low=bottom)),
         },
         says=[
             *_history_words(found, best, facts.objective),
             *hidden_words(ends, facts.objective),
             *left_out_words(found.num_left_out, "trials", "those that set a new best"),
         ],
+        row_ids=[each.trial_id for each in best[::-1][:MOST_ROWS]],
         headings=(">trial", ">ended as number", f">{unit(facts.objective)}", "layout"),
         rows=[
             (
                 str(each.number),
                 f"{each.ended_seq:,}",
                 objective_figure(facts.objective, each.value),
-                keys.get(each.trial_id, ""),
+                _key(of_trial.get(each.trial_id)),
             )
             for each in best[::-1][:MOST_ROWS]
         ],
@@ -84,73 +86,55 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
     )
 
 
-def _is_measured(each: HistoryPoint) -> bool:
+def _counted_value(each: HistoryPoint) -> float | None:
     # The measurement of a trial with wrong losses is kept, but does not count.
-    return each.value is not None and each.state == "COMPLETED"
+    return each.value if each.state == "COMPLETED" else None
 
 
-def _best_line(found: BestSoFar, best: Sequence[HistoryPoint]) -> list[Trace]:
+def _kind(each: HistoryPoint, point: LayoutPoint | None) -> str:
+    if _counted_value(each) is None:
+        return each.state.lower() if each.state.lower() in MARKERS else "failed"
+    if point is None:
+        return "measured again" if each.is_repeat else "measured"
+    return point.kind
+
+
+def _history_spot(each: HistoryPoint, key: str, objective: str, bottom: float) -> Spot:
+    value = _counted_value(each)
+    if value is None:
+        value, words = bottom, state_words(each.state, each.reason)
+    else:
+        words = objective_words(objective, value)
+    return Spot(each.ended_seq, value, f"trial {each.number}: {words}\n{key}", each.trial_id)
+
+
+def _key(point: LayoutPoint | None) -> str:
+    return "" if point is None else point.layout_key
+
+
+def _best_line(best: Sequence[HistoryPoint], last: int) -> list[Trace]:
     if not best:
         return []
-    values = [rounded(each.best or 0.0) for each in best]
-    places = [*(each.ended_seq for each in best), found.points[-1].ended_seq]
+    values = [each.best for each in best]
+    places = [*(each.ended_seq for each in best), last]
     return [line("best so far", places, [*values, values[-1]], shape="hv", color="--good", width=2)]
 
 
-def _trials(
-    found: Sequence[HistoryPoint],
-    name: str,
-    objective: str,
-    keys: Mapping[int, str],
-    bottom: float,
-) -> list[Trace]:
-    """Trials of one kind; those without a result lie on the horizontal axis."""
-    failed = name == "no result"
-    texts = []
-    for each in found:
-        words = (
-            state_words(each.state, each.reason)
-            if failed
-            else objective_words(objective, each.value)
-        )
-        key = keys.get(each.trial_id, "")
-        texts.append(f"trial {each.number}: {safe(words)}<br>{safe(key)}")
-    traces = points(
-        name,
-        [each.ended_seq for each in found],
-        [rounded(bottom if failed else each.value or 0.0) for each in found],
-        texts,
-        [each.trial_id for each in found],
-        **MARKERS[name],
-    )
-    return [{**trace, "cliponaxis": False} for trace in traces] if failed else traces
-
-
-def _mark(
-    name: str, point: LayoutPoint, found: BestSoFar, objective: str, bottom: float
-) -> list[Trace]:
-    for each in found.points:
-        if each.trial_id == point.trial_id:
-            value = each.value if _is_measured(each) and each.value is not None else bottom
-            words = point.words(objective)
-            return marked(name, each.ended_seq, rounded(value), words, point.trial_id)
-    return []
-
-
 def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: str) -> list[str]:
-    words = [f"{counted(found.num_ended, 'trial has', 'trials have')} ended."]
+    words = [f"{_have_ended(found.num_ended)}."]
     if best:
         last = best[-1]
-        since = found.points[-1].ended_seq - last.ended_seq
         words.append(
             f"The best so far is trial {last.number} with "
             f"{objective_words(objective, last.value)}; "
-            f"{counted(since, 'trial has', 'trials have')} ended since."
+            f"{_have_ended(found.points[-1].ended_seq - last.ended_seq)} since."
         )
     else:
         words.append("None of them was measured in full, so there is no best yet.")
     reasons = Counter(
-        state_words(each.state, each.reason) for each in found.points if not _is_measured(each)
+        state_words(each.state, each.reason)
+        for each in found.points
+        if _counted_value(each) is None
     )
     if reasons:
         listed = ", ".join(f"{count:,} {each}" for each, count in reasons.most_common())
@@ -159,13 +143,11 @@ def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: st
     return words
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
+def _have_ended(number: int) -> str:
+    return f"{number:,} {'trial has' if number == 1 else 'trials have'} ended"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanePoint:
+class _Placed(NamedTuple):
     """A layout in the plane of two objectives."""
 
     point: LayoutPoint
@@ -175,50 +157,43 @@ class PlanePoint:
 
 def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) -> PlotFigure:
     """Layouts in the plane of two objectives, with those that no other beats in both."""
-    placed = [
-        PlanePoint(point=point, x=x, y=y)
-        for point in facts.ranked
-        if (x := facts.value(point, across)) is not None
-        and (y := facts.value(point, up)) is not None
-    ]
+    placed = _in_plane(facts, facts.ranked, across, up)
     if not placed:
         return PlotFigure(says=[_why_no_plane(facts, across, up)])
-    # A layout that was stopped early is on the front only while none was measured in full.
-    front = front_of([each for each in placed if not each.point.shortened] or placed)
+    front = _front(placed)
     marks = {
-        name: PlanePoint(point=point, x=x, y=y)
+        name: each
         for name, point in facts.marks.items()
-        if (x := facts.value(point, across)) is not None
-        and (y := facts.value(point, up)) is not None
+        for each in _in_plane(facts, [point], across, up)
     }
     always = [*front, *marks.values()]
     x_ends = axis_range([p.x for p in placed], always=[p.x for p in always], show_all=show_all)
     y_ends = axis_range([p.y for p in placed], always=[p.y for p in always], show_all=show_all)
-    edge = [(rounded(each.x), rounded(each.y)) for each in front]
-    xs, ys = zip(*edge, strict=True)
+
+    def spot(each: _Placed) -> Spot:
+        return facts.spot(each.point, each.x, each.y, objective_words(across, each.x))
+
+    xs, ys = [each.x for each in front], [each.y for each in front]
     traces = [line("Pareto front", xs, ys, shape="vh", color="--part4", width=2)]
     ahead = {each.point.trial_id for each in front}
     behind = [each for each in placed if each.point.trial_id not in ahead]
-    kinds: tuple[PointKind, ...] = ("measured", "stopped early")
-    for kind in kinds:
-        of_kind = [each for each in behind if each.point.kind == kind]
-        traces += _placed(of_kind, kind, facts.objective, across, MARKERS[kind])
-    on_front = {"symbol": "circle", "color": "--part4", "size": 9}
-    traces += _placed(front, "on the front", facts.objective, across, on_front)
-    for name, each in marks.items():
-        words = _both_words(each, facts.objective, across)
-        traces += marked(name, rounded(each.x), rounded(each.y), words, each.point.trial_id)
+    for kind in ("measured", "stopped early"):
+        traces += points(kind, [spot(p) for p in behind if p.point.kind == kind], **MARKERS[kind])
+    traces += points("on the front", [spot(p) for p in front], color="--part4", size=9)
+    traces += mark_traces({name: spot(each) for name, each in marks.items()})
+    are = "layout is" if len(placed) == 1 else "layouts are"
     return PlotFigure(
         traces=traces,
         layout={"xaxis": objective_axis(across, x_ends), "yaxis": objective_axis(up, y_ends)},
         says=[
-            f"{len(front):,} of {counted(len(placed), 'layout is', 'layouts are')} on the Pareto "
+            f"{len(front):,} of {len(placed):,} {are} on the Pareto "
             f"front of {unit(across)} and {unit(up)}: no other layout is at least as good in both "
             "and better in one. More is better on both axes.",
             *hidden_words(x_ends, across),
             *hidden_words(y_ends, up),
             *left_out_words(facts.num_left_out, "layouts", "the best"),
         ],
+        row_ids=[each.point.trial_id for each in front[:MOST_ROWS]],
         headings=(">trial", f">{unit(across)}", f">{unit(up)}", "layout"),
         rows=[
             (
@@ -233,38 +208,24 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     )
 
 
-def front_of(placed: Sequence[PlanePoint]) -> list[PlanePoint]:
-    """The points that no other beats in both directions, from left to right.
-
-    Equal points are all on the front.
-    """
-    front: list[PlanePoint] = []
-    for each in sorted(placed, key=lambda p: (-p.x, -p.y)):
-        last = front[-1] if front else None
-        if last is None or each.y > last.y or (each.x, each.y) == (last.x, last.y):
-            front.append(each)
-    return front[::-1]
+def _in_plane(
+    facts: PlotFacts, found: Sequence[LayoutPoint], across: str, up: str
+) -> list[_Placed]:
+    return [
+        _Placed(point, x, y)
+        for point in found
+        if (x := facts.value(point, across)) is not None
+        and (y := facts.value(point, up)) is not None
+    ]
 
 
-def _placed(
-    found: Sequence[PlanePoint],
-    name: str,
-    objective: str,
-    across: str,
-    marker: Mapping[str, Any],
-) -> list[Trace]:
-    return points(
-        name,
-        [rounded(each.x) for each in found],
-        [rounded(each.y) for each in found],
-        [_both_words(each, objective, across) for each in found],
-        [each.point.trial_id for each in found],
-        **marker,
-    )
-
-
-def _both_words(each: PlanePoint, objective: str, across: str) -> str:
-    return f"{each.point.words(objective)}<br>{objective_words(across, each.x)}"
+def _front(placed: Sequence[_Placed]) -> list[_Placed]:
+    """The layouts that no other beats in both objectives, from left to right."""
+    # A layout that was stopped early is on the front only while none was measured in full.
+    whole = [each for each in placed if not each.point.shortened] or placed
+    is_front = pareto_front(np.array([(each.x, each.y) for each in whole]))
+    front = [each for each, is_on in zip(whole, is_front, strict=True) if is_on]
+    return sorted(front, key=lambda each: each.x)
 
 
 def _why_no_plane(facts: PlotFacts, across: str, up: str) -> str:

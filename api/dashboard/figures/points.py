@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from api.dashboard.figures.figure import objective_words, safe
+from api.dashboard.figures.figure import Spot, Trace, marked, objective_words
 from api.service.formatting import state_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -15,8 +15,6 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM, SECONDS_PER_HOUR, mem
 
 PointKind = Literal["measured", "stopped early", "not ranked"]
 """not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
-
-MARK_NAMES: Final = ("baseline", "winner")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +44,6 @@ class LayoutPoint:
         """The canonical key of the layout."""
         return Layout(**self.knobs).key
 
-    def words(self, objective: str) -> str:
-        """The text at the point."""
-        if self.value is None:
-            found = f"{state_words(self.state, self.reason)}, not ranked"
-        else:
-            found = objective_words(objective, self.value)
-            found += " (stopped early)" if self.shortened else ""
-        return f"{safe(f'trial {self.number}: {found}')}<br>{safe(self.layout_key)}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlotFacts:
@@ -67,7 +56,7 @@ class PlotFacts:
     num_layouts: int
     """Number of layouts that were tried in all."""
     marks: Mapping[str, LayoutPoint]
-    """The baseline and the winner by `MARK_NAMES`, as far as there are any."""
+    """The baseline and the winner, as far as there are any, by their names in `MARKS`."""
     model: ModelShape | None = None
     """None: its description is not complete."""
     device_memory_bytes: int | None = None
@@ -83,16 +72,36 @@ class PlotFacts:
         return [point for point in self.points if point.value is not None]
 
     @cached_property
+    def values(self) -> list[float]:
+        """The objective of the layouts on the leaderboard."""
+        return [point.value for point in self.ranked if point.value is not None]
+
+    @cached_property
     def varying(self) -> dict[str, list[Any]]:
         """The knobs that differ between layouts, each with its values in their order."""
         every = [*self.points, *self.marks.values()]
-        found = {name: knob_values(every, name) for name in KNOBS}
+        found = {name: in_order(name, (point.knobs[name] for point in every)) for name in KNOBS}
         return {name: values for name, values in found.items() if len(values) > 1}
+
+    @property
+    def mark_of(self) -> Mapping[int, str]:
+        """The names of the marks by the ids of their trials; winner for a baseline that won."""
+        return {point.trial_id: name for name, point in self.marks.items()}
 
     @property
     def marked_values(self) -> list[float]:
         """The values of the winner and the baseline."""
         return [point.value for point in self.marks.values() if point.value is not None]
+
+    def spot(self, point: LayoutPoint, x: Any, y: Any, *more: str) -> Spot:
+        """A layout at its place in a plot, with lines that its text has besides."""
+        if point.value is None:
+            found = f"{state_words(point.state, point.reason)}, not ranked"
+        else:
+            found = objective_words(self.objective, point.value)
+            found += " (stopped early)" if point.shortened else ""
+        text = "\n".join((f"trial {point.number}: {found}", point.layout_key, *more))
+        return Spot(x, y, text, point.trial_id)
 
     def value(self, point: LayoutPoint, objective: str) -> float | None:
         """Any objective of a ranked layout; None where it is not known.
@@ -124,9 +133,18 @@ class PlotFacts:
         return self.model.hardware_flops_per_token(knobs["recompute"]) / 1e12 / float(num_devices)
 
 
-def knob_values(points: Iterable[LayoutPoint], name: str) -> list[Any]:
-    """The values of a knob among layouts: numbers ascending, words in their legal order."""
-    return sorted({point.knobs[name] for point in points}, key=KNOBS[name].code)
+def mark_traces(spots: Mapping[str, Spot]) -> list[Trace]:
+    """The baseline and the winner at their places, by their names."""
+    return [trace for name, spot in spots.items() for trace in marked(name, spot)]
+
+
+def in_order(knob: str, values: Iterable[Any]) -> list[Any]:
+    """Different values of a knob: numbers ascending, words in their legal order."""
+    found = set(values)
+    if KNOBS[knob].is_switch:
+        # SQLite returns switches as numbers.
+        found = set(map(bool, found))
+    return sorted(found, key=KNOBS[knob].code)
 
 
 def knob_text(value: Any) -> str:

@@ -101,7 +101,10 @@ async function draw(element, { data, layout }) {
   }
   const library = await plotly();
   const colours = getComputedStyle(document.documentElement);
-  element.style.minWidth = layout.meta?.min_width ? `${layout.meta.min_width}px` : "";
+  for (const side of ["width", "height"]) {
+    const least = layout.meta?.[`min_${side}`];
+    element.style.setProperty(`min-${side}`, least ? `${least}px` : "");
+  }
   const drawn = await library.react(
     element,
     coloured(data, colours),
@@ -172,7 +175,7 @@ function frame(colours, element) {
 }
 
 function openTrial({ points: [point] }) {
-  if (point.data.type === "scatter" && point.customdata) {
+  if (point.data.type !== "heatmap" && point.customdata) {
     location.assign(meta("trial-pages") + point.customdata);
   }
 }

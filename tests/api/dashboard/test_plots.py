@@ -73,7 +73,11 @@ def test_every_plot_is_drawn_with_its_points(browser: Browser, plotted: Plotted)
         assert count(page, "two-knobs", ".heatmaplayer image") == 1
         cells = figure(plotted, "two-knobs")["data"][0]["z"]
         tried = sum(value is not None for row in cells for value in row)
-        assert count(page, "two-knobs", ".textpoint text") == tried
+        assert count(page, "two-knobs", ".heatmap-label") == tried
+        parts = [t for t in figure(plotted, "time-parts")["data"] if t["type"] == "bar"]
+        assert len(parts) == 6
+        shown = sum(length != 0 for part in parts for length in part["x"])
+        assert count(page, "time-parts", ".barlayer path") == shown > 60
         # The history has every trial that has ended, with two marks on top.
         assert count(page, "history") == TRIALS + 2
 
@@ -85,7 +89,7 @@ def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
     with plotted.visitor(browser) as visitor:
         asked: list[str] = []
         visitor.page.on("request", lambda request: asked.append(request.url))
-        page = visitor.open(TIMELINE)
+        page = visitor.open("/campaigns/plotted/failures")
         page.wait_for_load_state("load")
         assert not [url for url in asked if "plot" in url.rsplit("/", 1)[1]]
         page.get_by_role("link", name="Plots").click()
@@ -218,11 +222,13 @@ def test_the_timeline_shows_attempts_failures_and_what_runs(
 ) -> None:
     with plotted.visitor(browser) as visitor:
         page = visitor.open(TIMELINE)
-        chart = page.get_by_role("img", name="Attempts by worker")
-        assert chart.evaluate(NUMBER_OF_ELEMENTS, "rect") >= TRIALS
-        assert chart.evaluate(NUMBER_OF_ELEMENTS, "path.running") == 1
-        assert chart.evaluate(NUMBER_OF_ELEMENTS, "text.winner") == 1
-        assert chart.evaluate(NUMBER_OF_ELEMENTS, "text.baseline") == 1
+        found = {trace["name"]: trace for trace in figure(plotted, "timeline")["data"]}
+        bars = [len(trace["x"]) for trace in found.values() if trace["type"] == "bar"]
+        assert count(page, "timeline", ".barlayer path") >= sum(bars) > TRIALS
+        assert [len(found[name]["x"]) for name in ("running", "winner", "baseline")] == [1, 1, 1]
+        assert count(page, "timeline", ".scatterlayer path.point") == 2
+        link = page.locator("#table-timeline a").first
+        expect(link).to_have_attribute("href", re.compile(r"/trials/\d+$"))
         row = page.get_by_role("row").filter(has_text="crashed").last
         expect(row).to_contain_text("FAILED")
         expect(page.get_by_role("columnheader", name="node-1")).to_be_visible()

@@ -21,9 +21,17 @@ from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
+from tests.api.dashboard.plotted_campaign import plotted_store
 from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.api.report.page import Page
-from tests.results_db.factories import START, completed, failed, lease_one, make_worker
+from tests.results_db.factories import (
+    START,
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_worker,
+)
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -87,6 +95,11 @@ def page_of(store: Store, campaign: int) -> Page:
     return Page(report(store, store.campaign(campaign), START))
 
 
+def num_told(page: Page, words: str) -> int:
+    """Points of the plots whose text has these words."""
+    return sum(words in title for title in page.texts["title"])
+
+
 def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) -> None:
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
@@ -101,9 +114,11 @@ def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) 
     assert "nodes 1, tp 1, pp 1, dp 1, micro-batch 1, micro-batches 8, ZeRO 0, fp32" in page.text
     assert "1 other cannot be told apart" in page.text
     assert "As good as the winner" in page.text
-    assert (
-        page.kinds("circle").count("winner") == 3
-    )  # its interval, the front, and the front's legend
+    assert page.kinds("circle").count("winner") == 1  # its interval
+    # The history, parallel coordinates, the front, the timeline, and slices of tp and of pp.
+    assert num_told(page, "winner: trial 1") == 4 + 2
+    assert page.texts["text"].count("★ winner") == 1  # two knobs
+    assert "1. trial 1 ★ winner" in page.texts["text"]  # the parts of its step
     assert "4 GiB, 38% free" not in page.text
     assert "5 GiB of 8 GiB, 38% free" in page.text
     assert "compute 50.0%" in page.text
@@ -150,7 +165,7 @@ def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: S
     assert "rank 1 of 2: out_of_memory" in page.text
     assert "1 completed, 3 without a result" not in page.text
     assert "trials completed, 3 without a result" in page.text
-    assert page.kinds("circle").count("failed") == 3  # two, and the legend's
+    assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
     assert "line 50" not in page.text
 
 
@@ -221,12 +236,43 @@ def test_of_several_objectives_the_front_is_the_campaigns(store: Store) -> None:
     for layout, speed, peak in zip(LAYOUTS, speeds, peaks, strict=True):
         run(store, campaign, measured(layout, speed, peak_memory_bytes=peak << 30), layout)
     page = page_of(store, campaign)
-    assert (
-        page.kinds("circle").count("front") == 2 + 1
-    )  # with the winner they are three; the legend's
-    assert page.kinds("polyline") == ["front"]
-    assert "memory headroom, %" in page.text
-    assert "The campaign was searched by" not in page.text
+    assert "3 of 4 layouts are on the Pareto front of memory headroom and tokens/s" in page.text
+    circles = [attributes for tag, attributes in page.elements if tag == "circle"]
+    on_front = [each for each in circles if each.get("fill") == "var(--part4)"]
+    assert len(on_front) == 3 + 1  # and the legend's
+    assert page.texts["td"].count("front") == 3
+
+
+def baseline_rows(page: Page) -> int:
+    """Rows of the leaderboard that stand out as the baseline's."""
+    return page.kinds("tr").count("baseline")
+
+
+def test_the_baseline_is_marked_on_the_leaderboard_and_in_every_plot(database_url: str) -> None:
+    clock = TurnableClock()
+    with closing(Store(database_url, clock=clock)) as store:
+        campaign = plotted_store(store, clock, "", trials=30).campaign_id
+        page = page_of(store, campaign)
+    assert baseline_rows(page) == 1
+    assert "baseline" in page.texts["td"]
+    # The history, parallel coordinates, the front, the timeline, two plots of estimates, and
+    # seven slices.
+    assert num_told(page, "baseline: trial 2") == 4 + 2 + 7
+    assert page.texts["text"].count("◆ baseline") == 1
+    assert any("trial 2 ◆ baseline" in text for text in page.texts["text"])
+
+
+def test_a_baseline_below_the_shown_rows_is_their_last(store: Store) -> None:
+    slow = Layout(dp=4, num_microbatches=2)
+    campaign = make(store, baseline=slow.to_mapping())
+    run(store, campaign, measured(slow, 10.0), slow)
+    for number in range(1, 26):
+        layout = Layout(num_microbatches=number)
+        run(store, campaign, measured(layout, 1000.0 + number), layout)
+    html = report(store, store.campaign(campaign), START)
+    assert baseline_rows(Page(html)) == 1
+    assert '<tr class="baseline"><td class="number">26</td>' in html
+    assert "5 more are ranked." in html  # 20 and the baseline are shown
 
 
 HOSTILE = "<img src=x onerror=alert()>'\"&</p>"
@@ -348,7 +394,7 @@ def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
     page = page_of(store, campaign)
     assert "No layout has been measured to the end. no trial completed" in page.text
     assert "What follows may change" not in page.text
-    assert page.kinds("circle").count("memory") == 4 + 1
+    assert num_told(page, "INFEASIBLE (out_of_memory)") == 4 + 4  # the history and the timeline
 
 
 def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
@@ -427,4 +473,4 @@ def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store)
     store.post_outcome(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
     page = page_of(store, campaign)
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
-    assert page.kinds("circle").count("winner") == 3
+    assert num_told(page, "winner: trial 5") == 4 + 2

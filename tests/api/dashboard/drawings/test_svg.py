@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from api.dashboard.drawings.plots import scale
 from api.dashboard.drawings.svg import join, tag
 from tests.api.report.page import Page
 
@@ -45,13 +44,3 @@ def test_attributes_that_are_none_are_left_out() -> None:
     assert tag("rect", class_="a", aria_label=None, x=1.0, y=2.345) == (
         '<rect class="a" x="1" y="2.35"></rect>'
     )
-
-
-@given(st.lists(st.floats(min_value=-1e12, max_value=1e12), max_size=20), st.booleans())
-def test_a_scale_holds_its_values_and_has_ticks(values: list[float], from_zero: bool) -> None:
-    over = scale(values, 10.0, 110.0, from_zero=from_zero)
-    assert over.high > over.low
-    assert all(9.999 <= over(value) <= 110.001 for value in values)
-    assert 1 <= len(over.ticks) <= 12
-    rounding = (over.high - over.low) * 1e-6
-    assert all(over.low - rounding <= tick <= over.high + rounding for tick in over.ticks)

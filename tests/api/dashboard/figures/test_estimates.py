@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.dashboard.figures.estimates import estimated_memory, estimated_time
+from api.dashboard.figures.estimates import estimated_memory, estimated_time, memory_by_stage
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
 from tests.api.dashboard.figures.layout_points import make_facts, make_point, named
@@ -57,9 +57,9 @@ def test_step_times_are_in_milliseconds_on_equal_axes() -> None:
 
 def test_the_band_has_the_spread_of_the_median_estimate() -> None:
     band = named(estimated_time(FACTS, TRIALS).traces, "95 % of estimates")
-    factor = math.exp(1.96 * 0.1)
-    assert band["y"][0] / band["x"][0] == pytest.approx(factor)
-    assert band["x"][3] / band["y"][3] == pytest.approx(factor)
+    factor = pytest.approx(math.exp(1.96 * 0.1), rel=1e-5)  # figures have 6 digits
+    assert band["y"][0] / band["x"][0] == factor
+    assert band["x"][3] / band["y"][3] == factor
 
 
 def test_the_caption_tells_how_far_estimates_are_off() -> None:
@@ -83,6 +83,12 @@ def test_memory_has_the_capacity_and_the_trials_that_ran_out_of_it() -> None:
     assert len(figure.rows) == 3
 
 
+def test_a_baseline_that_ran_out_of_memory_is_marked_at_the_capacity() -> None:
+    out = make_predicted(5, None, 0.1, state="INFEASIBLE")
+    facts = make_facts([], marks={"baseline": make_point(5)})
+    assert named(estimated_memory(facts, [*TRIALS, out]).traces, "baseline")["x"] == [16.0]
+
+
 def test_memory_without_a_capacity_leaves_out_what_is_not_known() -> None:
     out = make_predicted(5, None, 0.1, state="INFEASIBLE")
     facts = make_facts([make_point(1, 5.0)], device_memory_bytes=None)
@@ -97,3 +103,32 @@ def test_campaigns_without_predictions_say_so() -> None:
     for draw in (estimated_time, estimated_memory):
         assert "No estimates are stored" in draw(FACTS, []).says[0]
         assert draw(FACTS, [TRIALS[3]]).says == ["No trial with an estimate has been measured yet."]
+
+
+GIB = 1 << 30
+
+
+def test_memory_of_stages_stands_beside_the_estimate_below_the_capacity() -> None:
+    figure = memory_by_stage([6 * GIB, 4 * GIB], [5 * GIB, 4 * GIB], capacity_bytes=8 * GIB)
+    assert named(figure.traces, "measured")["x"] == [6, 4]
+    assert named(figure.traces, "estimated")["x"] == [5, 4]
+    assert named(figure.traces, "capacity 8 GiB")["x"] == [8, 8]
+    axis = figure.layout["yaxis"]
+    assert axis["ticktext"][0] == "stage 0: 6 GiB measured, 5 GiB estimated"
+    bottom, top = axis["range"]
+    assert bottom > top  # the first stage is at the top
+
+
+def test_the_scale_reaches_what_exceeds_the_capacity() -> None:
+    figure = memory_by_stage([], [12.0 * GIB], capacity_bytes=8 * GIB)
+    assert 12 < figure.layout["xaxis"]["range"][1] < 13
+    assert "Nothing was measured" in figure.says[0]
+    wider = memory_by_stage([], [12.0 * GIB], capacity_bytes=None, top_bytes=20 * GIB)
+    assert 20 < wider.layout["xaxis"]["range"][1] < 21
+
+
+def test_many_stages_are_folded() -> None:
+    figure = memory_by_stage([GIB] * 100, [], capacity_bytes=None)
+    assert len(named(figure.traces, "measured")["x"]) == 32
+    assert figure.layout["yaxis"]["ticktext"][16].startswith("stage 84:")
+    assert "Drawn are the first and the last 16 of 100 stages." in figure.says

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.dashboard.figures.figure import (
     axis_range,
@@ -73,3 +75,12 @@ def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) ->
 
 def test_names_from_outside_cannot_contain_markup_of_plots() -> None:
     assert safe("<a href='x'>n</a>\x1b[0m") == "&lt;a href='x'&gt;n&lt;/a&gt;\\u001b[0m"
+
+
+@given(st.floats(min_value=-1e12, max_value=1e12), st.floats(min_value=1e-6, max_value=1e12))
+def test_any_axis_has_ticks_within_it(low: float, length: float) -> None:
+    ends = axis_range([low, low + length])
+    ticks = round_ticks(ends.low, ends.high)
+    assert 1 <= len(ticks) <= 9
+    rounding = (ends.high - ends.low) * 1e-6 + abs(low) * 1e-9
+    assert all(ends.low - rounding <= tick <= ends.high + rounding for tick in ticks)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.dashboard.figures.objectives import front_of, history, pareto
+from api.dashboard.figures.objectives import history, pareto
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
 from tests.api.dashboard.figures.layout_points import (
     OBJECTIVE,
@@ -33,7 +33,7 @@ def make_history(*values: float | None, left_out: int = 0, **changes: Any) -> Be
                 is_improvement=improves,
             )._replace(**changes)
         )
-    return BestSoFar(objective=OBJECTIVE, points=points, num_ended=len(points) + left_out)
+    return BestSoFar(points=points, num_ended=len(points) + left_out)
 
 
 def test_the_history_has_every_trial_and_the_best_so_far() -> None:
@@ -57,7 +57,7 @@ def test_the_history_has_every_trial_and_the_best_so_far() -> None:
 
 def test_trials_without_a_result_lie_on_the_axis_and_are_counted() -> None:
     figure = history(make_facts([make_point(2, 30)]), make_history(None, 30, None))
-    failed = named(figure.traces, "no result")
+    failed = named(figure.traces, "failed")
     assert failed["x"] == [1, 3]
     assert failed["y"] == [figure.layout["yaxis"]["range"][0]] * 2
     assert "Without a result, on the axis: 2 FAILED (crashed)." in figure.says
@@ -76,7 +76,7 @@ def test_trials_that_do_not_count_have_a_marker_of_their_own() -> None:
 
 def test_a_campaign_of_failures_has_no_best() -> None:
     figure = history(make_facts([make_point(1)]), make_history(None, None))
-    assert named(figure.traces, "no result")["x"] == [1, 2]
+    assert named(figure.traces, "failed")["x"] == [1, 2]
     assert "there is no best yet" in " ".join(figure.says)
 
 
@@ -113,7 +113,6 @@ def test_equal_layouts_are_both_on_the_front() -> None:
     points = [make_point(n, 10.0, tp=n, peak_memory_bytes=8 << 30) for n in (1, 2)]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
     assert sorted(named(figure.traces, "on the front")["customdata"]) == [101, 102]
-    assert front_of([]) == []
 
 
 def test_a_layout_that_was_stopped_early_is_not_on_the_front() -> None:
