@@ -56,15 +56,15 @@ def render_campaign(
         context: variables of the template, besides those of `render`.
     """
     holder = getattr(request.state, "holder", None)
+    baselines = store.baselines([campaign])
     return render(
         request,
         template,
         campaign=campaign,
         base=campaign_path(campaign),
         tabs=TABS,
-        progress=progress_of(store, [campaign], store.baselines([campaign]), store.now())[
-            campaign.id
-        ],
+        progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
+        baseline=baselines.get(campaign.id),
         budget=campaign.spec.get("budget", {}),
         may_change=may_change(holder, campaign),
         may_submit=holder is not None and holder.role in ("submitter", "admin"),

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from api.service.findings import CampaignFinding, finding_of
+from api.service.findings import TIES_LOOKED_AT, CampaignFinding, finding_of
 from results_db.campaigns.reports import TrialPoint, WorkerShare
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import Analysis, CampaignRecord
@@ -80,6 +80,8 @@ class ReportFacts:
     made_at: datetime
     counts: Mapping[TrialState, int]
     finding: CampaignFinding
+    best: Sequence[RankedLayout]
+    """The first layouts of the leaderboard."""
     num_constrained: int
     """Completed trials that break the campaign's constraints."""
     front: frozenset[int]
@@ -96,11 +98,6 @@ class ReportFacts:
     """Trials of other campaigns that it started from."""
 
     @property
-    def best(self) -> Sequence[RankedLayout]:
-        """The first layouts of the leaderboard."""
-        return self.finding.best
-
-    @property
     def num_ranked(self) -> int:
         """Layouts on the leaderboard."""
         return self.finding.summary.num_ranked
@@ -113,7 +110,7 @@ class ReportFacts:
     @property
     def tied(self) -> list[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return self.finding.tied
+        return [ranked for ranked in self.best[1:] if ranked.is_tied]
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -186,6 +183,7 @@ def facts_of(store: Store, campaign: CampaignRecord, made_at: datetime) -> Repor
         made_at=made_at,
         counts=store.count_trials(campaign.id),
         finding=finding_of(store, campaign),
+        best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
         num_constrained=store.count_constrained(campaign.id),
         front=store.front(campaign),
         ended=ended,

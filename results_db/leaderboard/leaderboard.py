@@ -176,7 +176,7 @@ class Leaderboard(StoreSection):
             shown = tuple(dict.fromkeys((*objectives, by, *cheapest)))
             statements = document_statements(ranking.by.key, shown)
             page = select_page(results, statements.page, ranking, limit=limit, offset=offset)
-            total, source = statements.total_and_source(session, campaign_id, page)
+            total, source = statements.total_and_source(results, ranking, page)
             memory_bytes = spec["cluster"].get("device_memory_bytes")
             return PageOfLayouts(
                 objective=by,
@@ -215,6 +215,24 @@ class Leaderboard(StoreSection):
             if not found or best is None:
                 return None
             return rank_of_row(session, ranking, best[0], RankedRow._make(found[0]))
+
+    def count_tied(self, campaign_id: int, objective: str, *, among: int) -> int:
+        """How many layouts cannot be told apart from the first, among those that follow it.
+
+        Args:
+            campaign_id: the campaign.
+            objective: the objective that ranks.
+            among: layouts that are looked at, with the first.
+
+        Raises:
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        with self._db.read() as session:
+            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
+            ranking = Ranking.of(campaign_id, objective, own=own)
+            results = CampaignResults(self._cache, session, campaign_id)
+            statements = _record_statements(ranking.by.key)
+            return sum(select_page(results, statements, ranking, limit=among).ties[1:])
 
     def winner(self, campaign_id: int, objective: str) -> RankedLayout | None:
         """The best layout that was measured in full; None while there is none."""
@@ -256,17 +274,6 @@ class Leaderboard(StoreSection):
             estimate = row.estimate(spreads.get(campaign_id))
             values[campaign_id] = row.value if estimate is None else row.value / estimate.factor
         return values
-
-    def ranked_values(self, campaign_id: int) -> list[tuple[float, bool]]:
-        """By the campaign's own objective, each layout's value, and whether it was stopped early.
-
-        The value of a layout that was stopped early is an estimate from the steps that ran.
-        """
-        query = select(LeaderboardRow.value, LeaderboardRow.shortened).where(
-            LeaderboardRow.campaign_id == campaign_id
-        )
-        with self._db.read() as session:
-            return [(value, shortened) for value, shortened in session.execute(query)]
 
     def count_constrained(self, campaign_id: int) -> int:
         """The number of completed trials that break the campaign's constraints."""

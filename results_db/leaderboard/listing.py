@@ -28,6 +28,7 @@ from results_db.leaderboard.ranking import (
     best_first,
     in_campaign_of_parameter,
     rows_of,
+    tuples_of,
 )
 from results_db.models.standings import LeaderboardRow
 from results_db.trials.filter_sql import knob_number, ranked_conditions, ranked_metric_column
@@ -71,8 +72,8 @@ def listed_ids(results: CampaignResults, ranking: Ranking, first: First) -> Ids:
 
 def part_of_list(
     results: CampaignResults, ranking: Ranking, first: First, *, limit: int | None, offset: int
-) -> tuple[list[int], int]:
-    """A part of the listed layouts in their order, and the number of all of them.
+) -> list[int]:
+    """A part of the listed layouts in their order.
 
     Near the beginning, SQL selects the part: a database keeps the best few hundred rows of a scan
     without sorting all. Further on, the ids of the whole list are sorted once and cached.
@@ -82,10 +83,11 @@ def part_of_list(
         query = _listed_in_order(ranking, first).limit(limit).offset(offset or None)
         asked = ("part", ranking.by.key, ranking.listing, limit, offset)
         part = results.get(asked, lambda: _ids(results.session, query))
-        return part.tolist(), _count_listed(results, ranking, first)
-    ids = listed_ids(results, ranking, first)
-    part = ids[offset : None if limit is None else offset + limit]
-    return part.tolist(), len(ids)
+    else:
+        ids = listed_ids(results, ranking, first)
+        part = ids[offset : None if limit is None else offset + limit]
+    trial_ids: list[int] = part.tolist()
+    return trial_ids
 
 
 def part_of_whole(
@@ -175,7 +177,8 @@ def _listed_in_order(ranking: Ranking, first: First) -> Select[int]:
     return query.order_by(*_order(ranking))
 
 
-def _count_listed(results: CampaignResults, ranking: Ranking, first: First) -> int:
+def count_listed(results: CampaignResults, ranking: Ranking, first: First) -> int:
+    """The number of listed layouts."""
     listing = ranking.listing.unsorted
 
     def count() -> int:
@@ -218,8 +221,5 @@ def _with_first_in_front(ids: Ids, first: First) -> Ids:
 
 
 def _ids(session: Session, query: Select[int]) -> Ids:
-    # From the driver's tuples: objects of SQLAlchemy for each row would take twice as long.
-    cursor = session.connection().execute(query).cursor
-    assert cursor is not None  # it is a SELECT
-    rows = cursor.fetchall()
+    rows = tuples_of(session, query)
     return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=len(rows))

@@ -79,10 +79,10 @@ class RankedPage:
     """The confidence of each value, as `First.compare` returns it."""
     ties: Sequence[bool] = ()
     """Whether each layout is the first, or cannot be told apart from it."""
+    first: First | None = None
+    """The first layout of the whole leaderboard; None: it is empty."""
     is_top: bool = False
     """Whether these are the first rows of the whole leaderboard."""
-    num_listed: int | None = None
-    """Number of layouts that are listed in all; None: every ranked layout."""
 
 
 def select_page(
@@ -114,20 +114,19 @@ def select_page(
             return _page(top, range(1, len(top) + 1), first, is_top=True)
     found = best_in_full(session, ranking)
     if found is None:
-        return RankedPage(num_listed=0)
+        return RankedPage()
     first = first_of(session, statements.repeats, ranking, *found)
-    num_listed = None
     if is_whole and first.has_largest_value and ranking.by.key == "value":
         page_ids = part_of_whole(session, ranking, limit=limit, offset=offset)
     else:
-        page_ids, num_listed = part_of_list(results, ranking, first, limit=limit, offset=offset)
+        page_ids = part_of_list(results, ranking, first, limit=limit, offset=offset)
     selected = _rows_of_ids(results, statements, page_ids)
     if is_whole:
         ranks: Sequence[int] = range(offset + 1, offset + 1 + len(page_ids))
     else:
         rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
         ranks = ranks_of(results, ranking, first, rows)
-    return _page(selected, ranks, first, num_listed=num_listed)
+    return _page(selected, ranks, first)
 
 
 def _page(
@@ -136,7 +135,6 @@ def _page(
     first: First,
     *,
     is_top: bool = False,
-    num_listed: int | None = None,
 ) -> RankedPage:
     rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
     compared = [first.compare(row) for row in rows]
@@ -146,8 +144,8 @@ def _page(
         ranks=ranks,
         factors=[factor for factor, _ in compared],
         ties=[is_tied for _, is_tied in compared],
+        first=first,
         is_top=is_top,
-        num_listed=num_listed,
     )
 
 
