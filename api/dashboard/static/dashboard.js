@@ -64,8 +64,10 @@ function replace(page, { quiet }) {
     const markup = next.outerHTML;
     if (markup === asLoaded.get(old) && (quiet || !isEdited(old)) && id !== "messages") continue;
     const focused = placeOfFocus(old);
-    if (quiet) keepChoices(old, next);
-    markChanges(old, next);
+    if (quiet) {
+      keepChoices(old, next);
+      markChanges(old, next); // not where the reader asked for other rows: all of them differ
+    }
     const adopted = document.adoptNode(next);
     old.replaceWith(adopted);
     asLoaded.set(adopted, markup);

@@ -84,6 +84,7 @@ def test_knobs_and_metrics_filter_and_columns_are_chosen(
         assert len(table.text.splitlines()) == 4
         page.get_by_role("link", name="Reset").click()
         expect(rows(page)).to_have_count(10)
+        expect(page.locator("tr.changed")).to_have_count(0)  # that marks rows which events change
 
 
 @pytest.mark.parametrize("scripts", [True, False])
