@@ -20,7 +20,7 @@ from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults, page_version_of
 from results_db.leaderboard.layout_documents import document_statements
-from results_db.leaderboard.listing import rank_of_row
+from results_db.leaderboard.listing import counted_ranks
 from results_db.leaderboard.pages import PageStatements, select_page
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
 from results_db.leaderboard.ranking import (
@@ -204,17 +204,15 @@ class Leaderboard(StoreSection):
         """
         key = select(Trial.layout_key).where(Trial.id == trial_id, Trial.campaign_id == campaign_id)
         with self._db.read() as session:
-            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
-            if own is None:
-                raise campaign_not_found(campaign_id)
-            ranking = Ranking.of(campaign_id, objective or own, own=own)
+            ranking = Ranking.read(session, campaign_id, objective)
             query = select(*ranked_columns(ranking.by)).where(
                 ranking.in_campaign, LeaderboardRow.layout_key == key.scalar_subquery()
             )
             found, best = rows_of(session, query), best_in_full(session, ranking)
             if not found or best is None:
                 return None
-            return rank_of_row(session, ranking, best[0], RankedRow._make(found[0]))
+            (rank,) = counted_ranks(session, ranking, best[0], [RankedRow._make(found[0])])
+            return rank
 
     def count_tied(self, campaign_id: int, objective: str, *, among: int) -> int:
         """How many layouts cannot be told apart from the first, among those that follow it.
@@ -225,11 +223,11 @@ class Leaderboard(StoreSection):
             among: layouts that are looked at, with the first.
 
         Raises:
+            CampaignNotFoundError: there is no such campaign.
             ObjectiveUnknownError: no layout is ranked by this name.
         """
         with self._db.read() as session:
-            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
-            ranking = Ranking.of(campaign_id, objective, own=own)
+            ranking = Ranking.read(session, campaign_id, objective)
             results = CampaignResults(self._cache, session, campaign_id)
             statements = _record_statements(ranking.by.key)
             return sum(select_page(results, statements, ranking, limit=among).ties[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults
 from results_db.leaderboard.listing import Ids, listed, listed_ids
@@ -23,13 +21,11 @@ from results_db.leaderboard.ranking import (
     first_of,
     repeats_statement,
     rows_of,
-    tuples_of,
 )
 from results_db.models.standings import LeaderboardRow
-from results_db.models.tables import Campaign, MeasurementRow, Trial
+from results_db.models.tables import MeasurementRow, Trial
 from results_db.trials.filter import KNOB_FIELDS
 from results_db.trials.filter_sql import knob_number
-from search_spaces.spec.layout import KNOBS
 
 MAX_POINTS: Final = 2000
 """Most points of one plot: a browser draws so many in a tenth of a second."""
@@ -101,21 +97,18 @@ class LeaderboardOverview(StoreSection):
             campaign_id: the campaign.
             knobs: of `KNOB_FIELDS`.
         """
-        if not knobs:
-            return {}
-        columns = [getattr(LeaderboardRow, name) for name in knobs]
-        query = select(*columns).where(LeaderboardRow.campaign_id == campaign_id)
+        in_campaign = LeaderboardRow.campaign_id == campaign_id
         with self._db.read() as session:
-            results = CampaignResults(self._cache, session, campaign_id)
 
-            def count() -> KnobValues:
-                of_knobs = list(zip(*tuples_of(session, query), strict=True)) or [()] * len(knobs)
-                return {
-                    name: _in_order(name, Counter(values))
-                    for name, values in zip(knobs, of_knobs, strict=True)
-                }
+            def count(name: str) -> Mapping[Any, int]:
+                column = getattr(LeaderboardRow, name)
+                query = select(column, func.count()).where(in_campaign).group_by(column)
+                rows = rows_of(session, query.order_by(knob_number(name, column)))
+                return {row[0]: row[1] for row in rows}
 
-            return results.get(("knob values", knobs), count)
+            return CampaignResults(self._cache, session, campaign_id).get(
+                ("knob values", knobs), lambda: {name: count(name) for name in knobs}
+            )
 
     def constant_knobs(
         self,
@@ -139,7 +132,7 @@ class LeaderboardOverview(StoreSection):
         """
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, objective, listing)
+            ranking = Ranking.read(session, campaign_id, objective, listing)
             asked = ("constant knobs", ranking.by.key, listing.unsorted)
             return results.get(asked, lambda: _constant_knobs(session, ranking))
 
@@ -164,18 +157,9 @@ class LeaderboardOverview(StoreSection):
         """
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, objective, WHOLE)
+            ranking = Ranking.read(session, campaign_id, objective)
             asked = ("points", ranking.by.key, limit)
-            return results.get(asked, lambda: _plot_points(results, ranking, objective, limit))
-
-
-def _own_ranking(
-    session: Session, campaign_id: int, objective: str | None, listing: LeaderboardQuery
-) -> Ranking:
-    own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
-    if own is None:
-        raise campaign_not_found(campaign_id)
-    return Ranking.of(campaign_id, objective or own, own=own, listing=listing)
+            return results.get(asked, lambda: _plot_points(results, ranking, limit))
 
 
 def _first(session: Session, ranking: Ranking) -> First | None:
@@ -209,17 +193,7 @@ def _constant_knobs(session: Session, ranking: Ranking) -> Mapping[str, Any]:
     return {name: value for name, value in constant.items() if len(set(differs[name])) == 1}
 
 
-def _in_order(name: str, counts: Mapping[Any, int]) -> Mapping[Any, int]:
-    knob = KNOBS.get(name)
-    if knob is None or knob.is_number:
-        return dict(sorted(counts.items()))
-    # SQLite returns switches as numbers.
-    return {value: counts[value] for value in knob.choices if value in counts}
-
-
-def _plot_points(
-    results: CampaignResults, ranking: Ranking, objective: str | None, limit: int
-) -> PlotPoints:
+def _plot_points(results: CampaignResults, ranking: Ranking, limit: int) -> PlotPoints:
     session = results.session
     first = _first(session, ranking)
     ids = np.empty(0, np.int64) if first is None else listed_ids(results, ranking, first)
@@ -228,9 +202,8 @@ def _plot_points(
     places = _sampled_places(session, ranking, ids, limit - most_unranked)
     points = _ranked_points(session, ranking, ids, places)
     sample = [unranked[place] for place in _evenly(len(unranked), most_unranked)]
-    own = session.scalar(select(Campaign.objective).where(Campaign.id == ranking.campaign_id))
     return PlotPoints(
-        objective=objective or own or "",
+        objective=ranking.objective,
         points=[*points, *_unranked_points(session, sample)],
         num_ranked=len(ids),
         num_unranked=len(unranked),

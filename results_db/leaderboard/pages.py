@@ -14,8 +14,9 @@ from sqlalchemy import Integer, Select, bindparam, select
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.events.event_log import CampaignResults
-from results_db.leaderboard.listing import part_of_list, part_of_whole, ranks_of
+from results_db.leaderboard.listing import part_of_list, ranks_of
 from results_db.leaderboard.ranking import (
+    NUM_RANKED,
     First,
     RankedRow,
     Ranking,
@@ -31,7 +32,6 @@ from results_db.models.standings import LeaderboardRow
 _MOST_ROWS: Final = 2**31 - 1
 _IDS_AT_ONCE: Final = 1000
 """Trial ids in one statement: SQLite limits the parameters of one."""
-_NUM_RANKED: Final = len(RankedRow._fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ def select_page(
         top = statements.top.rows(session, campaign=ranking.campaign_id, most=most)
         if not top:
             return RankedPage()
-        best = RankedRow._make(top[0][:_NUM_RANKED])
+        best = RankedRow._make(top[0][:NUM_RANKED])
         if not best.shortened:
             first = first_of(session, statements.repeats, ranking, best, has_largest_value=True)
             return _page(top, range(1, len(top) + 1), first, is_top=True)
@@ -116,15 +116,12 @@ def select_page(
     if found is None:
         return RankedPage()
     first = first_of(session, statements.repeats, ranking, *found)
-    if is_whole and first.has_largest_value and ranking.by.key == "value":
-        page_ids = part_of_whole(session, ranking, limit=limit, offset=offset)
-    else:
-        page_ids = part_of_list(results, ranking, first, limit=limit, offset=offset)
+    page_ids = part_of_list(results, ranking, first, limit=limit, offset=offset)
     selected = _rows_of_ids(results, statements, page_ids)
     if is_whole:
         ranks: Sequence[int] = range(offset + 1, offset + 1 + len(page_ids))
     else:
-        rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
+        rows = [RankedRow._make(row[:NUM_RANKED]) for row in selected]
         ranks = ranks_of(results, ranking, first, rows)
     return _page(selected, ranks, first)
 
@@ -136,7 +133,7 @@ def _page(
     *,
     is_top: bool = False,
 ) -> RankedPage:
-    rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
+    rows = [RankedRow._make(row[:NUM_RANKED]) for row in selected]
     compared = [first.compare(row) for row in rows]
     return RankedPage(
         selected=selected,

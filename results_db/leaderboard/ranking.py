@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, case, select, text
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.compiled_statement import DriverStatement
 from results_db.errors import ObjectiveUnknownError
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
@@ -61,7 +62,7 @@ _WINNER: Final = (
 )
 """The trial that wins a campaign by its own objective."""
 
-_NUM_RANKED: Final = len(RankedRow._fields)
+NUM_RANKED: Final = len(RankedRow._fields)
 
 
 def ranked_columns(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> list[Any]:
@@ -84,8 +85,10 @@ class Ranking:
     """A leaderboard: the campaign, the column that ranks, and which of the layouts are listed."""
 
     campaign_id: int
+    objective: str
+    """The objective that ranks."""
     by: InstrumentedAttribute[float]
-    """The column of `LeaderboardRow` that ranks."""
+    """Its column of `LeaderboardRow`."""
     listing: LeaderboardQuery = WHOLE
 
     @classmethod
@@ -108,7 +111,26 @@ class Ranking:
                 f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}"
             )
         by = getattr(LeaderboardRow, "value" if objective == own else objective)
-        return cls(campaign_id=campaign_id, by=by, listing=listing)
+        return cls(campaign_id=campaign_id, objective=objective, by=by, listing=listing)
+
+    @classmethod
+    def read(
+        cls,
+        session: Session,
+        campaign_id: int,
+        objective: str | None,
+        listing: LeaderboardQuery = WHOLE,
+    ) -> Self:
+        """The leaderboard of a campaign by an objective; None: by its own.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
+        if own is None:
+            raise campaign_not_found(campaign_id)
+        return cls.of(campaign_id, objective or own, own=own, listing=listing)
 
     @property
     def in_campaign(self) -> ColumnElement[bool]:
