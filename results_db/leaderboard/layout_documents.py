@@ -146,9 +146,12 @@ class DocumentStatements:
         self, results: CampaignResults, ranking: Ranking, page: RankedPage
     ) -> tuple[int, str | None]:
         """The number of layouts that are listed in all, and the source of an imported campaign."""
-        ((total, source),) = self.about.rows(results.session, campaign=ranking.campaign_id)
-        if page.first is not None and not ranking.listing.is_whole:
-            total = count_listed(results, ranking, page.first)
+        campaign_id, session = ranking.campaign_id, results.session
+        if ranking.listing.is_whole:
+            ((total, source),) = self.about.rows(session, campaign=campaign_id)
+        else:
+            total = 0 if page.first is None else count_listed(results, ranking, page.first)
+            source = session.scalar(select(Import.source).where(Import.campaign_id == campaign_id))
         return total, source
 
     def _measurements(

@@ -15,11 +15,8 @@ from results_db.events.event_log import CampaignResults
 from results_db.leaderboard.listing import Ids, listed, listed_ids
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
 from results_db.leaderboard.ranking import (
-    First,
     Ranking,
-    best_in_full,
-    first_of,
-    repeats_statement,
+    first_layout,
     rows_of,
 )
 from results_db.models.standings import LeaderboardRow
@@ -162,15 +159,8 @@ class LeaderboardOverview(StoreSection):
             return results.get(asked, lambda: _plot_points(results, ranking, limit))
 
 
-def _first(session: Session, ranking: Ranking) -> First | None:
-    found = best_in_full(session, ranking)
-    if found is None:
-        return None
-    return first_of(session, repeats_statement(ranking.by), ranking, *found)
-
-
 def _constant_knobs(session: Session, ranking: Ranking) -> Mapping[str, Any]:
-    first = _first(session, ranking)
+    first = first_layout(session, ranking)
     if first is None:
         return {}
     conditions = listed(ranking, first)
@@ -195,7 +185,7 @@ def _constant_knobs(session: Session, ranking: Ranking) -> Mapping[str, Any]:
 
 def _plot_points(results: CampaignResults, ranking: Ranking, limit: int) -> PlotPoints:
     session = results.session
-    first = _first(session, ranking)
+    first = first_layout(session, ranking)
     ids = np.empty(0, np.int64) if first is None else listed_ids(results, ranking, first)
     unranked = _unranked_ids(session, ranking.campaign_id)
     most_unranked = min(len(unranked), max(limit // 4, limit - len(ids)))

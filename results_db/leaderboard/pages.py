@@ -21,10 +21,9 @@ from results_db.leaderboard.ranking import (
     RankedRow,
     Ranking,
     best_first,
-    best_in_full,
+    first_layout,
     first_of,
     in_campaign_of_parameter,
-    repeats_statement,
     rows_of,
 )
 from results_db.models.standings import LeaderboardRow
@@ -42,8 +41,6 @@ class PageStatements:
     """One row for each layout, of any campaign and in any order."""
     top: DriverStatement
     """The first rows of a campaign."""
-    repeats: DriverStatement
-    """The layouts of a campaign that were measured more than once."""
 
     @classmethod
     def of(cls, by: str, query: Select[*tuple[Any, ...]]) -> Self:
@@ -63,7 +60,7 @@ class PageStatements:
             # No index has this order: joining all rows before sorting them would take long.
             ids = select(LeaderboardRow.trial_id).where(in_campaign).order_by(*best_first(column))
             top = top.where(LeaderboardRow.trial_id.in_(ids.limit(most).correlate(None)))
-        return cls(query=query, top=DriverStatement(top), repeats=repeats_statement(column))
+        return cls(query=query, top=DriverStatement(top))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +107,11 @@ def select_page(
             return RankedPage()
         best = RankedRow._make(top[0][:NUM_RANKED])
         if not best.shortened:
-            first = first_of(session, statements.repeats, ranking, best, has_largest_value=True)
-            return _page(top, range(1, len(top) + 1), first, is_top=True)
-    found = best_in_full(session, ranking)
-    if found is None:
+            leader = first_of(session, ranking, best, has_largest_value=True)
+            return _page(top, range(1, len(top) + 1), leader, is_top=True)
+    first = first_layout(session, ranking)
+    if first is None:
         return RankedPage()
-    first = first_of(session, statements.repeats, ranking, *found)
     page_ids = part_of_list(results, ranking, first, limit=limit, offset=offset)
     selected = _rows_of_ids(results, statements, page_ids)
     if is_whole:

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, case, select, text
@@ -181,32 +182,35 @@ def in_campaign_of_parameter() -> ColumnElement[bool]:
     return LeaderboardRow.campaign_id == bindparam("campaign", type_=Integer)
 
 
-def repeats_statement(by: ColumnElement[Any] | InstrumentedAttribute[float]) -> DriverStatement:
-    """Selects the layouts of a campaign that were measured more than once, for `first_of`."""
+@lru_cache(maxsize=100)
+def _repeats_statement(by: str) -> DriverStatement:
+    """Selects the layouts of a campaign that were measured more than once."""
     # Without ORDER BY: for the order, SQLite would read all rows of the campaign.
     query = select(
-        LeaderboardRow.runs_squares, LeaderboardRow.num_runs, by, LeaderboardRow.trial_id
+        LeaderboardRow.runs_squares,
+        LeaderboardRow.num_runs,
+        getattr(LeaderboardRow, by),
+        LeaderboardRow.trial_id,
     )
     return DriverStatement(query.where(in_campaign_of_parameter(), _REPEATED))
 
 
-def first_of(
-    session: Session,
-    repeats: DriverStatement,
-    ranking: Ranking,
-    row: RankedRow,
-    has_largest_value: bool,
-) -> First:
+def first_layout(session: Session, ranking: Ranking) -> First | None:
+    """The first layout of a leaderboard; None: it is empty."""
+    found = best_in_full(session, ranking)
+    return None if found is None else first_of(session, ranking, *found)
+
+
+def first_of(session: Session, ranking: Ranking, row: RankedRow, has_largest_value: bool) -> First:
     """The first layout of a leaderboard, with the spread of its campaign's repeats.
 
     Args:
         session: a transaction.
-        repeats: made by `repeats_statement` for the column that ranks.
         ranking: the leaderboard.
         row: the first layout.
         has_largest_value: as `best_in_full` returns it.
     """
-    found = repeats.rows(session, campaign=ranking.campaign_id)
+    found = _repeats_statement(ranking.by.key).rows(session, campaign=ranking.campaign_id)
     # In the order of the ranks: the last digits of a sum depend on the order.
     in_order = sorted(found, key=lambda each: (each[3] != row.trial_id, -each[2], each[3]))
     spread = spread_of_squares((squares, num_runs) for squares, num_runs, *_ in in_order)
