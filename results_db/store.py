@@ -26,6 +26,7 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
+from results_db.events.list_versions import ListVersions
 from results_db.events.live_state import LiveStates
 from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.knob_cells import LeaderboardCells
@@ -47,6 +48,7 @@ class Store(
     Overviews,
     CampaignCharts,
     EventLog,
+    ListVersions,
     LiveStates,
     # Trials, from the proposal to the leaderboard.
     Trials,

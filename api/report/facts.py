@@ -108,9 +108,9 @@ class ReportFacts:
         return self.finding.winner
 
     @property
-    def tied(self) -> list[RankedLayout]:
+    def tied(self) -> Sequence[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return [ranked for ranked in self.best[1:] if ranked.is_tied]
+        return self.finding.tied
 
     @property
     def device_memory_bytes(self) -> int | None:

@@ -6,7 +6,7 @@ A sentence is a sequence of phrases. A phrase that carries the result is strong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,19 +41,27 @@ class CampaignFinding:
     """The result of a campaign."""
 
     campaign: CampaignRecord
-    winner: RankedLayout | None
-    """The best layout; None if it was stopped early."""
-    num_tied: int
-    """Other layouts that cannot be told apart from it, among the first `TIES_LOOKED_AT`."""
+    best: Sequence[RankedLayout]
+    """The first layout of the leaderboard, and those that are statistically tied with it."""
     summary: RankedSummary
+
+    @property
+    def winner(self) -> RankedLayout | None:
+        """The best layout; None if it was stopped early."""
+        first = self.best[0] if self.best else None
+        return None if first is None or first.shortened else first
+
+    @property
+    def tied(self) -> Sequence[RankedLayout]:
+        """Layouts that are statistically tied with the winner, among the first."""
+        return self.best[1:]
 
 
 def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
     """Reads the result of a campaign."""
     return CampaignFinding(
         campaign=campaign,
-        winner=store.winner(campaign.id, campaign.objective),
-        num_tied=store.count_tied(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
+        best=store.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
         summary=store.ranked_summary(campaign.id),
     )
 
@@ -77,7 +85,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     yield f", {bounds(campaign.objective, winner)}: ", False
     yield short_layout(winner.trial.layout), True
     yield ". ", False
-    tied = finding.num_tied
+    tied = len(finding.tied)
     if tied:
         yield (
             (

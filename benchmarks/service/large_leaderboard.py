@@ -145,6 +145,7 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
                 store.count_listed_trials(1, wanted=rare),
             ),
         ),
+        "version of the list of campaigns": (True, lambda: store.campaigns_version(beats=True)),
     }
 
 

@@ -57,8 +57,7 @@ def test_the_gain_names_the_layouts_that_it_leaves_out(
         summary = RankedSummary(
             num_ranked=ranked_layouts, num_shortened=shortened, median_complete=200.0
         )
-        finding = CampaignFinding(campaign=campaign, winner=ranked, num_tied=0, summary=summary)
-        return gain_over_median(finding)
+        return gain_over_median(CampaignFinding(campaign=campaign, best=[ranked], summary=summary))
 
     assert gain(3, 0) == (
         "That is 1.50 times the median of the 3 layouts that were measured to the end. "

@@ -138,6 +138,8 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -
     page = store.page_of_layouts(campaign.id, objective, listing=query, limit=2, offset=1)
     assert page.total == len(expected)
     assert [each["id"] for each in page.layouts] == [each.trial.id for each in expected[1:3]]
+    tied = store.tied_layouts(campaign.id, objective, among=3)
+    refuse_other_standings(tied, [each for each in whole[:3] if each.is_tied])
     for each in whole:
         for trial_id in each.trial_ids:
             assert store.rank_of(campaign.id, trial_id, objective) == each.rank
