@@ -186,27 +186,6 @@ document.addEventListener("change", (event) => {
   }
 });
 
-/** Loads the values of a filter when it is opened: the page of a long leaderboard has none. */
-document.addEventListener(
-  "toggle",
-  async ({ target }) => {
-    const link = target.open && target.querySelector("a[data-fill]");
-    if (!link) return;
-    try {
-      const answer = await fetched(link.href);
-      const values = answer?.page.querySelector(`#${CSS.escape(target.id)} fieldset`);
-      const old = link.closest("fieldset");
-      const hasFocus = old.contains(document.activeElement);
-      if (!values || !old.isConnected) return;
-      old.replaceWith(values);
-      if (hasFocus) values.querySelector(FOCUSABLE)?.focus({ preventScroll: true });
-    } catch {
-      // The link is still there.
-    }
-  },
-  true,
-);
-
 function ask(question, button, then) {
   const dialog = document.createElement("dialog");
   dialog.setAttribute("aria-labelledby", "question");
@@ -239,6 +218,27 @@ addEventListener("popstate", () => {
   if (location.href.split("#")[0] !== at.split("#")[0]) swap(location.href);
   at = location.href;
 });
+
+/** Loads the values of a filter when it is opened: the page of a long leaderboard has none. */
+document.addEventListener(
+  "toggle",
+  async ({ target }) => {
+    const link = target.open && target.querySelector("a[data-fill]");
+    if (!link) return;
+    try {
+      const answer = await fetched(link.href);
+      const values = answer?.page.querySelector(`#${CSS.escape(target.id)} fieldset`);
+      const old = link.closest("fieldset");
+      const hasFocus = old.contains(document.activeElement);
+      if (!values || !old.isConnected) return;
+      old.replaceWith(values);
+      if (hasFocus) values.querySelector(FOCUSABLE)?.focus({ preventScroll: true });
+    } catch {
+      // The link is still there.
+    }
+  },
+  true,
+);
 
 // The event stream.
 
