@@ -64,6 +64,14 @@ _CLICKED: Final = f"""async (element) => {{
   return (await ({_PAINTED})()) - start;
 }}"""
 """Milliseconds from a click until another leaderboard was painted."""
+_OPENED: Final = f"""async (summary) => {{
+  const start = performance.now();
+  summary.click();
+  const values = () => summary.parentElement.querySelector("fieldset input");
+  while (!values()) await new Promise(requestAnimationFrame);
+  return (await ({_PAINTED})()) - start;
+}}"""
+"""Milliseconds from a click on a filter until its values were painted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +134,7 @@ def measure_pages(_: argparse.Namespace) -> list[Figure]:
         visit = Visit(browser, service)
         clicks = {
             "sort": _clicks(visit, _sorting),
+            "values of a filter": _clicks(visit, _filter, _OPENED),
             "filter": _clicks(visit, _filtering),
             "next page": _clicks(visit, _turning),
         }
@@ -151,13 +160,15 @@ def _first_screen(visit: Visit) -> float:
         context.close()
 
 
-def _clicks(visit: Visit, element: Callable[[Page, int], Locator]) -> list[float]:
+def _clicks(
+    visit: Visit, element: Callable[[Page, int], Locator], clicked: str = _CLICKED
+) -> list[float]:
     """Seconds of clicks, each on a page that was opened anew; the first one is not counted."""
     times = []
     for number in range(OPENED + 1):
         visit.open(CAMPAIGN)
         target = element(visit.page, number)
-        times.append(float(target.evaluate(_CLICKED)) / 1000)
+        times.append(float(target.evaluate(clicked)) / 1000)
     return times[1:]
 
 
@@ -166,8 +177,15 @@ def _sorting(page: Page, number: int) -> Locator:
     return headings.nth(1 + number % (headings.count() - 1))
 
 
+def _filter(page: Page, number: int) -> Locator:
+    filters = page.locator("#filters details:has(a[data-fill]) summary")
+    return filters.nth(number % filters.count())
+
+
 def _filtering(page: Page, number: int) -> Locator:
-    boxes = page.locator("#filters .facet fieldset input[type=checkbox]:not([name=column])")
+    summary = _filter(page, number)
+    summary.evaluate(_OPENED)
+    boxes = page.locator("#filters details[open] input[type=checkbox]")
     return boxes.nth(number % boxes.count())
 
 

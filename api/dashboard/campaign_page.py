@@ -15,7 +15,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.http.query_parameters import StatedFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from api.service.findings import finding_of, lead
-from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
@@ -25,7 +25,7 @@ router = APIRouter()
 
 MAX_COLUMNS: Final = len(COLUMNS)
 
-_OF_PAGE: Final = ("column", "offset", "jump", "done")
+_OF_PAGE: Final = ("column", "facet", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
 
 
@@ -41,6 +41,7 @@ def show_campaign(
     sort: Sort = None,
     order: Order = "asc",
     column: Annotated[list[str] | None, Query(max_length=MAX_COLUMNS)] = None,
+    facet: Annotated[ListingSortKey | None, Query()] = None,
     offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     jump: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
@@ -65,6 +66,7 @@ def show_campaign(
         objective=objective or campaign.objective,
         columns=column or (),
         offset=offset,
+        opened=facet,
     )
     finding = finding_of(store, campaign)
     return render_campaign(
@@ -74,8 +76,6 @@ def show_campaign(
         "campaign.html",
         finding=finding,
         lead=lead(finding),
-        baseline=store.baselines([campaign]).get(campaign.id),
-        source=store.import_source(campaign.id),
         table=table,
         objectives=OBJECTIVES,
         csv=_table_address(request, campaign, "csv"),

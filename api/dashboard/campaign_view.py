@@ -35,15 +35,15 @@ def render_campaign(
         template: a file of `api/dashboard/templates`.
         context: variables of the template, besides those of `render`.
     """
+    baselines = store.baselines([campaign])
     return render(
         request,
         template,
         campaign=campaign,
         base=campaign_path(campaign),
         tabs=TABS,
-        progress=progress_of(store, [campaign], store.baselines([campaign]), store.now())[
-            campaign.id
-        ],
+        progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
+        baseline=baselines.get(campaign.id),
         budget=campaign.spec.get("budget", {}),
         may_change=request.state.holder.may_change(campaign),
         **context,

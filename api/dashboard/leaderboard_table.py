@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.errors import ColumnUnknownError
-from api.http.filter_encoding import SINGULAR
 from api.service.formatting import figure, memory, percent
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.leaderboard.leaderboard import PageOfLayouts
+from results_db.leaderboard.ranked_layout import LeaderboardQuery
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.objectives import SECONDS_PER_HOUR
 
 PAGE: Final = 100
 """Rows on one page."""
@@ -28,6 +29,11 @@ _SHOWN_METRICS: Final = ("mfu", "peak_memory_bytes")
 
 _SMALL_IS_GOOD: Final = frozenset({*KNOB_FIELDS, "step_time_s", "peak_memory_bytes"})
 """Columns that are sorted with the smallest value first by default."""
+
+_COUNTED_AT_ONCE: Final = 5_000
+"""A page of up to so many ranked layouts has the values of all knobs, else of the opened one."""
+
+_INTERVAL: Final = ("value_low", "value", "value_high")
 
 _INTERVAL_WIDTH: Final = 110.0
 _MARGIN: Final = 5.0
@@ -57,7 +63,8 @@ class LeaderboardColumn:
 class LeaderboardLine:
     """A layout as a row of the table."""
 
-    ranked: RankedLayout
+    layout: Mapping[str, Any]
+    """As a document of `Store.page_of_layouts`."""
     cells: Sequence[str]
     """One for each column."""
     marks: Sequence[str]
@@ -71,11 +78,10 @@ class KnobFacet:
     """A knob that readers can filter by."""
 
     name: str
-    parameter: str
-    """The query parameter."""
+    """Also the query parameter."""
     label: str
-    counts: Mapping[str, int]
-    """Layouts by value, on the whole leaderboard."""
+    counts: Mapping[str, int] | None
+    """Layouts by value, on the whole leaderboard; None: not counted for this page."""
     chosen: frozenset[str]
 
 
@@ -90,9 +96,14 @@ class LeaderboardTable:
     constant: Mapping[str, str]
     """Knobs that are the same in all listed layouts, with their values."""
     facets: Sequence[KnobFacet]
+    """Of the knobs that differ on the whole leaderboard, or are filtered by."""
+    choices: Sequence[tuple[str, str]]
+    """Names and headings of all columns that readers can choose."""
     bounds: Sequence[tuple[str, str, float | None, float | None]]
     """Of each metric: its name, its heading, and the bounds of the filter."""
     total: int
+    source: str | None
+    """Where the measurements of an imported campaign come from; None: it ran here."""
     offset: int
     chosen: frozenset[str]
     """The columns that the reader has chosen; empty: the default ones."""
@@ -111,6 +122,7 @@ def leaderboard_table(
     objective: str,
     columns: Sequence[str],
     offset: int,
+    opened: str | None = None,
 ) -> LeaderboardTable:
     """A page of a campaign's leaderboard.
 
@@ -121,6 +133,7 @@ def leaderboard_table(
         objective: the objective that ranks.
         columns: the columns to show; empty: knobs that differ, and some metrics.
         offset: listed layouts to skip.
+        opened: the knob whose values are counted, however many layouts there are.
 
     Raises:
         ColumnUnknownError: there is no such column.
@@ -128,16 +141,8 @@ def leaderboard_table(
     for name in columns:
         if name not in COLUMNS:
             raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, COLUMNS)}")
-    everywhere = store.knob_values(campaign.id)
-    values = store.knob_values(campaign.id, listing=listing)
-    total = sum(values["num_nodes"].values())
-    if listing.within_percent is not None and objective != campaign.objective:
-        # Which layouts are within some percent of the best depends on the objective.
-        total = store.page_of_layouts(campaign.id, objective, listing=listing, limit=1).total
-    layouts = store.ranked_layouts(
-        campaign.id, objective, listing=listing, limit=PAGE, offset=offset
-    )
-    constant = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    page = store.page_of_layouts(campaign.id, objective, listing=listing, limit=PAGE, offset=offset)
+    constant = store.constant_knobs(campaign.id, objective, listing=listing)
     names = [name for name in COLUMNS if name in columns] or [
         *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
@@ -146,15 +151,17 @@ def leaderboard_table(
         objective=objective,
         listing=listing,
         columns=[_column(name, listing) for name in names],
-        lines=_lines(store, campaign, layouts, names),
+        lines=_lines(page, names),
         constant={
             heading_of(name): _text(value)
             for name, value in constant.items()
             if name not in names and not (name in KNOBS and value == KNOBS[name].default)
         },
-        facets=[_facet(name, found, listing) for name, found in everywhere.items()],
+        facets=_facets(store, campaign, listing, opened),
+        choices=[(name, heading_of(name)) for name in COLUMNS],
         bounds=[(name, heading_of(name), *listing.wanted.bounds(name)) for name in METRICS],
-        total=total,
+        total=page.total,
+        source=page.source,
         offset=offset,
         chosen=frozenset(columns),
     )
@@ -188,14 +195,29 @@ def _column(name: str, listing: LeaderboardQuery) -> LeaderboardColumn:
     )
 
 
-def _facet(name: str, counts: Mapping[Any, int], listing: LeaderboardQuery) -> KnobFacet:
-    return KnobFacet(
-        name=name,
-        parameter=SINGULAR.get(name, name),
-        label=heading_of(name),
-        counts={_text(value): number for value, number in counts.items()},
-        chosen=frozenset(_text(value) for value in getattr(listing.wanted, name)),
+def _facets(
+    store: Store, campaign: CampaignRecord, listing: LeaderboardQuery, opened: str | None
+) -> list[KnobFacet]:
+    same = store.constant_knobs(campaign.id)
+    chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}
+    num_ranked = store.ranked_summary(campaign.id).num_ranked
+    names = [name for name in KNOB_FIELDS if chosen[name] or (num_ranked and name not in same)]
+    # Of many layouts, the values of all knobs would take longer than the rest of the page.
+    is_short = num_ranked <= _COUNTED_AT_ONCE
+    counted = store.knob_values(
+        campaign.id, *(name for name in names if is_short or name == opened)
     )
+    return [
+        KnobFacet(
+            name=name,
+            label=heading_of(name),
+            counts={_text(value): number for value, number in counted[name].items()}
+            if name in counted
+            else None,
+            chosen=frozenset(map(_text, chosen[name])),
+        )
+        for name in names
+    ]
 
 
 def _text(value: Any) -> str:
@@ -203,49 +225,47 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _lines(
-    store: Store, campaign: CampaignRecord, layouts: Sequence[RankedLayout], names: Sequence[str]
-) -> list[LeaderboardLine]:
-    front = store.front(campaign) if len(campaign.objectives) > 1 else frozenset()
-    place = _scale(layouts)
-    return [
-        LeaderboardLine(
-            ranked=ranked,
-            cells=[_cell(ranked, name) for name in names],
-            marks=_marks(ranked, is_on_front=ranked.trial.id in front),
-            drawn=None
-            if ranked.low is None or ranked.high is None
-            else (place(ranked.low), place(ranked.value), place(ranked.high)),
+def _lines(page: PageOfLayouts, names: Sequence[str]) -> list[LeaderboardLine]:
+    place = _scale(page.layouts)
+    lines = []
+    for layout in page.layouts:
+        low, value, high = (layout[name] for name in _INTERVAL)
+        lines.append(
+            LeaderboardLine(
+                layout=layout,
+                cells=[_cell(layout, name) for name in names],
+                marks=_marks(layout, has_front=len(page.objectives) > 1),
+                drawn=None if low is None else (place(low), place(value), place(high)),
+            )
         )
-        for ranked in layouts
-    ]
+    return lines
 
 
-def _cell(ranked: RankedLayout, name: str) -> str:
+def _cell(layout: Mapping[str, Any], name: str) -> str:
     """A knob of the layout, or a metric of its first run: as filters and orders use it."""
-    trial = ranked.trial
+    if name in KNOBS:
+        return _text(layout["layout"][name])
     if name in KNOB_FIELDS:
-        return _text(getattr(trial.layout, name))
-    measured = trial.measurement
-    assert measured is not None  # it is ranked
+        return _text(layout[name])
+    measured = layout["measurement"]
     if METRICS[name].is_measured:
-        return _FORMATS.get(name, figure)(getattr(measured, name))
-    return figure(trial.objective(name))
+        return _FORMATS.get(name, figure)(measured[name])
+    return figure(measured["tokens_per_s"] * SECONDS_PER_HOUR / layout["layout"]["num_nodes"])
 
 
-def _marks(ranked: RankedLayout, *, is_on_front: bool) -> list[str]:
+def _marks(layout: Mapping[str, Any], *, has_front: bool) -> list[str]:
     found = {
-        "tied": ranked.is_tied and ranked.rank > 1,
-        "stopped early": ranked.shortened,
-        "front": is_on_front,
-        "baseline": ranked.trial.is_baseline,
+        "tied": layout["tied_with_first"] and layout["rank"] > 1,
+        "stopped early": layout["shortened"],
+        "front": has_front and layout["on_front"],
+        "baseline": layout["is_baseline"],
     }
     return [word for word, holds in found.items() if holds]
 
 
-def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
+def _scale(layouts: Sequence[Mapping[str, Any]]) -> Callable[[float], float]:
     """Maps values to positions in the drawings of a page, which have one scale."""
-    ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
+    ends = [each[name] for each in layouts for name in _INTERVAL if each[name] is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0
     length = _INTERVAL_WIDTH - 2 * _MARGIN

@@ -21,7 +21,7 @@ from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.report.failures import failures
 from api.report.reproduction import commands
-from api.service.findings import REASONS, TIES_LOOKED_AT, bounds, finding_of, lead
+from api.service.findings import REASONS, bounds, finding_of, lead
 from api.service.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
@@ -45,7 +45,7 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
     """A campaign's report: HTML without scripts or external resources."""
     finding = finding_of(store, campaign)
     winner, ended = finding.winner, store.ended_trials(campaign.id)
-    best = store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT)
+    best = store.ranked_layouts(campaign.id, campaign.objective, limit=SHOWN)
     counts = store.count_trials(campaign.id)
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     return document(
@@ -63,7 +63,7 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
         finding=finding,
         lead=list(lead(finding)),
         winner=None if winner is None else _winner(store, winner),
-        tied=[ranked for ranked in best[1:] if ranked.is_tied],
+        tied=finding.tied,
         bounds=bounds,
         half_interval=half_interval,
         num_constrained=store.count_constrained(campaign.id),
@@ -108,7 +108,7 @@ def _leaderboard(
         )
 
     whole = table(WHOLE, ())
-    rows = list(zip(best[:SHOWN], whole.lines, strict=False))
+    rows = list(zip(best, whole.lines, strict=False))
     if baseline is not None and baseline.rank > SHOWN:
         knobs = baseline.trial.layout.to_mapping()
         wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})

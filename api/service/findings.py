@@ -42,7 +42,7 @@ class CampaignFinding:
 
     campaign: CampaignRecord
     best: Sequence[RankedLayout]
-    """The first layouts of the leaderboard."""
+    """The first layout of the leaderboard, and those that are statistically tied with it."""
     summary: RankedSummary
 
     @property
@@ -52,16 +52,16 @@ class CampaignFinding:
         return None if first is None or first.shortened else first
 
     @property
-    def tied(self) -> list[RankedLayout]:
+    def tied(self) -> Sequence[RankedLayout]:
         """Layouts that are statistically tied with the winner, among the first."""
-        return [ranked for ranked in self.best[1:] if ranked.is_tied]
+        return self.best[1:]
 
 
 def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
     """Reads the result of a campaign."""
     return CampaignFinding(
         campaign=campaign,
-        best=store.ranked_layouts(campaign.id, campaign.objective, limit=TIES_LOOKED_AT),
+        best=store.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
         summary=store.ranked_summary(campaign.id),
     )
 

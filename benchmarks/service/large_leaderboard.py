@@ -121,8 +121,12 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
             lambda: store.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
         ),
         "rank of a trial": (True, lambda: store.rank_of(1, layouts * 4 // 5)),
-        "values of knobs": (False, lambda: store.knob_values(1)),
-        "values of knobs, filtered": (False, lambda: store.knob_values(1, listing=_query(some))),
+        "values of a knob": (True, lambda: store.knob_values(1, "tp")),
+        "knobs of one value": (True, lambda: store.constant_knobs(1)),
+        "knobs of one value, filtered": (
+            True,
+            lambda: store.constant_knobs(1, listing=LeaderboardQuery(wanted=some)),
+        ),
         "points of a plot": (False, lambda: store.plot_points(1)),
         "history of the best": (False, lambda: store.best_so_far(1)),
         "failures": (False, lambda: store.failures(1)),
@@ -143,10 +147,6 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
         ),
         "version of the list of campaigns": (True, lambda: store.campaigns_version(beats=True)),
     }
-
-
-def _query(wanted: TrialFilter) -> LeaderboardQuery:
-    return LeaderboardQuery(wanted=wanted)
 
 
 def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]:

@@ -135,12 +135,6 @@ class SignIns(StoreSection):
             if _deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
 
-    def end_sessions_of_token(self, token_hash: str) -> int:
-        """Ends all sessions of a token, and deletes its codes; returns how many there were."""
-        with self._db.write() as session:
-            of_token = delete(BrowserSignIn).where(BrowserSignIn.token_hash == token_hash)
-            return _deleted(session, of_token)
-
     def prune_sign_ins(self) -> int:
         """Deletes codes and sessions that have expired; returns how many there were."""
         expired = delete(BrowserSignIn).where(BrowserSignIn.expires_at <= self._clock())

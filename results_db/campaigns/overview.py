@@ -1,25 +1,20 @@
-"""What pages show of campaigns besides their records: counts, choices, medians, newest events."""
+"""What pages show of campaigns besides their records: counts, choices, medians."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import func, select
 
 from results_db.campaigns.campaigns import conditions
 from results_db.campaigns.filter import CampaignFilter
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import CampaignResults, EventRecord
-from results_db.models.service_tables import EventRow
+from results_db.events.event_log import CampaignResults
 from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import CampaignState
-from results_db.rows import record_of
 from search_spaces.protocol.worker_messages import AttemptPhase
-
-_EVENT: Final = ("seq", "campaign_id", "trial_id", "kind", "at", "data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,24 +125,3 @@ class Overviews(StoreSection):
                 trial_id: RunningPhase(phase=phase, waiting_because=why or "")  # type: ignore[arg-type]
                 for trial_id, phase, why in session.execute(query)
             }
-
-    def newest_events(
-        self, campaign_id: int, *, before: int | None = None, limit: int
-    ) -> list[EventRecord]:
-        """Numbered events of a campaign, the newest first.
-
-        Args:
-            campaign_id: the campaign.
-            before: only events with smaller numbers; None: from the newest on.
-            limit: most events.
-        """
-        query = (
-            select(*(getattr(EventRow, name) for name in _EVENT))
-            .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
-            .order_by(EventRow.seq.desc())
-            .limit(limit)
-        )
-        if before is not None:
-            query = query.where(EventRow.seq < before)
-        with self._db.read() as session:
-            return [record_of(EventRecord, row) for row in session.execute(query)]

@@ -96,6 +96,27 @@ class EventLog(StoreSection):
         with self._db.read() as session:
             return [record_of(EventRecord, row) for row in session.execute(query)]
 
+    def newest_events(
+        self, campaign_id: int, *, before: int | None = None, limit: int
+    ) -> list[EventRecord]:
+        """Numbered events of a campaign, the newest first.
+
+        Args:
+            campaign_id: the campaign.
+            before: only events with smaller numbers; None: from the newest on.
+            limit: most events.
+        """
+        query = (
+            select(*_COLUMNS)
+            .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
+            .order_by(EventRow.seq.desc())
+            .limit(limit)
+        )
+        if before is not None:
+            query = query.where(EventRow.seq < before)
+        with self._db.read() as session:
+            return [record_of(EventRecord, row) for row in session.execute(query)]
+
     def last_event_seq(self) -> int:
         """The last number that was assigned; 0: none."""
         query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)

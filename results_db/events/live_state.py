@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from sqlalchemy import Text, cast, or_, select
 from sqlalchemy.orm import Session
@@ -25,8 +25,6 @@ from search_spaces.protocol.worker_messages import AllocationState, AttemptPhase
 
 WorkerState = Literal[AllocationState, "lost", "ended"]
 """lost: its heartbeats have stopped. ended: its session is over."""
-
-WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
 from results_db.leaderboard.ranking import (
+    NUM_RANKED,
     RankedRow,
     ranked_columns,
     rows_of,
@@ -132,7 +133,7 @@ def _ranked(
     spreads = spreads_of(session, leaders)
     found: tuple[dict[int, _Valued], dict[int, _Valued]] = {}, {}
     for row in rows:
-        ranked = RankedRow._make(row[: len(RankedRow._fields)])
+        ranked = RankedRow._make(row[:NUM_RANKED])
         valued = _Valued(
             trial_id=row.trial_id,
             trial_number=row.number,

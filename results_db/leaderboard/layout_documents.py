@@ -16,8 +16,11 @@ from sqlalchemy import Integer, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from results_db.database.compiled_statement import DriverStatement
+from results_db.events.event_log import CampaignResults
+from results_db.leaderboard.listing import count_listed
 from results_db.leaderboard.pages import PageStatements, RankedPage
 from results_db.leaderboard.ranking import (
+    Ranking,
     best_first,
     in_campaign_of_parameter,
     ranked_columns,
@@ -140,14 +143,16 @@ class DocumentStatements:
         return [dict(zip(_DOCUMENT, each, strict=True)) for each in made]
 
     def total_and_source(
-        self, session: Session, campaign_id: int, page: RankedPage
+        self, results: CampaignResults, ranking: Ranking, page: RankedPage
     ) -> tuple[int, str | None]:
         """The number of layouts that are listed in all, and the source of an imported campaign."""
-        if page.num_listed is None:
+        campaign_id, session = ranking.campaign_id, results.session
+        if ranking.listing.is_whole:
             ((total, source),) = self.about.rows(session, campaign=campaign_id)
-            return total, source
-        source = session.scalar(select(Import.source).where(Import.campaign_id == campaign_id))
-        return page.num_listed, source
+        else:
+            total = 0 if page.first is None else count_listed(results, ranking, page.first)
+            source = session.scalar(select(Import.source).where(Import.campaign_id == campaign_id))
+        return total, source
 
     def _measurements(
         self, session: Session, parts: Mapping[str, Sequence[Column]], page: RankedPage

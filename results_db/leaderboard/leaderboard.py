@@ -20,8 +20,8 @@ from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults, page_version_of
 from results_db.leaderboard.layout_documents import document_statements
-from results_db.leaderboard.listing import rank_of_row
-from results_db.leaderboard.pages import PageStatements, select_page
+from results_db.leaderboard.listing import counted_ranks
+from results_db.leaderboard.pages import PageStatements, RankedPage, select_page
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout, Winner
 from results_db.leaderboard.ranking import (
     RankedRow,
@@ -108,30 +108,7 @@ class Leaderboard(StoreSection):
                 limit=limit,
                 offset=offset,
             )
-            if not page.rows:
-                return []
-            layout_keys = [row[-1] for row in page.selected]
-            trial_ids = [row.trial_id for row in page.rows]
-            query = select(Trial).where(Trial.id.in_(trial_ids)).options(WITH_MEASUREMENT)
-            trials = {row.id: trial_record(row) for row in session.scalars(query)}
-            runs = _runs(session, campaign_id, page.rows, layout_keys)
-            found = zip(page.rows, page.ranks, page.factors, page.ties, strict=True)
-            return [
-                RankedLayout(
-                    trial=trials[row.trial_id],
-                    rank=rank,
-                    value=row.value,
-                    low=None if factor is None else row.value / factor,
-                    high=None if factor is None else row.value * factor,
-                    step_time_s=row.step_time_s,
-                    step_time_low_s=None if factor is None else row.step_time_s / factor,
-                    step_time_high_s=None if factor is None else row.step_time_s * factor,
-                    trial_ids=runs[row.trial_id],
-                    shortened=row.shortened,
-                    is_tied=is_tied,
-                )
-                for row, rank, factor, is_tied in found
-            ]
+            return _ranked_layouts(session, campaign_id, page, range(len(page.rows)))
 
     def page_of_layouts(
         self,
@@ -176,8 +153,8 @@ class Leaderboard(StoreSection):
             shown = tuple(dict.fromkeys((*objectives, by, *cheapest)))
             statements = document_statements(ranking.by.key, shown)
             page = select_page(results, statements.page, ranking, limit=limit, offset=offset)
-            total, source = statements.total_and_source(session, campaign_id, page)
-            memory_bytes = spec["cluster"].get("device_memory_bytes")
+            total, source = statements.total_and_source(results, ranking, page)
+            memory_bytes = spec.get("cluster", {}).get("device_memory_bytes")
             return PageOfLayouts(
                 objective=by,
                 objectives=objectives,
@@ -204,17 +181,34 @@ class Leaderboard(StoreSection):
         """
         key = select(Trial.layout_key).where(Trial.id == trial_id, Trial.campaign_id == campaign_id)
         with self._db.read() as session:
-            own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
-            if own is None:
-                raise campaign_not_found(campaign_id)
-            ranking = Ranking.of(campaign_id, objective or own, own=own)
+            ranking = Ranking.read(session, campaign_id, objective)
             query = select(*ranked_columns(ranking.by)).where(
                 ranking.in_campaign, LeaderboardRow.layout_key == key.scalar_subquery()
             )
             found, best = rows_of(session, query), best_in_full(session, ranking)
             if not found or best is None:
                 return None
-            return rank_of_row(session, ranking, best[0], RankedRow._make(found[0]))
+            (rank,) = counted_ranks(session, ranking, best[0], [RankedRow._make(found[0])])
+            return rank
+
+    def tied_layouts(self, campaign_id: int, objective: str, *, among: int) -> list[RankedLayout]:
+        """The first layout, and those that cannot be told apart from it.
+
+        Args:
+            campaign_id: the campaign.
+            objective: the objective that ranks.
+            among: layouts that are looked at, the best first.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: no layout is ranked by this name.
+        """
+        with self._db.read() as session:
+            ranking = Ranking.read(session, campaign_id, objective)
+            results = CampaignResults(self._cache, session, campaign_id)
+            page = select_page(results, _record_statements(ranking.by.key), ranking, limit=among)
+            places = [place for place, is_tied in enumerate(page.ties) if is_tied or not place]
+            return _ranked_layouts(session, campaign_id, page, places)
 
     def winner(self, campaign_id: int, objective: str) -> RankedLayout | None:
         """The best layout that was measured in full; None while there is none."""
@@ -257,17 +251,6 @@ class Leaderboard(StoreSection):
             values[campaign_id] = row.value if estimate is None else row.value / estimate.factor
         return values
 
-    def ranked_values(self, campaign_id: int) -> list[tuple[float, bool]]:
-        """By the campaign's own objective, each layout's value, and whether it was stopped early.
-
-        The value of a layout that was stopped early is an estimate from the steps that ran.
-        """
-        query = select(LeaderboardRow.value, LeaderboardRow.shortened).where(
-            LeaderboardRow.campaign_id == campaign_id
-        )
-        with self._db.read() as session:
-            return [(value, shortened) for value, shortened in session.execute(query)]
-
     def count_constrained(self, campaign_id: int) -> int:
         """The number of completed trials that break the campaign's constraints."""
         bound = select(Campaign.max_peak_memory_bytes).where(Campaign.id == campaign_id)
@@ -297,6 +280,36 @@ def _record_statements(by: str) -> PageStatements:
         .join(MeasurementRow, MeasurementRow.trial_id == LeaderboardRow.trial_id)
     )
     return PageStatements.of(by, query)
+
+
+def _ranked_layouts(
+    session: Session, campaign_id: int, page: RankedPage, places: Sequence[int]
+) -> list[RankedLayout]:
+    """The records of some layouts of a page, which was selected with `_record_statements`."""
+    rows = [page.rows[place] for place in places]
+    query = select(Trial).where(Trial.id.in_([row.trial_id for row in rows]))
+    found = session.scalars(query.options(WITH_MEASUREMENT)) if rows else ()
+    trials = {trial.id: trial_record(trial) for trial in found}
+    runs = _runs(session, campaign_id, rows, [page.selected[place][-1] for place in places])
+    layouts = []
+    for place, row in zip(places, rows, strict=True):
+        factor = page.factors[place]
+        layouts.append(
+            RankedLayout(
+                trial=trials[row.trial_id],
+                rank=page.ranks[place],
+                value=row.value,
+                low=None if factor is None else row.value / factor,
+                high=None if factor is None else row.value * factor,
+                step_time_s=row.step_time_s,
+                step_time_low_s=None if factor is None else row.step_time_s / factor,
+                step_time_high_s=None if factor is None else row.step_time_s * factor,
+                trial_ids=runs[row.trial_id],
+                shortened=row.shortened,
+                is_tied=page.ties[place],
+            )
+        )
+    return layouts
 
 
 def _count_constrained(

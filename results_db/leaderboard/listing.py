@@ -27,7 +27,7 @@ from results_db.leaderboard.ranking import (
     Ranking,
     best_first,
     in_campaign_of_parameter,
-    rows_of,
+    tuples_of,
 )
 from results_db.models.standings import LeaderboardRow
 from results_db.trials.filter_sql import knob_number, ranked_conditions, ranked_metric_column
@@ -71,33 +71,25 @@ def listed_ids(results: CampaignResults, ranking: Ranking, first: First) -> Ids:
 
 def part_of_list(
     results: CampaignResults, ranking: Ranking, first: First, *, limit: int | None, offset: int
-) -> tuple[list[int], int]:
-    """A part of the listed layouts in their order, and the number of all of them.
+) -> list[int]:
+    """A part of the listed layouts in their order.
 
-    Near the beginning, SQL selects the part: a database keeps the best few hundred rows of a scan
-    without sorting all. Further on, the ids of the whole list are sorted once and cached.
+    SQL selects a part of the whole leaderboard by its own objective, which an index orders, and a
+    part near the beginning: a database keeps the best few hundred rows of a scan without sorting
+    all. Further on, the ids of the whole list are sorted once and cached.
     """
+    is_ordered = ranking.listing.is_whole and ranking.by.key == "value"
     is_near = limit is not None and offset + limit <= _NEAR
-    if is_near and (first.has_largest_value or not _is_by_rank(ranking.listing)):
+    has_order = first.has_largest_value or not _is_by_rank(ranking.listing)
+    if has_order and (is_ordered or is_near):
         query = _listed_in_order(ranking, first).limit(limit).offset(offset or None)
         asked = ("part", ranking.by.key, ranking.listing, limit, offset)
         part = results.get(asked, lambda: _ids(results.session, query))
-        return part.tolist(), _count_listed(results, ranking, first)
-    ids = listed_ids(results, ranking, first)
-    part = ids[offset : None if limit is None else offset + limit]
-    return part.tolist(), len(ids)
-
-
-def part_of_whole(
-    session: Session, ranking: Ranking, *, limit: int | None, offset: int
-) -> list[int]:
-    """A part of the whole leaderboard by the campaign's own objective, which has an index.
-
-    The first layout must have the largest value.
-    """
-    query = select(LeaderboardRow.trial_id).where(ranking.in_campaign)
-    part = query.order_by(*best_first(ranking.by)).limit(limit).offset(offset or None)
-    return [trial_id for (trial_id,) in rows_of(session, part)]
+    else:
+        ids = listed_ids(results, ranking, first)
+        part = ids[offset : None if limit is None else offset + limit]
+    trial_ids: list[int] = part.tolist()
+    return trial_ids
 
 
 def ranks_of(
@@ -105,7 +97,7 @@ def ranks_of(
 ) -> list[int]:
     """The ranks of layouts on the whole leaderboard, from 1."""
     if ranking.by.key == "value" and len(rows) <= _COUNTED_ONE_BY_ONE:
-        return _counted_ranks(results.session, ranking, first.row, rows)
+        return counted_ranks(results.session, ranking, first.row, rows)
 
     def rank_all() -> Ids:
         ids = listed_ids(results, ranking.whole, first)
@@ -117,16 +109,10 @@ def ranks_of(
     return found
 
 
-def rank_of_row(session: Session, ranking: Ranking, first: RankedRow, row: RankedRow) -> int:
-    """The rank of one layout on the whole leaderboard, from 1."""
-    (rank,) = _counted_ranks(session, ranking, first, [row])
-    return rank
-
-
-def _counted_ranks(
+def counted_ranks(
     session: Session, ranking: Ranking, first: RankedRow, rows: Sequence[RankedRow]
 ) -> list[int]:
-    """Counts the layouts before each; no layout is counted twice, however many rows there are."""
+    """The same by counting the layouts before each; none is counted twice."""
     statements = _count_statements(ranking.by.key)
     better, above = 0, _HIGHEST
     ranks = {}
@@ -175,7 +161,8 @@ def _listed_in_order(ranking: Ranking, first: First) -> Select[int]:
     return query.order_by(*_order(ranking))
 
 
-def _count_listed(results: CampaignResults, ranking: Ranking, first: First) -> int:
+def count_listed(results: CampaignResults, ranking: Ranking, first: First) -> int:
+    """The number of listed layouts."""
     listing = ranking.listing.unsorted
 
     def count() -> int:
@@ -218,8 +205,5 @@ def _with_first_in_front(ids: Ids, first: First) -> Ids:
 
 
 def _ids(session: Session, query: Select[int]) -> Ids:
-    # From the driver's tuples: objects of SQLAlchemy for each row would take twice as long.
-    cursor = session.connection().execute(query).cursor
-    assert cursor is not None  # it is a SELECT
-    rows = cursor.fetchall()
+    rows = tuples_of(session, query)
     return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=len(rows))

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from sqlalchemy import exists, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults
 from results_db.leaderboard.listing import Ids, listed, listed_ids
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
 from results_db.leaderboard.ranking import (
-    First,
     Ranking,
-    best_in_full,
-    first_of,
-    repeats_statement,
+    first_layout,
     rows_of,
 )
 from results_db.models.standings import LeaderboardRow
-from results_db.models.tables import Campaign, MeasurementRow, Trial
+from results_db.models.tables import MeasurementRow, Trial
 from results_db.trials.filter import KNOB_FIELDS
-from search_spaces.spec.layout import KNOBS
+from results_db.trials.filter_sql import knob_number
 
 MAX_POINTS: Final = 2000
 """Most points of one plot: a browser draws so many in a tenth of a second."""
@@ -35,8 +30,11 @@ MAX_POINTS: Final = 2000
 _IDS_AT_ONCE: Final = 1000
 _WITH_RESULT: Final = ("COMPLETED", "INFEASIBLE", "FAILED")
 
+_SAMPLE: Final = 200
+"""Rows that are read first where the knobs of one value are sought."""
+
 KnobValues = Mapping[str, Mapping[Any, int]]
-"""By knob (`KNOB_FIELDS`), each value that occurs, in order, with the number of layouts."""
+"""By knob, each value that occurs, in order, with the number of layouts."""
 
 
 class PlotPoint(NamedTuple):
@@ -81,40 +79,54 @@ class PlotPoints:
 class LeaderboardOverview(StoreSection):
     """The store's methods for what pages show around a leaderboard."""
 
-    def knob_values(
-        self, campaign_id: int, *, listing: LeaderboardQuery = WHOLE
-    ) -> Mapping[str, Mapping[Any, int]]:
-        """By knob, the values that occur among ranked layouts, with the numbers of layouts.
+    def knob_values(self, campaign_id: int, *knobs: str) -> KnobValues:
+        """The values of some knobs among all ranked layouts, with the numbers of layouts.
 
-        Knobs are in the order of `KNOB_FIELDS`. Numbers are ascending; words are in the order of
-        the memory that they save. The result is cached until the campaign changes.
+        Numbers are ascending; words are in the order of the memory that they save. The result is
+        cached until the campaign changes.
 
         Args:
             campaign_id: the campaign.
-            listing: which layouts are counted; its order does not matter.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
+            knobs: of `KNOB_FIELDS`.
         """
+        in_campaign = LeaderboardRow.campaign_id == campaign_id
         with self._db.read() as session:
-            results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, listing)
-            return _knob_values(results, ranking)
+
+            def count(name: str) -> Mapping[Any, int]:
+                column = getattr(LeaderboardRow, name)
+                query = select(column, func.count()).where(in_campaign).group_by(column)
+                rows = rows_of(session, query.order_by(knob_number(name, column)))
+                return {row[0]: row[1] for row in rows}
+
+            return CampaignResults(self._cache, session, campaign_id).get(
+                ("knob values", knobs), lambda: {name: count(name) for name in knobs}
+            )
 
     def constant_knobs(
-        self, campaign_id: int, *, listing: LeaderboardQuery = WHOLE
+        self,
+        campaign_id: int,
+        objective: str | None = None,
+        *,
+        listing: LeaderboardQuery = WHOLE,
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 
+        The result is cached until the campaign changes.
+
         Args:
             campaign_id: the campaign.
+            objective: the objective that ranks; None: the campaign's own.
             listing: which layouts are listed; of none, no knob is constant.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
+            ObjectiveUnknownError: no layout is ranked by this name.
         """
-        found = self.knob_values(campaign_id, listing=listing)
-        return {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+        with self._db.read() as session:
+            results = CampaignResults(self._cache, session, campaign_id)
+            ranking = Ranking.read(session, campaign_id, objective, listing)
+            asked = ("constant knobs", ranking.by.key, listing.unsorted)
+            return results.get(asked, lambda: _constant_knobs(session, ranking))
 
     def plot_points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
         """Layouts for plots: all of a campaign, or a sample that has the front and the best.
@@ -133,54 +145,37 @@ class LeaderboardOverview(StoreSection):
         """
         with self._db.read() as session:
             results = CampaignResults(self._cache, session, campaign_id)
-            ranking = _own_ranking(session, campaign_id, WHOLE)
+            ranking = Ranking.read(session, campaign_id)
             return results.get(("points", limit), lambda: _plot_points(results, ranking, limit))
 
 
-def _own_ranking(session: Session, campaign_id: int, listing: LeaderboardQuery) -> Ranking:
-    own = session.scalar(select(Campaign.objective).where(Campaign.id == campaign_id))
-    if own is None:
-        raise campaign_not_found(campaign_id)
-    return Ranking.of(campaign_id, own, own=own, listing=listing)
-
-
-def _first(session: Session, ranking: Ranking) -> First | None:
-    found = best_in_full(session, ranking)
-    if found is None:
-        return None
-    return first_of(session, repeats_statement(ranking.by), ranking, *found)
-
-
-def _knob_values(results: CampaignResults, ranking: Ranking) -> KnobValues:
-    def count() -> KnobValues:
-        first = _first(results.session, ranking)
-        if first is None:
-            return {name: {} for name in KNOB_FIELDS}
-        columns = [getattr(LeaderboardRow, name) for name in KNOB_FIELDS]
-        cursor = results.session.connection().execute(
-            select(*columns).where(*listed(ranking, first))
-        )
-        assert cursor.cursor is not None  # it is a SELECT
-        values = list(zip(*cursor.cursor.fetchall(), strict=True)) or [()] * len(columns)
-        return {
-            name: _in_order(name, Counter(of_knob))
-            for name, of_knob in zip(KNOB_FIELDS, values, strict=True)
-        }
-
-    return results.get(("knob values", ranking.by.key, ranking.listing.unsorted), count)
-
-
-def _in_order(name: str, counts: Mapping[Any, int]) -> Mapping[Any, int]:
-    knob = KNOBS.get(name)
-    if knob is None or knob.is_number:
-        return dict(sorted(counts.items()))
-    # SQLite returns switches as numbers.
-    return {value: counts[value] for value in knob.choices if value in counts}
+def _constant_knobs(session: Session, ranking: Ranking) -> Mapping[str, Any]:
+    first = first_layout(session, ranking)
+    if first is None:
+        return {}
+    conditions = listed(ranking, first)
+    columns = {name: getattr(LeaderboardRow, name) for name in KNOB_FIELDS}
+    # A few rows tell most knobs apart, so that only the others are read of all rows.
+    some = rows_of(session, select(*columns.values()).where(*conditions).limit(_SAMPLE))
+    constant = {
+        name: values[0]
+        for name, values in zip(columns, zip(*some, strict=True), strict=False)
+        if len(set(values)) == 1
+    }
+    if len(some) < _SAMPLE:
+        return constant
+    numbers = [knob_number(name, columns[name]) for name in constant]
+    ends = [end(number) for number in numbers for end in (func.min, func.max)]
+    if not ends:
+        return {}
+    (found,) = rows_of(session, select(*ends).where(*conditions))
+    differs = dict(zip(constant, zip(found[::2], found[1::2], strict=True), strict=True))
+    return {name: value for name, value in constant.items() if len(set(differs[name])) == 1}
 
 
 def _plot_points(results: CampaignResults, ranking: Ranking, limit: int) -> PlotPoints:
     session = results.session
-    first = _first(session, ranking)
+    first = first_layout(session, ranking)
     ids = np.empty(0, np.int64) if first is None else listed_ids(results, ranking, first)
     unranked = _unranked_ids(session, ranking.campaign_id)
     most_unranked = min(len(unranked), max(limit // 4, limit - len(ids)))

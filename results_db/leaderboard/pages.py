@@ -14,16 +14,16 @@ from sqlalchemy import Integer, Select, bindparam, select
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.events.event_log import CampaignResults
-from results_db.leaderboard.listing import part_of_list, part_of_whole, ranks_of
+from results_db.leaderboard.listing import part_of_list, ranks_of
 from results_db.leaderboard.ranking import (
+    NUM_RANKED,
     First,
     RankedRow,
     Ranking,
     best_first,
-    best_in_full,
+    first_layout,
     first_of,
     in_campaign_of_parameter,
-    repeats_statement,
     rows_of,
 )
 from results_db.models.standings import LeaderboardRow
@@ -31,7 +31,6 @@ from results_db.models.standings import LeaderboardRow
 _MOST_ROWS: Final = 2**31 - 1
 _IDS_AT_ONCE: Final = 1000
 """Trial ids in one statement: SQLite limits the parameters of one."""
-_NUM_RANKED: Final = len(RankedRow._fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +41,6 @@ class PageStatements:
     """One row for each layout, of any campaign and in any order."""
     top: DriverStatement
     """The first rows of a campaign."""
-    repeats: DriverStatement
-    """The layouts of a campaign that were measured more than once."""
 
     @classmethod
     def of(cls, by: str, query: Select[*tuple[Any, ...]]) -> Self:
@@ -63,7 +60,7 @@ class PageStatements:
             # No index has this order: joining all rows before sorting them would take long.
             ids = select(LeaderboardRow.trial_id).where(in_campaign).order_by(*best_first(column))
             top = top.where(LeaderboardRow.trial_id.in_(ids.limit(most).correlate(None)))
-        return cls(query=query, top=DriverStatement(top), repeats=repeats_statement(column))
+        return cls(query=query, top=DriverStatement(top))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +76,10 @@ class RankedPage:
     """The confidence of each value, as `First.compare` returns it."""
     ties: Sequence[bool] = ()
     """Whether each layout is the first, or cannot be told apart from it."""
+    first: First | None = None
+    """The first layout of the whole leaderboard; None: it is empty."""
     is_top: bool = False
     """Whether these are the first rows of the whole leaderboard."""
-    num_listed: int | None = None
-    """Number of layouts that are listed in all; None: every ranked layout."""
 
 
 def select_page(
@@ -108,26 +105,21 @@ def select_page(
         top = statements.top.rows(session, campaign=ranking.campaign_id, most=most)
         if not top:
             return RankedPage()
-        best = RankedRow._make(top[0][:_NUM_RANKED])
+        best = RankedRow._make(top[0][:NUM_RANKED])
         if not best.shortened:
-            first = first_of(session, statements.repeats, ranking, best, has_largest_value=True)
-            return _page(top, range(1, len(top) + 1), first, is_top=True)
-    found = best_in_full(session, ranking)
-    if found is None:
-        return RankedPage(num_listed=0)
-    first = first_of(session, statements.repeats, ranking, *found)
-    num_listed = None
-    if is_whole and first.has_largest_value and ranking.by.key == "value":
-        page_ids = part_of_whole(session, ranking, limit=limit, offset=offset)
-    else:
-        page_ids, num_listed = part_of_list(results, ranking, first, limit=limit, offset=offset)
+            leader = first_of(session, ranking, best, has_largest_value=True)
+            return _page(top, range(1, len(top) + 1), leader, is_top=True)
+    first = first_layout(session, ranking)
+    if first is None:
+        return RankedPage()
+    page_ids = part_of_list(results, ranking, first, limit=limit, offset=offset)
     selected = _rows_of_ids(results, statements, page_ids)
     if is_whole:
         ranks: Sequence[int] = range(offset + 1, offset + 1 + len(page_ids))
     else:
-        rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
+        rows = [RankedRow._make(row[:NUM_RANKED]) for row in selected]
         ranks = ranks_of(results, ranking, first, rows)
-    return _page(selected, ranks, first, num_listed=num_listed)
+    return _page(selected, ranks, first)
 
 
 def _page(
@@ -136,9 +128,8 @@ def _page(
     first: First,
     *,
     is_top: bool = False,
-    num_listed: int | None = None,
 ) -> RankedPage:
-    rows = [RankedRow._make(row[:_NUM_RANKED]) for row in selected]
+    rows = [RankedRow._make(row[:NUM_RANKED]) for row in selected]
     compared = [first.compare(row) for row in rows]
     return RankedPage(
         selected=selected,
@@ -146,8 +137,8 @@ def _page(
         ranks=ranks,
         factors=[factor for factor, _ in compared],
         ties=[is_tied for _, is_tied in compared],
+        first=first,
         is_top=is_top,
-        num_listed=num_listed,
     )
 
 

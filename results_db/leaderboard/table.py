@@ -21,6 +21,7 @@ from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from results_db.database.bulk_insert import insert_many
+from results_db.database.postgresql import lift_limits
 from results_db.database.session import Database
 from results_db.models.standings import STANDINGS_VERSION, LeaderboardRow
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
@@ -89,9 +90,7 @@ def update_rows(session: Session, campaign: Campaign, layout_keys: Collection[st
 def rebuild_rows(session: Session, campaign: Campaign) -> None:
     """Replaces all rows of a campaign, whose own row is locked."""
     session.execute(delete(LeaderboardRow).where(LeaderboardRow.campaign_id == campaign.id))
-    computed = _rows_from_measurements(session, campaign)
-    if computed:
-        session.execute(insert(LeaderboardRow), computed)
+    insert_many(session, LeaderboardRow, _rows_from_measurements(session, campaign))
     campaign.standings_version = STANDINGS_VERSION
 
 
@@ -100,6 +99,8 @@ def rebuild_campaigns(database: Database, campaign_ids: Iterable[int]) -> int:
     rebuilt = 0
     for campaign_id in campaign_ids:
         with database.write() as session:
+            # Between two statements, 100,000 layouts are computed for seconds.
+            lift_limits(session.connection())
             if session.get(Campaign, campaign_id) is None:
                 continue  # deleted in the meantime
             rebuild_rows(session, locked_campaign(session, campaign_id))
@@ -126,6 +127,7 @@ def campaigns_with_wrong_rows(database: Database) -> list[tuple[int, str]]:
     wrong = []
     for campaign_id in ids:
         with database.read() as session:
+            lift_limits(session.connection())
             campaign = session.get(Campaign, campaign_id)
             if campaign is not None and not _is_right(session, campaign):
                 wrong.append((campaign.id, campaign.name))

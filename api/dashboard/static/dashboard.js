@@ -64,8 +64,10 @@ function replace(page, { quiet }) {
     const markup = next.outerHTML;
     if (markup === asLoaded.get(old) && (quiet || !isEdited(old)) && id !== "messages") continue;
     const focused = placeOfFocus(old);
-    if (quiet) keepChoices(old, next);
-    markChanges(old, next);
+    if (quiet) {
+      keepChoices(old, next);
+      markChanges(old, next); // not where the reader asked for other rows: all of them differ
+    }
     const adopted = document.adoptNode(next);
     old.replaceWith(adopted);
     asLoaded.set(adopted, markup);
@@ -212,6 +214,27 @@ addEventListener("popstate", () => {
   if (location.href.split("#")[0] !== at.split("#")[0]) swap(location.href);
   at = location.href;
 });
+
+/** Loads the values of a filter when it is opened: the page of a long leaderboard has none. */
+document.addEventListener(
+  "toggle",
+  async ({ target }) => {
+    const link = target.open && target.querySelector("a[data-fill]");
+    if (!link) return;
+    try {
+      const answer = await fetched(link.href);
+      const values = answer?.page.querySelector(`#${CSS.escape(target.id)} fieldset`);
+      const old = link.closest("fieldset");
+      const hasFocus = old.contains(document.activeElement);
+      if (!values || !old.isConnected) return;
+      old.replaceWith(values);
+      if (hasFocus) values.querySelector(FOCUSABLE)?.focus({ preventScroll: true });
+    } catch {
+      // The link is still there.
+    }
+  },
+  true,
+);
 
 // The event stream.
 

@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from sqlalchemy import text as sql
 
+from api.dashboard import leaderboard_table
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.api.local_api import HEADERS
@@ -84,6 +85,31 @@ def test_knobs_and_metrics_filter_and_columns_are_chosen(
         assert len(table.text.splitlines()) == 4
         page.get_by_role("link", name="Reset").click()
         expect(rows(page)).to_have_count(10)
+        expect(page.locator("tr.changed")).to_have_count(0)  # that marks rows which events change
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_the_values_of_a_filter_of_a_long_list_come_when_it_is_opened(
+    browser: Browser, explored: Explored, monkeypatch: pytest.MonkeyPatch, scripts: bool
+) -> None:
+    monkeypatch.setattr(leaderboard_table, "_COUNTED_AT_ONCE", 9)
+    with explored.visitor(browser, java_script_enabled=scripts) as visitor:
+        page = visitor.open("/campaigns/first?pp=1")
+        facet = page.locator("#facet-pp")
+        assert facet.get_by_role("checkbox", include_hidden=True).count() == 1
+        facet.locator("summary").click()
+        if not scripts:
+            facet.get_by_role("link", name="Show all values").click()
+        expect(facet.locator("label")).to_have_text(
+            [re.compile(r"1 \(6\)"), re.compile(r"2 \(4\)")]
+        )
+        expect(facet.get_by_label("1 (6)")).to_be_checked()
+        facet.get_by_label("2 (4)").check()
+        if not scripts:
+            page.get_by_role("button", name="Apply").click()
+        expect(page).to_have_url(re.compile(r"[?&]pp=1&pp=2"))
+        expect(rows(page)).to_have_count(10)
+        expect(facet.locator("summary b")).to_have_text("1, 2")
 
 
 @pytest.mark.slow

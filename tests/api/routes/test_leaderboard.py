@@ -67,7 +67,7 @@ def expected_page(
         campaign.id, ranked_by, listing=listing, limit=limit, offset=offset
     )
     front = api.store.front(campaign)
-    total = len(front) if listing.front else len(api.store.ranked_values(campaign.id))
+    total = len(front) if listing.front else api.store.ranked_summary(campaign.id).num_ranked
     end = offset + len(found)
     return LeaderboardPage(
         objective=ranked_by,

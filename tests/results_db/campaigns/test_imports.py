@@ -132,7 +132,7 @@ def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) ->
     assert standings[1].num_runs == 2
     repeat = store.trial_by_number(campaign.id, 7)
     assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
-    assert len(store.ranked_values(campaign.id)) == 5
+    assert store.ranked_summary(campaign.id).num_ranked == 5
     assert store.front(campaign) == {standings[0].trial.id}
 
 

@@ -104,7 +104,7 @@ def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(sto
     tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
     just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
     assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
-    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (1, 1)
+    assert (store.ranked_summary(campaign).num_ranked, store.count_constrained(campaign)) == (1, 1)
     assert store.front(store.campaign(campaign)) == {just}
     kept = store.trial(tight)
     assert kept.state == "COMPLETED"
@@ -118,11 +118,11 @@ def test_what_never_counts_is_not_counted_as_constrained(store: Store) -> None:
     broken = store.add_trial(campaign, Layout(tp=2))
     lease_one(store, make_worker(store, num_nodes=4).id)
     store.post_outcome(broken.id, 1, failed())
-    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (0, 0)
+    assert (store.ranked_summary(campaign).num_ranked, store.count_constrained(campaign)) == (0, 0)
 
 
 def test_without_constraints_a_device_may_be_full(store: Store) -> None:
     campaign = make_campaign(store)
     run_trial(store, campaign, Layout(), peak_memory_bytes=5 << 30)
     assert store.campaign(campaign).max_peak_memory_bytes is None
-    assert (len(store.ranked_values(campaign)), store.count_constrained(campaign)) == (1, 0)
+    assert (store.ranked_summary(campaign).num_ranked, store.count_constrained(campaign)) == (1, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, update
 
+from results_db.database import postgresql
+from results_db.leaderboard import table
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.leaderboard.table import rebuild_campaigns, rebuild_outdated
 from results_db.models.standings import LeaderboardRow
@@ -197,7 +201,9 @@ def refuse_a_difference(
                 best.low or best.value, rel=ROUNDINGS, abs=0.0
             )
         assert store.front(campaign) == on_front
-        assert len(store.ranked_values(campaign.id)) == oracle.count_ranked(session, campaign.id)
+        assert store.ranked_summary(campaign.id).num_ranked == oracle.count_ranked(
+            session, campaign.id
+        )
         found = store.count_constrained(campaign.id)
         assert found == oracle.count_constrained(session, campaign.id)
 
@@ -287,6 +293,10 @@ def test_an_imported_table_is_ranked_by_all_of_its_rows(
 
 @pytest.fixture
 def run(store: Store, clock: TurnableClock) -> History:
+    return make_run(store, clock)
+
+
+def make_run(store: Store, clock: TurnableClock) -> History:
     history = History(store, clock, objective=["tokens_per_s", "memory_headroom"])
     for place, layout in enumerate(LAYOUTS[:4]):
         for seconds in STEP_TIMES_S[place : place + 2]:
@@ -333,4 +343,22 @@ def test_a_campaign_that_is_deleted_takes_its_standings_along(store: Store, run:
     with store._db.write() as session:
         session.execute(delete(Campaign).where(Campaign.id == run.campaign.id))
     assert store.ranked_layouts(run.campaign.id, "tokens_per_s") == []
-    assert len(store.ranked_values(run.campaign.id)) == 0
+    assert store.ranked_summary(run.campaign.id).num_ranked == 0
+
+
+@pytest.mark.slow
+def test_a_campaign_that_is_computed_for_longer_than_a_transaction_may_be_idle_is_made_anew(
+    postgres_url: str, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = table._front_of
+
+    def compute_slowly(rows: Sequence[table.FrontRow]) -> list[bool]:
+        time.sleep(1.5)
+        return compute(rows)
+
+    monkeypatch.setattr(postgresql, "IDLE_IN_TRANSACTION_S", 1)
+    with closing(Store(postgres_url, clock=clock)) as store:
+        run = make_run(store, clock)
+        monkeypatch.setattr(table, "_front_of", compute_slowly)
+        assert rebuild_campaigns(store._db, [run.campaign.id]) == 1
+        assert wrong_leaderboards(store) == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
 from results_db.leaderboard import listing as listing_module
+from results_db.leaderboard import overview as overview_module
 from results_db.leaderboard.ranked_layout import (
     LISTING_SORT_KEYS,
     WHOLE,
@@ -137,14 +138,21 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -
     page = store.page_of_layouts(campaign.id, objective, listing=query, limit=2, offset=1)
     assert page.total == len(expected)
     assert [each["id"] for each in page.layouts] == [each.trial.id for each in expected[1:3]]
+    tied = store.tied_layouts(campaign.id, objective, among=3)
+    refuse_other_standings(tied, [each for each in whole[:3] if each.is_tied])
     for each in whole:
         for trial_id in each.trial_ids:
             assert store.rank_of(campaign.id, trial_id, objective) == each.rank
-    if objective == campaign.objective:
-        values = store.knob_values(campaign.id, listing=query)
-        assert list(values) == list(KNOB_FIELDS)
-        for name in KNOB_FIELDS:
-            assert values[name] == Counter(getattr(each.trial.layout, name) for each in expected)
+    values = {
+        name: Counter(getattr(each.trial.layout, name) for each in expected) for name in KNOB_FIELDS
+    }
+    assert store.constant_knobs(campaign.id, objective, listing=query) == {
+        name: next(iter(found)) for name, found in values.items() if len(found) == 1
+    }
+    everywhere = store.knob_values(campaign.id, *KNOB_FIELDS)
+    assert list(everywhere) == list(KNOB_FIELDS)
+    for name in KNOB_FIELDS:
+        assert everywhere[name] == Counter(getattr(each.trial.layout, name) for each in whole)
 
 
 def given_lists(number: int) -> Any:
@@ -290,9 +298,24 @@ def test_knobs_of_one_value_are_constant_in_the_layouts_that_are_listed(
     assert store.constant_knobs(run.campaign.id, listing=pairs)["dp"] == 4
     none = LeaderboardQuery(wanted=TrialFilter(tp=(64,)))
     assert store.constant_knobs(run.campaign.id, listing=none) == {}
-    assert store.knob_values(make_campaign(store, "empty"))["tp"] == {}
+    empty = make_campaign(store, "empty")
+    assert store.constant_knobs(empty) == {}
+    assert store.knob_values(empty, "tp") == {"tp": {}}
+    assert store.knob_values(run.campaign.id) == {}
     with pytest.raises(CampaignNotFoundError):
-        store.knob_values(10**6)
+        store.constant_knobs(10**6)
+
+
+@pytest.mark.parametrize("sample", [1, 2, 200])
+def test_a_knob_that_differs_only_beyond_the_first_rows_is_not_constant(
+    store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch, sample: int
+) -> None:
+    monkeypatch.setattr(overview_module, "_SAMPLE", sample)
+    run = full_history(store, clock)
+    found = store.constant_knobs(run.campaign.id)
+    assert not {"tp", "dp", "num_microbatches"} & found.keys()
+    assert {"pp": 1, "recompute": "none", "sequence_parallel": False}.items() <= found.items()
+    assert found["sequence_parallel"] is False
 
 
 def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leaves_out(
@@ -352,7 +375,7 @@ def test_a_change_of_a_campaign_is_seen_at_the_next_call(
     # The clock has not moved: versions do not depend on it.
     after = store.page_of_layouts(run.campaign.id, listing=query, limit=9)
     assert after.total == before.total + 1
-    assert store.knob_values(run.campaign.id)["tp"][2] == before.total + 1
+    assert store.knob_values(run.campaign.id, "tp")["tp"][2] == before.total + 1
     assert store.ranked_layouts(run.campaign.id, "tokens_per_s", listing=WHOLE)[-1].trial == (
         store.trial(trial.id)
     )

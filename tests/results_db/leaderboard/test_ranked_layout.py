@@ -79,7 +79,7 @@ def test_repeats_of_a_layout_share_one_place_by_their_median(
     assert second.num_runs == 3
     assert second.value == pytest.approx(512 / 0.60)
     assert second.step_time_s == 0.60
-    assert len(store.ranked_values(store.campaign_by_name("first").id)) == 2
+    assert store.ranked_summary(store.campaign_by_name("first").id).num_ranked == 2
 
 
 def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, measure: Measure) -> None:
