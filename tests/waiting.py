@@ -25,5 +25,5 @@ def wait_until(what: str, condition: Callable[[], Any], patience_s: float = 60.0
             pytest.fail(f"waited {patience_s:g} s in vain until {what}")
         looked_at = now
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.05)
+        pause_s = min(2 * pause_s, 0.02)
     return answer

@@ -320,8 +320,8 @@ def test_a_probe_that_is_interrupted_leaves_no_process(number: signal.Signals) -
         stderr=subprocess.PIPE,
         text=True,
     ) as interrupted:
-        # The command, its warden, the zygote and a rank.
-        wait_until("a rank runs", lambda: len(marked(mark)) == 4, 40)
+        # The command, its warden, the zygote, the keeper of the group and a rank.
+        wait_until("a rank runs", lambda: len(marked(mark)) == 5, 60)
         interrupted.send_signal(number)
         said = interrupted.communicate(timeout=10)[1]
         assert interrupted.returncode != 0
