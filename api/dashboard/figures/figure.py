@@ -250,7 +250,7 @@ def rows_layout(title: str, high: float, names: Sequence[str]) -> dict[str, Any]
         },
         # Texts that do not fit into their bars are left out.
         "uniformtext": {"minsize": 10, "mode": "hide"},
-        "meta": {"min_width": 760, "min_height": 110 + 26 * len(names)},
+        "meta": {"min_width": 760, "height": 110 + 26 * len(names)},
     }
 
 

@@ -101,10 +101,9 @@ async function draw(element, { data, layout }) {
   }
   const library = await plotly();
   const colours = getComputedStyle(document.documentElement);
-  for (const side of ["width", "height"]) {
-    const least = layout.meta?.[`min_${side}`];
-    element.style.setProperty(`min-${side}`, least ? `${least}px` : "");
-  }
+  const { min_width: width, height } = layout.meta ?? {};
+  element.style.minWidth = width ? `${width}px` : "";
+  element.style.minHeight = element.style.height = height ? `${height}px` : "";
   const drawn = await library.react(
     element,
     coloured(data, colours),
