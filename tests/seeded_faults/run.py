@@ -122,7 +122,7 @@ def measured(name: str, change: Change | None, tests: list[str]) -> dict[str, An
 
 def _verdict(code: int, output: str) -> tuple[str, str]:
     """The result and the first failed test; the id of a module alone is an error at collection."""
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
     test = found[1] if found else " ".join(output.split())[-500:]
     return ("caught" if code == 1 and "::" in test else "not applicable"), test
 
