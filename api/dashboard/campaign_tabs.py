@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from api.dashboard.campaign_view import render_campaign
 from api.dependencies import CampaignDep, StoreDep
-from api.errors import PageInvalidError
-from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
+from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import StatedFilterDep
 from api.service.findings import REASONS
+from api.service.trial_listing import page_of_trials
 from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import PageEnd, TrialOrder
+from results_db.trials.sort_order import TrialOrder
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.protocol.worker_messages import TrialState
 
@@ -70,7 +70,9 @@ def show_trials(
         store,
         campaign,
         "campaign_trials.html",
-        **_page_of_trials(store, campaign, wanted, cursor, before),
+        listed=page_of_trials(
+            store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
+        ),
         phases=store.running_phases(campaign.id),
         wanted=wanted,
     )
@@ -94,7 +96,9 @@ def show_failures(
         campaign,
         "campaign_failures.html",
         reasons=_reasons(store, campaign),
-        **_page_of_trials(store, campaign, wanted, cursor, before),
+        listed=page_of_trials(
+            store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
+        ),
         wanted=wanted,
     )
 
@@ -118,41 +122,6 @@ def show_events(
         older=found[PAGE - 1].seq if len(found) > PAGE else None,
         is_newest=before is None,
     )
-
-
-def _page_of_trials(
-    store: Store,
-    campaign: CampaignRecord,
-    wanted: TrialFilter,
-    cursor: str | None,
-    before: str | None,
-) -> dict[str, Any]:
-    """The variables of a template that lists trials."""
-    if cursor is not None and before is not None:
-        raise PageInvalidError("cursor and before exclude each other; leave one of them out")
-
-    def read(given: str | None) -> PageEnd | None:
-        return None if given is None else read_trial_cursor(given, campaign.id, _NEWEST_FIRST)
-
-    def write(edge: PageEnd | None) -> str | None:
-        return None if edge is None else write_trial_cursor(edge, campaign.id, _NEWEST_FIRST)
-
-    page = store.trial_page(
-        campaign.id,
-        wanted=wanted,
-        order=_NEWEST_FIRST,
-        after=read(cursor),
-        before=read(before),
-        limit=PAGE,
-    )
-    total, is_exact = store.count_listed_trials(campaign.id, wanted=wanted)
-    return {
-        "trials": page.trials,
-        "total": total,
-        "is_total_exact": is_exact,
-        "older": write(page.end),
-        "newer": write(page.start),
-    }
 
 
 def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:

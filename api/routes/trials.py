@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
 from api.dependencies import CampaignDep, StoreDep
-from api.errors import PageInvalidError
-from api.http.cursors import MAX_CURSOR, read_trial_cursor, write_trial_cursor
+from api.http.cursors import MAX_CURSOR
 from api.http.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import JsonRoute
@@ -22,7 +21,8 @@ from api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from api.schemas.from_records import trial_detail_read, trial_read
-from results_db.trials.sort_order import PageEnd, SortKey, TrialOrder
+from api.service.trial_listing import page_of_trials
+from results_db.trials.sort_order import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["trials"])
@@ -65,31 +65,21 @@ def list_trials(
     All pages are of the list at the time of the first page: trials that start or end meanwhile do
     not move others, and each trial is listed once. `total` is of the list as it is now.
     """
-    listed = TrialOrder(key=sort, descending=order == "desc")
-    if cursor is not None and before is not None:
-        raise PageInvalidError("cursor and before exclude each other; leave one of them out")
-
-    def read(given: str | None) -> PageEnd | None:
-        return None if given is None else read_trial_cursor(given, campaign.id, listed)
-
-    def write(edge: PageEnd | None) -> str | None:
-        return None if edge is None else write_trial_cursor(edge, campaign.id, listed)
-
-    page = store.trial_page(
-        campaign.id,
-        wanted=wanted,
-        order=listed,
-        after=read(cursor),
-        before=read(before),
+    listed = page_of_trials(
+        store,
+        campaign,
+        wanted,
+        TrialOrder(key=sort, descending=order == "desc"),
+        cursor=cursor,
+        before=before,
         limit=limit,
     )
-    total, is_exact = store.count_listed_trials(campaign.id, wanted=wanted)
     return TrialPage(
-        trials=[trial_read(trial) for trial in page.trials],
-        next_cursor=write(page.end),
-        previous_cursor=write(page.start),
-        total=total,
-        is_total_exact=is_exact,
+        trials=[trial_read(trial) for trial in listed.trials],
+        next_cursor=listed.next_cursor,
+        previous_cursor=listed.previous_cursor,
+        total=listed.total,
+        is_total_exact=listed.is_total_exact,
     )
 
 
