@@ -20,7 +20,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from benchmarks.service.postgres_server import FAST, running_server
-from benchmarks.service.service_database import campaign_spec, made_measurement, tidy
+from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
 from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
@@ -42,7 +42,7 @@ from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import TrialOrder
 from search_spaces.protocol.worker_messages import WorkerCreate
-from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.spec.layout import Layout
 
 LAYOUTS_A_SCALE: Final = 12_500
 ROUNDS: Final = 7
@@ -272,27 +272,7 @@ class _Rows:
 
 def _layouts() -> Iterator[Layout]:
     """More than 100,000 layouts on 64 devices."""
-    for more, size, tp, pp, vpp, zero, shared, recompute, precision in product(
-        range(1, 30),
-        (1, 2, 4, 8, 16, 32),
-        (1, 2, 4, 8),
-        (1, 2, 4, 8),
-        (1, 2),
-        (0, 1),
-        (False, True),
-        RECOMPUTE_MODES,
-        PRECISIONS,
-    ):
-        yield Layout(
-            num_nodes=8,
-            tp=tp,
-            pp=pp,
-            dp=64 // (tp * pp),
-            vpp=vpp,
-            micro_batch_size=size,
-            num_microbatches=more * tp * pp,
-            zero_stage=zero,
-            recompute=recompute,
-            sequence_parallel=shared,
-            precision=precision,
-        )
+    for more, size in product(range(1, 30), (1, 2, 4, 8, 16, 32)):
+        for layout in base_layouts():
+            count = more * layout.num_microbatches
+            yield replace(layout, micro_batch_size=size, num_microbatches=count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any, Final
 
@@ -211,7 +212,14 @@ def _measure_all(store: Store, worker_id: str) -> None:
 
 def _layouts() -> Iterator[Layout]:
     """Layouts of several batches and precisions: losses are compared among those of one."""
-    for tp, pp, vpp, zero, shared, recompute, precision, more in product(
+    for layout in base_layouts():
+        for more in (1, 2):
+            yield replace(layout, num_microbatches=more * layout.num_microbatches)
+
+
+def base_layouts() -> Iterator[Layout]:
+    """Layouts on 64 devices with a micro-batch size of 1 and `tp * pp` micro-batches."""
+    for tp, pp, vpp, zero, shared, recompute, precision in product(
         (1, 2, 4, 8),
         (1, 2, 4, 8),
         (1, 2),
@@ -219,7 +227,6 @@ def _layouts() -> Iterator[Layout]:
         (False, True),
         RECOMPUTE_MODES,
         PRECISIONS,
-        (1, 2),
     ):
         yield Layout(
             num_nodes=8,
@@ -227,7 +234,7 @@ def _layouts() -> Iterator[Layout]:
             pp=pp,
             dp=64 // (tp * pp),
             vpp=vpp,
-            num_microbatches=more * tp * pp,
+            num_microbatches=tp * pp,
             zero_stage=zero,
             recompute=recompute,
             sequence_parallel=shared,
