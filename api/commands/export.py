@@ -10,7 +10,7 @@ import click
 from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
-from api.exporters import FORMATS
+from api.exporters import ALIASES, FORMATS
 from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
 
 
@@ -19,7 +19,7 @@ from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(tuple(FORMATS)),
+    type=click.Choice((*FORMATS, *ALIASES)),
     required=True,
     help="What trains: our own trainer, or another framework.",
 )

@@ -35,7 +35,7 @@ def show_export(
     campaign: CampaignDep,
     store: StoreDep,
     trial: Trial = "",
-    format: Format = "trainer",  # noqa: A002 - the parameter's name in the URL
+    format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
 ) -> HTMLResponse:
     """The files of a training job, before they are downloaded, or why there are none."""
     bundle, refusal = None, ""
@@ -65,7 +65,7 @@ def show_export_file(
     store: StoreDep,
     file: str,
     trial: Trial = "",
-    format: Format = "trainer",  # noqa: A002 - the parameter's name in the URL
+    format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
 ) -> Response:
     """A file of the export, as a download."""
     bundle = _bundle(store, campaign, trial, format)

@@ -1,7 +1,7 @@
 """Exporters: a layout as the files of a training job.
 
-Each exporter is a pure function of a campaign's model and one layout. The bundle's notes say what
-the format cannot express.
+What a format's trainer accepts and how it is configured stands in its adapter
+(`search_spaces.trainers`); the modules here write its files.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from typing import Final
 from api.exporters.base import (
     ExportBundle,
     ExportCommand,
-    Exporter,
     ExportFile,
+    ExportFormat,
     ExportFormatUnknownError,
     ExportImpossibleError,
     ExportSource,
 )
-from api.exporters.megatron_lm import export_megatron_lm
-from api.exporters.trainer import export_trainer
+from api.exporters.embedded import EMBEDDED_FORMAT
+from api.exporters.megatron_lm import MEGATRON_LM_FORMAT
 
-FORMATS: Final[Mapping[str, Exporter]] = MappingProxyType(
-    {"megatron-lm": export_megatron_lm, "trainer": export_trainer}
+FORMATS: Final[Mapping[str, ExportFormat]] = MappingProxyType(
+    {form.adapter.name: form for form in (EMBEDDED_FORMAT, MEGATRON_LM_FORMAT)}
 )
-"""Exporters by the names of their formats."""
+"""Formats by name."""
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType({"trainer": EMBEDDED_FORMAT.adapter.name})
+"""Former names of formats."""
 
 
 def export(format_name: str, source: ExportSource) -> ExportBundle:
@@ -33,24 +36,36 @@ def export(format_name: str, source: ExportSource) -> ExportBundle:
 
     Raises:
         ExportFormatUnknownError: there is no such format.
-        ExportImpossibleError: the format cannot express the layout.
+        ExportImpossibleError: the trainer lacks a knob of the layout, or refuses the job.
     """
-    exporter = FORMATS.get(format_name)
-    if exporter is None:
+    form = FORMATS.get(ALIASES.get(format_name, format_name))
+    if form is None:
         raise ExportFormatUnknownError(
             f"unknown export format {format_name!r}; the formats are {', '.join(FORMATS)}"
         )
-    return exporter(source)
+    adapter = form.adapter
+    lacking = [f"{knob}: {without}" for knob, without in adapter.lacking(source.job).items()]
+    if reasons := [*lacking, *adapter.refusals(source.job)]:
+        raise ExportImpossibleError("; ".join(reasons))
+    rendered = form.render(source)
+    return ExportBundle(
+        format=adapter.name,
+        target_version=adapter.target_version,
+        files=rendered.files,
+        commands=rendered.commands,
+        notes=(*adapter.notes(source.job), *rendered.notes),
+    )
 
 
 __all__ = [
+    "ALIASES",
     "FORMATS",
     "ExportBundle",
     "ExportCommand",
     "ExportFile",
+    "ExportFormat",
     "ExportFormatUnknownError",
     "ExportImpossibleError",
     "ExportSource",
-    "Exporter",
     "export",
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
 
 class ExportError(ValueError):
@@ -23,27 +22,23 @@ class ExportImpossibleError(ExportError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSource:
-    """The input of an exporter: the layout of a trial, and the campaign's model."""
+    """The input of an exporter: the training job of a trial, and where it comes from."""
 
     campaign: str
     """Name of the campaign."""
     trial: int
     """Number of the trial in its campaign."""
-    model: ModelShape
-    layout: Layout
-    seed: int
-    """The campaign's seed, for the same initial weights and tokens as in the probes."""
-    warmup: int
-    """Untimed iterations of a probe; the training job does not time as many."""
-    compile: bool = False
-    """Whether the probes used torch.compile."""
-    gain: str = ""
-    """What the layout gains over the campaign's baseline, as a sentence; empty: unknown."""
+    job: TrainerJob
+    """What is trained, and in which layout."""
+    comments: tuple[str, ...] = ()
+    """What the files say at their top, beside campaign, trial and layout: measured figures, the
+    gain over the baseline; one sentence each."""
 
     @property
-    def ranks_per_node(self) -> int:
-        """Ranks on each node that the layout occupies."""
-        return -(-self.layout.num_devices // self.layout.num_nodes)
+    def head(self) -> tuple[str, ...]:
+        """The lines at the top of every file that can have comments."""
+        first = f"campaign {self.campaign}, trial {self.trial}: {self.job.layout.key}"
+        return (first, *self.comments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,5 +74,20 @@ class ExportBundle:
     """What the user must know or add, in one sentence each."""
 
 
-Exporter = Callable[[ExportSource], ExportBundle]
-"""Renders a bundle; raises `ExportImpossibleError`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedJob:
+    """What a format's own renderer writes."""
+
+    files: tuple[ExportFile, ...]
+    commands: tuple[ExportCommand, ...]
+    notes: tuple[str, ...] = ()
+    """Notes on the files, after those of the adapter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportFormat:
+    """A format: the trainer that it is for, and how its files are written."""
+
+    adapter: TrainerAdapter
+    render: Callable[[ExportSource], RenderedJob]
+    """Writes the files of a job that the adapter does not refuse."""

@@ -24,7 +24,7 @@ def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
     yield f"layout-tuner campaign submit {name}.yaml"
     if winner is not None:
         yield "# the winner as a training job:"
-        yield f"layout-tuner export {name} --format trainer --out job/"
+        yield f"layout-tuner export {name} --format embedded --out job/"
         yield "layout-tuner train --config job/job.json"
         probe = probe_command(campaign.spec, winner)
         if probe is not None and probe.model is None:

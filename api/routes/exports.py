@@ -17,6 +17,7 @@ from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.rules import violations
+from search_spaces.trainers.base import TrainerJob
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -111,13 +112,13 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
 
 def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporters.ExportSource:
     spec = CampaignSpec.from_stored(campaign.spec)
-    return exporters.ExportSource(
-        campaign=campaign.name,
-        trial=trial.number,
+    job = TrainerJob(
         model=spec.model,
         layout=trial.layout,
         seed=spec.seed,
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,
-        gain=gain,
+    )
+    return exporters.ExportSource(
+        campaign=campaign.name, trial=trial.number, job=job, comments=(gain,) if gain else ()
     )

@@ -44,7 +44,7 @@ SERVED: Final = (
     *("campaign pause from-a-file", "campaign delete from-a-file", "campaign table first"),
     *("leaderboard first", "leaderboard none", "leaderboard first --json", "trial list first"),
     *("trial show 1", "trial show 999", "trial log 1", "trial cancel 1", "export first"),
-    *("export first --format trainer --out out", "report first", "whoami", "audit"),
+    *("export first --format embedded --out out", "report first", "whoami", "audit"),
     *("model show tiny", "model show none", "cluster list", "cluster put frontier good.json"),
     *(
         "campaign delete from-a-file --yes",

@@ -10,7 +10,7 @@ from tests.api.dashboard.browser import look_at, visiting
 from tests.api.populated_service import Populated
 
 
-@pytest.mark.parametrize("format_name", ["trainer", "megatron-lm"])
+@pytest.mark.parametrize("format_name", ["embedded", "megatron-lm"])
 def test_preview_and_download_are_the_files_of_the_api(
     browser: Browser, shared: Populated, format_name: str
 ) -> None:

@@ -17,6 +17,7 @@ from api.exporters import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerJob
 from workers.trainer.job.job import TrainJob
 
 GPT = ModelShape(
@@ -49,10 +50,7 @@ def make_source(model: ModelShape = GPT, **layout: object) -> ExportSource:
     return ExportSource(
         campaign="wide",
         trial=7,
-        model=model,
-        layout=Layout.from_mapping(layout),
-        seed=0,
-        warmup=2,
+        job=TrainerJob(model=model, layout=Layout.from_mapping(layout)),
     )
 
 
@@ -148,7 +146,7 @@ def test_the_trainer_reads_the_exported_job_and_writes_it_back() -> None:
     (file,) = export("trainer", source).files
     exported = json.loads(file.content)
     job = TrainJob.from_mapping(exported)
-    assert (job.model, job.layout) == (source.model, source.layout)
+    assert (job.model, job.layout) == (source.job.model, source.job.layout)
     assert exported.items() <= job.to_mapping().items()
     more = {"data": {"tokens": "t.npy"}, "checkpoint": {"directory": "saved"}}
     extended = TrainJob.from_mapping({**exported, **more})
@@ -160,13 +158,14 @@ def test_the_trainer_job_holds_the_probe_s_model_layout_and_seed() -> None:
     (file,) = export("trainer", source).files
     job = json.loads(file.content)
     assert file.name == "job.json"
-    assert Layout.from_mapping(job["layout"]) == source.layout
+    assert Layout.from_mapping(job["layout"]) == source.job.layout
     assert ModelShape.from_mapping(job["model"]) == LLAMA
     assert (job["seed"], job["warmup"]) == (0, 2)
 
 
 def test_a_compiled_probe_is_exported_as_a_compiled_job() -> None:
-    source = replace(make_source(LLAMA), compile=True)
+    plain = make_source(LLAMA)
+    source = replace(plain, job=replace(plain.job, compile=True))
     (file,) = export("trainer", source).files
     assert TrainJob.from_mapping(json.loads(file.content)).compile
     assert not any("compile" in note for note in export("megatron-lm", make_source()).notes)

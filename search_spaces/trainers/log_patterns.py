@@ -1,0 +1,74 @@
+"""Regular expressions that read the progress of a trainer from the lines that it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+STEP_GROUPS: Final[Mapping[str, str]] = {
+    "index": "number of the step",
+    "step_time_s": "seconds of the step",
+    "step_time_ms": "milliseconds of the step",
+    "tokens": "tokens that all ranks together consumed in the step",
+    "tokens_per_s_per_device": "tokens a second, divided by the number of devices",
+    "loss": "mean loss, in nats a token",
+    "peak_memory_bytes": "peak memory of the rank that prints, in bytes",
+    "peak_memory_mib": "the same in MiB",
+    "peak_memory_gib": "the same in GiB",
+}
+"""The named groups of a step's pattern, and their meaning."""
+
+LONGEST_LINE: Final = 4096
+"""Characters of a line that are searched: the cost of a line is bounded."""
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogPatterns:
+    """How a trainer prints its steps.
+
+    Raises:
+        ValueError: at construction, when a pattern is not a regular expression, or has a group that
+            has no meaning.
+    """
+
+    step: str = ""
+    """A line that is printed once a step matches it, with named groups of `STEP_GROUPS`; thousands
+    separators in numbers are allowed. Empty: the trainer prints no such line."""
+    steps_per_line: int = 1
+    """Steps between two such lines."""
+
+    def __post_init__(self) -> None:
+        try:
+            groups = set(re.compile(self.step).groupindex)
+        except re.error as error:
+            raise ValueError(f"{self.step!r} is not a regular expression: {error}") from error
+        if unknown := sorted(groups - set(STEP_GROUPS)):
+            raise ValueError(
+                f"the group {unknown[0]!r} has no meaning; the groups are {', '.join(STEP_GROUPS)}"
+            )
+
+    def read(self, line: str) -> dict[str, float] | None:
+        """The figures of a line that ends a step, by the names of the groups; None: another line.
+
+        Colour codes are removed first. "nan" and "inf" are numbers.
+        """
+        if not self.step:
+            return None
+        found = re.search(self.step, _COLOUR.sub("", line[:LONGEST_LINE]))
+        return None if found is None else dict(_figures(found))
+
+
+def _figures(found: re.Match[str]) -> Iterator[tuple[str, float]]:
+    for name, figure in found.groupdict().items():
+        if figure is not None:
+            try:
+                yield name, float(figure.replace(",", ""))
+            except ValueError:  # the pattern lets text through that is no number
+                continue
+
+
+NO_PATTERNS: Final = LogPatterns()
