@@ -11,9 +11,9 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
+from search_spaces.statistics.step_times import quartiles
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.job.batches import Batch
-from workers.trainer.probe.measurement import quartiles
 
 Step = Callable[[Batch], float]
 """Takes an optimizer step; returns this rank's share of the mean loss, which ranks add up."""

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
 from search_spaces.protocol.worker_messages import (
     AllocationState,
@@ -145,6 +146,8 @@ class CampaignRecord:
     """The campaign's description, with all names and defaults resolved."""
     model_name: str
     cluster_name: str
+    trainer: str
+    """What trains its probes; "imported" where a table was measured elsewhere."""
     objective: str
     """The objective that ranks: the first of `objectives`."""
     objectives: tuple[str, ...]
@@ -208,6 +211,14 @@ class MeasurementRecord:
     """Whether the probe was stopped early because it was slower than the best; it never wins."""
     iterations_asked: int | None
     """Timed iterations that were requested; None: the worker was too old to report it."""
+    trainer: str
+    """What trained; "imported" where a table was measured elsewhere."""
+    trainer_version: str
+    """Version of another trainer than the embedded one."""
+    tokens: str
+    """counted: by the trainer. assumed: from the layout; not ranked beside counted ones."""
+    losses_comparable: bool
+    """Whether its losses are compared with those of other layouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -438,6 +449,8 @@ class WorkerRecord:
     devices_per_node: int
     device: str
     versions: Mapping[str, str]
+    trainers: Mapping[str, str]
+    """Versions of the trainers that it runs besides the embedded one, by name."""
     registered_at: datetime
     seen_at: datetime
     ended_at: datetime | None
@@ -455,6 +468,10 @@ class WorkerRecord:
     """Node-seconds that the allocation was idle."""
     status_at: datetime | None = None
     """Time of its last status; None: there was none."""
+
+    def runs(self, trainer: str) -> bool:
+        """Whether it runs probes with a trainer."""
+        return trainer == EMBEDDED_TRAINER or trainer in self.trainers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

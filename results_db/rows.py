@@ -24,6 +24,7 @@ from results_db.records import (
     TrialRecord,
 )
 from search_spaces.errors import SearchSpaceError
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown
 from search_spaces.spec.campaign_settings import Constraints
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
@@ -98,6 +99,15 @@ def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
     """Longest duration of a probe of the campaign; None if its description has none."""
     deadline_s = spec.get("probe", {}).get("deadline_s")
     return None if deadline_s is None else float(deadline_s)
+
+
+IMPORTED_TRAINER: Final = "imported"
+"""The trainer of imported measurements: they may come from any."""
+
+
+def trainer_of(spec: Mapping[str, Any]) -> str:
+    """What trains the probes of a campaign, by its description."""
+    return str(spec.get("probe", {}).get("trainer", EMBEDDED_TRAINER))
 
 
 def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:

@@ -42,6 +42,10 @@ class PlacementImpossibleError(WorkerError):
     """A layout needs more devices than the launcher's nodes have."""
 
 
+class TrainerUnknownError(WorkerError):
+    """A probe names a trainer that the worker's owner has not listed."""
+
+
 class DeviceHiddenError(WorkerError):
     """The node's environment hides the device of a rank."""
 

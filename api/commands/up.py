@@ -35,20 +35,37 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @endpoint_options
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
+@click.option(
+    "--trainers",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
+)
 @database_option
-def up(data_dir: Path | None, endpoint: Endpoint, cluster: str, database: str | None) -> None:
+def up(
+    data_dir: Path | None,
+    endpoint: Endpoint,
+    cluster: str,
+    trainers: Path | None,
+    database: str | None,
+) -> None:
     """Run everything on this machine: service, driver and worker."""
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
-        _run(data, endpoint, cluster, database)
+        _run(data, endpoint, cluster, trainers, database)
     except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) -> None:
+def _run(
+    data: DataDir,
+    endpoint: Endpoint,
+    cluster: str,
+    trainers: Path | None,
+    database: str | None,
+) -> None:
     serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:
         children = [serve]
@@ -68,7 +85,7 @@ def _run(data: DataDir, endpoint: Endpoint, cluster: str, database: str | None) 
             serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
                 _child(data, "driver", "--data-dir", str(data.path), database=database),
-                _worker(data, service, cluster),
+                _worker(data, service, cluster, trainers),
             ]
             for child in children[1:]:
                 child.start()
@@ -102,7 +119,8 @@ def _child(data: DataDir, command: str, *options: str, database: str | None = No
     return Child(name=command, argv=argv, log=log, environment=environment)
 
 
-def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
+def _worker(data: DataDir, service: LocalService, cluster: str, trainers: Path | None) -> Child:
+    options = () if trainers is None else ("--trainers", str(trainers.absolute()))
     trusted = ("--certificate", str(service.certificate)) if service.certificate else ()
     return _child(
         data,
@@ -118,6 +136,7 @@ def _worker(data: DataDir, service: LocalService, cluster: str) -> Child:
         str(data.path / "spool"),
         "--name",
         f"{socket.gethostname()}-up",  # a worker that is started by hand has the host's name
+        *options,
     )
 
 

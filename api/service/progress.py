@@ -134,6 +134,12 @@ def waiting_reason(
             f"no worker of cluster {campaign.cluster_name} is there; start one with "
             f"`layout-tuner worker --cluster {campaign.cluster_name}`"
         )
+    workers = [w for w in workers if w.runs(campaign.trainer)]
+    if not workers:
+        return (
+            f"no worker of cluster {campaign.cluster_name} lists the trainer {campaign.trainer!r}; "
+            "start one with `layout-tuner worker --trainers FILE`, where FILE describes it"
+        )
     if counts["PENDING"] and store.count_too_large(campaign.id) >= counts["PENDING"]:
         waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
         return _too_small(waiting, workers) if waiting else None

@@ -19,11 +19,11 @@ from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
+from search_spaces.statistics.step_times import quartiles
 from workers.launchers.base import Launcher
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
 from workers.ranks.json_lines import Document
-from workers.trainer.probe.measurement import quartiles
 
 BEYOND_S: Final = 0.5
 """Most seconds of a probe beside its iterations."""

@@ -179,6 +179,7 @@ class Workers(StoreSection):
                 devices_per_node=worker.devices_per_node,
                 device=worker.device,
                 versions=worker.versions,
+                trainers=worker.trainers,
                 registered_at=now,
                 seen_at=now,
                 scheduler=allocation.scheduler,

@@ -28,11 +28,13 @@ from results_db.models.standings import STANDINGS_VERSION
 from results_db.models.tables import AnalysisRow, Campaign, Trial
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
+    IMPORTED_TRAINER,
     campaign_record,
     clock_seconds,
     max_peak_memory_bytes,
     objectives_of,
     probe_deadline_s,
+    trainer_of,
 )
 from results_db.trials.lifecycle import cancel_trial
 from search_spaces.errors import CampaignInvalidError
@@ -159,6 +161,7 @@ class Campaigns(StoreSection):
             spec=dict(spec),
             model_name=spec["model"]["name"],
             cluster_name=spec["cluster"]["name"],
+            trainer=trainer_of(spec),
             objective=objectives_of(spec)[0],
             strategy=spec["strategy"],
             num_legal_layouts=num_legal_layouts,
@@ -171,7 +174,7 @@ class Campaigns(StoreSection):
             standings_version=STANDINGS_VERSION,
         )
         with self._db.write() as session:
-            _hold_sources(session, spec.get("start_from", ()))
+            _hold_sources(session, spec.get("start_from", ()), row.trainer)
             if names:
                 row.name = _first_free(session, names)
                 row.spec = {**spec, "name": row.name}
@@ -441,18 +444,24 @@ class Campaigns(StoreSection):
             )
 
 
-def _hold_sources(session: Session, names: Sequence[str]) -> None:
+def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
     """Locks the campaigns that a new one starts from, so that none is deleted meanwhile.
 
     Raises:
-        CampaignInvalidError: one does not exist.
+        CampaignInvalidError: one does not exist, or was measured with another trainer.
     """
     if not names:
         return
-    there = {campaign.name for campaign in lock_campaigns(session, Campaign.name.in_(names))}
+    there = {row.name: row for row in lock_campaigns(session, Campaign.name.in_(names))}
     for name in names:
         if name not in there:
             raise CampaignInvalidError(f"there is no campaign named {name!r}", field="start_from")
+        if there[name].trainer not in (trainer, IMPORTED_TRAINER):
+            raise CampaignInvalidError(
+                f"campaign {name!r} measured with trainer {there[name].trainer!r}, and this one would "
+                f"with {trainer!r}: what one trainer measured says nothing certain about another",
+                field="start_from",
+            )
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:

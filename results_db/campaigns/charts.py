@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from results_db.campaigns.campaigns import by_id
 from results_db.database.store_base import StoreSection
 from results_db.events.event_log import CampaignResults
+from results_db.leaderboard.table import has_ranked_tokens
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from results_db.trials.filter_sql import metric_column
@@ -236,6 +237,7 @@ def _counts(campaign: Campaign) -> ColumnElement[bool]:
         Trial.state == "COMPLETED",
         MeasurementRow.oversubscribed.is_(False),
         MeasurementRow.shortened.is_(False),
+        has_ranked_tokens(campaign.id),
     ]
     if campaign.max_peak_memory_bytes is not None:
         found.append(MeasurementRow.peak_memory_bytes <= campaign.max_peak_memory_bytes)

@@ -18,7 +18,7 @@ from results_db.events.events import emit
 from results_db.leaderboard.table import rebuild_rows
 from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord
-from results_db.rows import campaign_record, layout_columns, trial_layout
+from results_db.rows import IMPORTED_TRAINER, campaign_record, layout_columns, trial_layout
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
@@ -119,6 +119,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         spec=spec,
         model_name=cell.model.name,
         cluster_name=cell.cluster.name,
+        trainer=IMPORTED_TRAINER,
         objective=spec["objective"],
         strategy=IMPORTED,
         num_legal_layouts=len({row.layout for row in cell.rows}),
@@ -227,6 +228,7 @@ def _measurement(trial_id: int, campaign_id: int, row: TableRow, cell: TableCell
         "hfu": None if usable is None else hardware_tflops / usable,
         "peak_memory_bytes": row.peak_memory_bytes,
         "oversubscribed": False,
+        "trainer": IMPORTED_TRAINER,
     }
 
 

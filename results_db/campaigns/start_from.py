@@ -19,6 +19,7 @@ from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import trial_layout
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.tables.table import software_of_source
@@ -59,11 +60,12 @@ class EarlierTrials(StoreSection):
         with self._db.read() as session:
             sources = _Sources.of(session, campaign)
             rows = session.execute(
-                _known(campaign, sources, Trial, MeasurementRow, WorkerRow.versions)
+                _known(campaign, sources, Trial, MeasurementRow, WorkerRow)
                 .order_by(Trial.ended_at.desc(), Trial.id.desc())
                 .limit(MAX_KNOWN_TRIALS)
             )
-            found = [_known_trial(sources, *row) for row in rows]
+            trainer = campaign.trainer
+            found = [_known_trial(sources, trainer, *row) for row in rows]
         return found[::-1]
 
     def count_known_trials(self, campaign: CampaignRecord) -> int:
@@ -98,15 +100,16 @@ class _Sources:
         named = session.scalars(
             select(Campaign).where(Campaign.name.in_(names), Campaign.id != campaign.id)
         ).all()
-        sessions = session.execute(
-            select(WorkerRow.id, WorkerRow.versions)
+        sessions = session.scalars(
+            select(WorkerRow)
             .where(
                 WorkerRow.cluster == campaign.cluster_name,
                 WorkerRow.registered_at <= campaign.created_at,
             )
             .order_by(WorkerRow.registered_at, WorkerRow.id)
         ).all()
-        software = software_of(sessions[-1].versions) if sessions else None
+        trainer = campaign.trainer
+        software = _software(sessions[-1], trainer) if sessions else None
         ids = [row.id for row in named]
         imported = session.scalars(select(Import).where(Import.campaign_id.in_(ids)))
         return cls(
@@ -115,7 +118,7 @@ class _Sources:
             alike=tuple(row.id for row in alike),
             named=tuple(row.id for row in named),
             software=software,
-            workers=tuple(row.id for row in sessions if software_of(row.versions) == software),
+            workers=tuple(row.id for row in sessions if _software(row, trainer) == software),
         )
 
 
@@ -128,11 +131,19 @@ def software_of(versions: Mapping[str, Any]) -> str:
     return f"torch {'.'.join(release)}" if release != [""] else ""
 
 
+def _software(worker: WorkerRow, trainer: str) -> str:
+    """The key of a worker session's measurements with a trainer."""
+    if trainer == EMBEDDED_TRAINER:
+        return software_of(worker.versions)
+    return f"{trainer} {worker.trainers.get(trainer, '')}"
+
+
 def _alike(session: Session, campaign: CampaignRecord) -> list[Campaign]:
     if campaign.spec.get("knowledge", "auto") == "none":
         return []
     query = select(Campaign).where(
         Campaign.cluster_name == campaign.cluster_name,
+        Campaign.trainer == campaign.trainer,
         Campaign.id != campaign.id,
         Campaign.ended_at <= campaign.created_at,
     )
@@ -174,16 +185,17 @@ def _known(campaign: CampaignRecord, sources: _Sources, *columns: Any) -> Select
 
 def _known_trial(
     sources: _Sources,
+    trainer: str,
     trial: Trial,
     measurement: MeasurementRow | None,
-    versions: Mapping[str, Any] | None,
+    worker: WorkerRow | None,
 ) -> KnownTrial:
     spec = sources.specs[trial.campaign_id]
     completed = measurement if trial.state == "COMPLETED" else None
-    if versions is None:
+    if worker is None:
         software = sources.imported.get(trial.campaign_id, "")
     else:
-        ran = software_of(versions)
+        ran = _software(worker, trainer)
         software = "" if ran == sources.software else ran
     return KnownTrial(
         model=spec["model"],

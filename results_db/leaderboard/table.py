@@ -17,8 +17,18 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    delete,
+    exists,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session, aliased
 
 from results_db.database.bulk_insert import insert_many
 from results_db.database.postgresql import lift_limits
@@ -193,7 +203,27 @@ def completed(campaign_id: int) -> ColumnElement[bool]:
         MeasurementRow.campaign_id == campaign_id,
         MeasurementRow.oversubscribed.is_(False),
         Trial.state == "COMPLETED",
+        has_ranked_tokens(campaign_id),
     )
+
+
+def has_ranked_tokens(campaign_id: int) -> ColumnElement[bool]:
+    """Selects measurements with counted tokens, or all where the campaign has none of those."""
+    counted = aliased(MeasurementRow)
+    is_counted_elsewhere = exists(literal_column("1")).where(
+        counted.campaign_id == campaign_id, counted.tokens == "counted"
+    )
+    return or_(MeasurementRow.tokens == "counted", ~is_counted_elsewhere)
+
+
+def unranked_by_counting(session: Session, campaign_id: int) -> set[str]:
+    """Keys of layouts whose measurements have assumed tokens: a counted one takes them off."""
+    query = (
+        select(Trial.layout_key)
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(MeasurementRow.campaign_id == campaign_id, MeasurementRow.tokens == "assumed")
+    )
+    return set(session.scalars(query))
 
 
 def _rows_from_measurements(session: Session, campaign: Campaign) -> list[FrontRow]:

@@ -193,6 +193,8 @@ class WorkerRow(Base):
     devices_per_node: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(255))
     versions: Mapped[dict[str, Any]]
+    trainers: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    """Versions of the trainers that it runs besides the embedded one, by name."""
     registered_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]

@@ -20,6 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     text,
+    true,
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
@@ -35,6 +36,7 @@ from results_db.records import (
     STEP_SOURCES,
     STEP_STATES,
 )
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 
@@ -86,6 +88,10 @@ class Campaign(Base):
     spec: Mapped[dict[str, Any]]
     model_name: Mapped[str] = mapped_column(String(200))
     cluster_name: Mapped[str] = mapped_column(String(200), index=True)
+    trainer: Mapped[str] = mapped_column(
+        String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
+    )
+    """What trains its probes; "imported" where a table was measured elsewhere."""
     objective: Mapped[str] = mapped_column(String(40))
     strategy: Mapped[str] = mapped_column(String(40))
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
@@ -299,6 +305,13 @@ class MeasurementRow(Base):
     skipped_steps: Mapped[int | None]
     shortened: Mapped[bool] = mapped_column(server_default=false())
     iterations_asked: Mapped[int | None]
+    trainer: Mapped[str] = mapped_column(
+        String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
+    )
+    trainer_version: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    tokens: Mapped[str] = mapped_column(String(16), default="counted", server_default="counted")
+    """Whether tokens_per_step was counted, or assumed from the layout."""
+    losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"
@@ -346,7 +359,8 @@ class IterationRow(Base):
     index: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(8))
     step_time_s: Mapped[float]
-    loss: Mapped[float]
+    loss: Mapped[float | None]
+    """None: the trainer did not report it."""
     grad_norm: Mapped[float | None]
 
 

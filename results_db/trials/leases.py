@@ -29,6 +29,7 @@ from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord
 from results_db.rows import trial_layout
 from results_db.trials.lifecycle import lose_attempt, running_attempt
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
 from search_spaces.protocol.worker_messages import (
     BeatBody,
@@ -53,8 +54,9 @@ class LeaseAsk:
     """Its request."""
 
 
-Kind = tuple[str, int, int, RoomBody | None, float | None]
-"""The kind of trials that fit: cluster, nodes, devices per node, free room, longest duration."""
+Kind = tuple[str, int, int, frozenset[str], RoomBody | None, float | None]
+"""The kind of trials that fit: cluster, nodes, devices per node, trainers, free room, longest
+duration."""
 
 
 class LeaseBatch:
@@ -152,14 +154,15 @@ class LeaseBatch:
         kinds = defaultdict(list)
         for ask, worker, leases in self._asking:
             allocation = (worker.cluster, worker.num_nodes, worker.devices_per_node)
-            kinds[*allocation, ask.request.room, ask.request.longest_s].append(
+            trainers = frozenset((EMBEDDED_TRAINER, *worker.trainers))
+            kinds[*allocation, trainers, ask.request.room, ask.request.longest_s].append(
                 (ask, worker, leases)
             )
         return kinds
 
 
 def _suitable_trials(kind: Kind) -> Select[Any]:
-    cluster, num_nodes, devices_per_node, room, longest_s = kind
+    cluster, num_nodes, devices_per_node, trainers, room, longest_s = kind
     query = (
         select(Trial)
         .join(Campaign, Campaign.id == Trial.campaign_id)
@@ -167,6 +170,7 @@ def _suitable_trials(kind: Kind) -> Select[Any]:
             Trial.state == "PENDING",
             Campaign.state == "RUNNING",
             Campaign.cluster_name == cluster,
+            Campaign.trainer.in_(sorted(trainers)),
             fits(num_nodes, devices_per_node),
         )
         .order_by(Trial.id)

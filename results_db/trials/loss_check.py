@@ -185,10 +185,11 @@ class Kinship:
         group = (trial.campaign_id, trial.precision, trial.global_batch_size)
         if group in self._doubtful or trial.campaign_id in self._uncompared:
             return None
+        own = measurement.iterations if measurement.losses_comparable else ()
         first = self._first.setdefault(group, trial.id)
-        others = self._losses.setdefault(first, measurement.iterations)
+        others = self._losses.setdefault(first, own)
         precision = cast("Precision", trial.precision)
-        if first_difference(measurement.iterations, others, precision) is None:
+        if first_difference(own, others, precision) is None:
             return first
         self._doubtful.add(group)
         return None
@@ -236,7 +237,8 @@ def _losses(session: Session, trial_ids: Collection[int]) -> Mapping[int, Sequen
     )
     query = (
         select(*columns)
-        .where(IterationRow.trial_id.in_(trial_ids))
+        .join(MeasurementRow, MeasurementRow.trial_id == IterationRow.trial_id)
+        .where(IterationRow.trial_id.in_(trial_ids), MeasurementRow.losses_comparable)
         .order_by(IterationRow.trial_id, IterationRow.index)
     )
     for trial_id, index, kind, step_time_s, loss, grad_norm in session.execute(query):
@@ -381,7 +383,8 @@ class _Group:
         if trial_id not in self.iterations:
             query = (
                 select(IterationRow)
-                .where(IterationRow.trial_id == trial_id)
+                .join(MeasurementRow, MeasurementRow.trial_id == IterationRow.trial_id)
+                .where(IterationRow.trial_id == trial_id, MeasurementRow.losses_comparable)
                 .order_by(IterationRow.index)
             )
             self.iterations[trial_id] = [

@@ -28,7 +28,7 @@ from results_db.errors import (
     ResultsDbError,
     TrialNotFoundError,
 )
-from results_db.leaderboard.table import FirstRuns, update_rows
+from results_db.leaderboard.table import FirstRuns, unranked_by_counting, update_rows
 from results_db.models.base import Base
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
@@ -53,6 +53,7 @@ from results_db.trials.lifecycle import (
     put_back_or_cancel,
 )
 from results_db.trials.loss_check import Kinship, KnownLosses, settle
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState
 
@@ -185,6 +186,8 @@ class OutcomeBatch:
             campaign = self._campaigns[trial.campaign_id]
             self._changed[campaign.id] |= settle(self._session, campaign, trial)
         for campaign_id, layout_keys in self._changed.items():
+            if self._campaigns[campaign_id].trainer != EMBEDDED_TRAINER:
+                layout_keys |= unranked_by_counting(self._session, campaign_id)
             update_rows(self._session, self._campaigns[campaign_id], layout_keys)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
@@ -207,12 +210,13 @@ class OutcomeBatch:
             )
         if attempt.ending == "reported":
             return self._is_kept(trial, attempt, report.outcome)
+        campaign = self._campaigns[trial.campaign_id]
         if report.outcome.measurement is not None:
             _check(report.outcome.measurement, trial)
+            _refuse_other_trainer(report.outcome.measurement, campaign)
         if report.nodes_held is not None:
             attempt.nodes_held = report.nodes_held
         attempt.iterations_s = report.iterations_s
-        campaign = self._campaigns[trial.campaign_id]
         # The final cost replaces the one known so far, even if the outcome is too late.
         charge(campaign, trial, attempt, self._cost(trial, attempt, report.outcome))
         if trial.state in ENDED_TRIAL_STATES:
@@ -286,6 +290,8 @@ class OutcomeBatch:
             kin = self._known_kin(trial, outcome.measurement)
             if kin is None:
                 self._to_judge.append(trial)
+            elif campaign.trainer != EMBEDDED_TRAINER:
+                self._changed[campaign.id].add(trial.layout_key)
             elif trial.repeat_index == 0:
                 # Its first end: a layout is repeated only after it has ended.
                 self._first_runs.add(campaign, trial, outcome.measurement)
@@ -314,10 +320,10 @@ def _check(measurement: Measurement, trial: Trial) -> None:
             raise MeasurementInvalidError(
                 f"iteration {iteration.index} is at position {position} of the measurement"
             )
-    if len(measurement.peak_memory_bytes_by_stage) != trial.pp:
+    stages = len(measurement.peak_memory_bytes_by_stage)
+    if stages != trial.pp and not (stages == 0 and measurement.trainer != EMBEDDED_TRAINER):
         raise MeasurementInvalidError(
-            "the measurement has the peak memory of "
-            f"{len(measurement.peak_memory_bytes_by_stage)} stages; the layout has pp={trial.pp}"
+            f"the measurement has the peak memory of {stages} stages; the layout has pp={trial.pp}"
         )
     tokens = measurement.tokens_per_s * measurement.step_time_s
     if not math.isclose(tokens, measurement.tokens_per_step, rel_tol=_RATE_TOLERANCE):
@@ -332,6 +338,15 @@ def _check(measurement: Measurement, trial: Trial) -> None:
             f"the measurement has tokens_per_s_per_device={measurement.tokens_per_s_per_device}, "
             f"which is not tokens_per_s={measurement.tokens_per_s} over the {trial.num_devices} "
             "devices of the layout"
+        )
+
+
+def _refuse_other_trainer(measurement: Measurement, campaign: Campaign) -> None:
+    """Refuses a measurement of another trainer than the campaign's, which is not comparable."""
+    if measurement.trainer != campaign.trainer:
+        raise MeasurementInvalidError(
+            f"the measurement was made by trainer {measurement.trainer!r}; campaign {campaign.name!r} "
+            f"measures with {campaign.trainer!r}"
         )
 
 

@@ -42,6 +42,13 @@ MAX_BYTES: Final = 1 << 50
 MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
 """Most tokens of one step: the largest global batch of the longest sequences."""
 
+EMBEDDED_TRAINER: Final = "embedded"
+"""Name of the trainer of this project."""
+TokenSource = Literal["counted", "assumed"]
+"""counted: the trainer counted the tokens that it consumed. assumed: they are those of the layout,
+which nothing has confirmed."""
+TOKEN_SOURCES: Final[tuple[TokenSource, ...]] = get_args(TokenSource)
+
 BREAKDOWN_TOLERANCE: Final = 1e-6
 """How far the parts of an iteration may be from the whole, relative: rounding, nothing more."""
 
@@ -56,11 +63,11 @@ class Iteration:
     """Whether it counts."""
     step_time_s: float
     """Seconds from barrier to barrier, of the slowest rank."""
-    loss: float
-    """Mean loss over the global batch before the step, in nats a token."""
+    loss: float | None
+    """Mean loss over the global batch before the step, in nats a token; None: not reported."""
     grad_norm: float | None
     """Norm of the whole model's gradient before any clipping; None where it overflowed in fp16, so
-    that the step was skipped."""
+    that the step was skipped, and where it is not reported."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -210,9 +217,11 @@ class Measurement:
     peak_memory_bytes: int = field(metadata=METRIC)
     """The largest peak of any rank."""
     peak_memory_bytes_by_stage: tuple[int, ...]
-    """The largest peak of any rank of each pipeline stage, first stage first."""
+    """The largest peak of any rank of each pipeline stage, first stage first; empty: not known by
+    stage."""
     memory_kind: str = field(metadata={LONGEST: 40})
-    """"logical" (live tensors, CPU) or "allocated" (the device's allocator)."""
+    """"logical" (live tensors, CPU), "allocated" (the device's allocator), "reported" (another
+    trainer's own figure) or "sampled" (memory in use, looked at now and then)."""
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
     iterations: tuple[Iteration, ...]
@@ -229,10 +238,20 @@ class Measurement:
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
     iterations_asked: int | None = None
     """Timed iterations that were requested; None: an older worker, which ran all of them."""
+    trainer: str = field(default=EMBEDDED_TRAINER, metadata={LONGEST: 64})
+    """What trained."""
+    trainer_version: str = field(default="", metadata={LONGEST: 64})
+    """Version of another trainer than the embedded one."""
+    tokens: str = "counted"
+    """Where tokens_per_step comes from: one of TOKEN_SOURCES. Measurements with assumed tokens are
+    not ranked beside counted ones."""
+    losses_comparable: bool = True
+    """Whether every layout reads the same data in the same order, so that losses must be equal."""
 
     def __post_init__(self) -> None:
         refuse_unusable_texts(self, **_LONGEST)
         refuse_figures(self, over_zero=self._stated(_OVER_ZERO), from_zero=self._stated(_FROM_ZERO))
+        read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
             within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
@@ -351,5 +370,5 @@ _LONGEST: Final = {
 
 
 def _refuse_impossible_iteration(iteration: Iteration) -> None:
-    known = () if iteration.grad_norm is None else ("grad_norm",)
-    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=("loss", *known))
+    known = tuple(n for n in ("loss", "grad_norm") if getattr(iteration, n) is not None)
+    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=known)

@@ -7,7 +7,7 @@ definition without sharing a library. Every field is a JSON value or another doc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.dataclass_documents import (
@@ -27,6 +27,7 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.measurement import (
+    EMBEDDED_TRAINER,
     MAX_BYTES,
     Breakdown,
     Environment,
@@ -109,6 +110,10 @@ class ProbeRequest:
     stop_above_step_time_s: float | None = None
     """Step time at which the layout would only be as good as the campaign's best: a probe that is
     slower with 95 % confidence ends early. None: it runs to its end."""
+    trainer: str = EMBEDDED_TRAINER
+    """What trains: the embedded trainer, or one of the worker's by its name."""
+    parameters: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    """Values of the trainer's parameters, which the worker checks."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):

@@ -127,6 +127,8 @@ class WorkerCreate(StrictMessage):
     devices_per_node: Count
     device: Name
     versions: Annotated[dict[Key, Line], MaxLen(50)] = field(default_factory=dict)
+    trainers: Annotated[dict[Key, Key], MaxLen(50)] = field(default_factory=dict)
+    """Versions of the trainers that it runs besides the embedded one, by name."""
     allocation: AllocationBody = AllocationBody()
     nodes: Annotated[list[NodeBody], MaxLen(MAX_NODES), Refuses(_repeated_name)] = field(
         default_factory=list

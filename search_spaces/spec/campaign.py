@@ -283,6 +283,8 @@ class CampaignSpec:
             deadline_s=self.probe.deadline_s,
             memory_limit_bytes=self.cluster.device_memory_bytes,
             compile=self.probe.compile,
+            trainer=self.probe.trainer,
+            parameters=self.probe.parameters,
             stop_above_step_time_s=stop_above_step_time_s,
         )
 

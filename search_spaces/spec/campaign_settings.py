@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, Self, TypeVar, cast, get_args
 
 from search_spaces.documents.duration import name_without_unit, read_duration_s
@@ -14,6 +14,7 @@ from search_spaces.documents.reading import (
     read_mapping,
     shown,
     switch_problem,
+    url_name_problem,
     whole_number_problem,
 )
 from search_spaces.errors import CampaignInvalidError
@@ -25,6 +26,8 @@ from search_spaces.protocol.outcome import (
     MIN_WARMUP,
 )
 from search_spaces.spec.ranges import Range
+from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.parameters import ParameterValue, read_parameters
 
 NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
@@ -132,6 +135,10 @@ class ProbeSettings:
     """Seconds after which a probe is ended as a timeout."""
     compile: bool = False
     """Whether torch.compile compiles the code between the matrix products."""
+    trainer: str = EMBEDDED.name
+    """What trains: the embedded trainer, or one of those that the workers' owners have listed."""
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    """Values of parameters that the trainer's owner has declared."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -141,6 +148,12 @@ class ProbeSettings:
                 problems.add(CampaignInvalidError(problem, field=name))
         if problem := switch_problem(self.compile):
             problems.add(CampaignInvalidError(problem, field="compile"))
+        if problem := url_name_problem(self.trainer):
+            problems.add(CampaignInvalidError(problem, field="trainer"))
+        with problems.collecting("parameters"):
+            object.__setattr__(self, "parameters", read_parameters(self.parameters))
+            if self.parameters and self.trainer == EMBEDDED.name:
+                raise CampaignInvalidError("the embedded trainer has no parameters")
         with problems.collecting():
             seconds = read_duration_s(self.deadline_s, field="deadline_s")
             object.__setattr__(self, "deadline_s", seconds)
@@ -149,7 +162,15 @@ class ProbeSettings:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the settings by name; the deadline may be written as `deadline: 60s`."""
-        return _read_section(cls, mapping, "the probe", "setting", duration="deadline")
+        given = read_mapping(mapping, CampaignInvalidError, "the probe")
+        for name in ("command", "environment", "container", "working_directory"):
+            if name in given:
+                raise CampaignInvalidError(
+                    "a campaign names a trainer and cannot bring a program: the owner of a worker "
+                    "lists programs in the file of `layout-tuner worker --trainers`",
+                    field=name,
+                )
+        return _read_section(cls, given, "the probe", "setting", duration="deadline")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

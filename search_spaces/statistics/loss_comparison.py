@@ -58,10 +58,12 @@ def first_difference(
 ) -> LossDifference | None:
     """The first iteration whose losses differ by more than the precision allows, or None.
 
-    The iterations that both probes have are compared, timed or not, up to the first one that only
-    one of the two skipped: afterwards their weights differ.
+    The iterations whose loss both probes have are compared, timed or not, up to the first one that
+    only one of the two skipped: afterwards their weights differ.
     """
     for own, other in zip(iterations, others, strict=False):
+        if own.loss is None or other.loss is None:
+            continue
         tolerance = loss_tolerance(precision, own.index)
         # Relative to one nat at least: losses near 0 are noise.
         if abs(own.loss - other.loss) > tolerance * max(own.loss, other.loss, 1.0):

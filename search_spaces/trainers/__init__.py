@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Final
 
 from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
 
 ADAPTERS: Final[Mapping[str, TrainerAdapter]] = MappingProxyType(
-    {adapter.name: adapter for adapter in (EMBEDDED, MEGATRON_LM)}
+    {adapter.name: adapter for adapter in (EMBEDDED, MEGATRON_LM, COMMAND)}
 )

@@ -38,8 +38,6 @@ class LogPatterns:
     step: str = ""
     """A line that is printed once a step matches it, with named groups of `STEP_GROUPS`; thousands
     separators in numbers are allowed. Empty: the trainer prints no such line."""
-    steps_per_line: int = 1
-    """Steps between two such lines."""
 
     def __post_init__(self) -> None:
         try:

@@ -231,7 +231,8 @@ class Driver:
         if search is None:
             return False
         counts = self._store.count_trials(campaign.id)
-        workers = self._store.workers(cluster=campaign.cluster_name)
+        there = self._store.workers(cluster=campaign.cluster_name)
+        workers = [worker for worker in there if worker.runs(campaign.trainer)]
         target = OpenTrialTarget(workers, self._store.open_trial_sizes(campaign.id))
         for trial in self._store.trials_ended_since(campaign.id, search.last_ended_seq):
             search.tell(trial)

@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from search_spaces.statistics.step_times import quartiles
 from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_group import join_process_group
 from workers.ranks.rank_task import RankTask
@@ -26,7 +27,6 @@ from workers.trainer.model.matrix_products import linear
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.mesh import Mesh, build_mesh
 from workers.trainer.parallel.pipeline import Message, start_messages
-from workers.trainer.probe.measurement import quartiles
 
 _LEAST_REPEATS: Final = 5
 _MOST_REPEATS: Final = 400

@@ -20,18 +20,20 @@ from search_spaces.errors import (
     TokenFileUnusableError,
 )
 from search_spaces.spec.presets.clusters import is_cluster_preset, unknown_cluster
+from search_spaces.trainers.program import ProgramTrainer, read_trainers
 from workers.errors import WorkerError
 
 if TYPE_CHECKING:
     from workers.service.http import ServiceHttp
 
 _REFUSED: Final = 2
+_DOCUMENT_SUFFIXES: Final = (".json", ".yaml", ".yml")
 
 
 def described(name: str) -> Any:
     """A preset's name as it is, or the document of the JSON or YAML file of that name."""
     path = Path(name)
-    if path.suffix not in (".json", ".yaml", ".yml"):
+    if path.suffix not in _DOCUMENT_SUFFIXES:
         return name
     import yaml
 
@@ -46,6 +48,21 @@ def described(name: str) -> Any:
     if document is None:
         refuse(f"{path} is empty")
     return document
+
+
+def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
+    """The trainers of the file that --trainers names, by name; None: there are none.
+
+    Ends the command with exit code 2 where the file is malformed.
+    """
+    if path is None:
+        return {}
+    if path.suffix not in _DOCUMENT_SUFFIXES:
+        refuse(f"{path} is not a JSON or YAML file: its name ends with none of .json, .yaml, .yml")
+    try:
+        return read_trainers(described(str(path)))
+    except SearchSpaceError as error:
+        refuse(f"{path}: {error}")
 
 
 def read_token(path: Path) -> str:

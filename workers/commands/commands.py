@@ -22,13 +22,21 @@ from search_spaces.spec.layout import Layout
 from search_spaces.terminal.console import on_interrupt
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
-from workers.commands.command_input import described, fail, read_token, refusals, refuse
+from workers.commands.command_input import (
+    described,
+    fail,
+    read_token,
+    refusals,
+    refuse,
+    trainers_of,
+)
 from workers.commands.options import (
     allocation_options,
     cluster_option,
     layout_of,
     layout_options,
     service_options,
+    trainers_option,
 )
 
 if TYPE_CHECKING:
@@ -72,10 +80,12 @@ class PositiveNumber(click.FloatRange):
     show_default=True,
     help="Seconds to wait for a service that does not answer at the start.",
 )
+@trainers_option
 @allocation_options
 def worker(
     place: ServicePlace,
     cluster: str,
+    trainers_file: Path | None,
     name: str | None,
     spool_dir: Path | None,
     patience: float,
@@ -104,6 +114,7 @@ def worker(
             name=name,
             spool_dir=spool_dir,
             patience_s=patience,
+            trainers=trainers_of(trainers_file),
             **allocation,
         )
     except (WorkerError, SearchSpaceError) as error:
@@ -142,10 +153,22 @@ def worker(
     help="Seconds for the ranks, from their start to their end; importing torch and measuring the "
     "peak of a matmul come before.",
 )
+@trainers_option
+@click.option("--trainer", help="A trainer of the file; by default the only one there.")
+@click.option(
+    "--parameter",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of a parameter that the trainer's entry declares; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def probe(
     model: str,
     cluster: str,
+    trainers_file: Path | None,
+    trainer: str | None,
+    parameters: tuple[str, ...],
     steps: int,
     warmup: int,
     seed: int,
@@ -157,13 +180,15 @@ def probe(
 ) -> None:
     """Measure one layout, here and now: no service, no Ray.
 
-    More ranks than devices are allowed; the measurement is then marked as oversubscribed.
+    More ranks than devices are allowed; the measurement is then marked as oversubscribed. With
+    --trainers another trainer runs the layout, as a worker would let it.
     """
     from search_spaces.protocol.outcome import ProbeRequest
     from search_spaces.spec.presets.models import resolve_model
     from workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
+    trainers = trainers_of(trainers_file)
     with refusals():
         request = ProbeRequest(
             model=resolve_model(described(model)),
@@ -174,6 +199,8 @@ def probe(
             deadline_s=deadline,
             memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * _GIB),
             compile=compiled,
+            trainer=chosen_trainer(trainers, trainer),
+            parameters=dict(map(parameter_of, parameters)),
         )
     _refuse_illegal(request.layout, request.model, machine)
     with (
@@ -182,7 +209,7 @@ def probe(
         work_line(sys.stderr, ticks=True) as line,
     ):
         line.say("importing torch, and measuring the peak of a matmul")
-        with local_launcher(machine) as launcher:
+        with local_launcher(machine, trainers) as launcher:
             outcome = launcher.run(
                 request, on_event=partial(_say_progress, line, request), cancelled=lambda: False
             )
@@ -306,6 +333,33 @@ def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any
         )
 
 
+def chosen_trainer(trainers: Mapping[str, Any], name: str | None) -> str:
+    """The trainer of a probe: the named one, or the only one of a file; without a file ours."""
+    from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+
+    if name is None and len(trainers) <= 1:
+        return next(iter(trainers), EMBEDDED_TRAINER)
+    known = ", ".join((EMBEDDED_TRAINER, *trainers))
+    if name is None:
+        refuse(f"--trainers has {len(trainers)} trainers; name one with --trainer: {known}")
+    if name != EMBEDDED_TRAINER and name not in trainers:
+        refuse(f"--trainer={name} is not one of {known}; --trainers FILE describes others")
+    return name
+
+
+def parameter_of(text: str) -> tuple[str, Any]:
+    """A parameter from NAME=VALUE; the value is read as YAML, as in a campaign's file."""
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        refuse(f"--parameter={text} is not NAME=VALUE")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        return name, value
+
+
 def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:
     from search_spaces.spec.rules import PROBE_SCOPES, violations
 
@@ -361,6 +415,8 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 
 def _lines(measured: Measurement) -> list[str]:
+    from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
     timed = sum(iteration.kind == "timed" for iteration in measured.iterations)
     rows = {
@@ -372,8 +428,12 @@ def _lines(measured: Measurement) -> list[str]:
         f"MFU {measured.mfu:.1%} of {measured.peak_tflops_per_device:.4g} ({measured.peak_source})",
         "peak memory": f"{measured.peak_memory_bytes / 2**20:,.1f} MiB a device "
         f"({measured.memory_kind})",
-        "loss": f"{measured.iterations[0].loss:.4f} to {measured.iterations[-1].loss:.4f}",
     }
+    losses = [each.loss for each in measured.iterations if each.loss is not None]
+    if losses:
+        rows["loss"] = f"{losses[0]:.4f} to {losses[-1]:.4f}"
+    if measured.trainer != EMBEDDED_TRAINER:
+        rows["trainer"] = f"{measured.trainer} {measured.trainer_version}, tokens {measured.tokens}"
     if measured.breakdown is not None:
         shares = measured.breakdown.shares.items()
         rows["of a step"] = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)

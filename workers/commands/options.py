@@ -63,6 +63,13 @@ _ALLOCATION_OPTIONS = (
     ),
 )
 
+trainers_option: Final = click.option(
+    "--trainers",
+    "trainers_file",
+    type=click.Path(path_type=Path),
+    help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
+)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 cluster_option: Final = click.option(

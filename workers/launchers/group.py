@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,6 +52,14 @@ class GroupEnd:
     log_tail: str
     """Last lines of output of the rank that failed, or of all ranks where none failed first."""
     duration_s: float
+    first_node: int = 0
+    """Position of the node of rank 0."""
+    oversubscribed: bool = False
+    """Whether its ranks shared devices."""
+
+
+Verdict = Callable[[], GroupFailure | bool]
+"""Whether a running group must end: True where its result is complete, or as a failure."""
 
 
 @dataclass(kw_only=True)
@@ -104,6 +112,7 @@ class RankGroup:
         on_event: called with each report of the ranks.
         cancelled: called now and then; whether to end.
         memory_limit_bytes: memory that each rank may use; None: no limit was given.
+        verdict: called now and then; a failure ends the group with it, and True without one.
     """
 
     def __init__(
@@ -115,6 +124,7 @@ class RankGroup:
         on_event: OnEvent,
         cancelled: Cancelled,
         memory_limit_bytes: int | None = None,
+        verdict: Verdict = lambda: False,
     ) -> None:
         self._nodes = nodes
         self._tasks = tasks
@@ -127,6 +137,7 @@ class RankGroup:
         self._on_event = on_event
         self._cancelled = cancelled
         self._memory_limit_bytes = memory_limit_bytes
+        self._verdict = verdict
         self._progress = _Progress(met=not first.rendezvous)
         self._ends_at = math.inf
 
@@ -155,6 +166,8 @@ class RankGroup:
             results=self._progress.results,
             log_tail=_log_tail(tails, failure),
             duration_s=time.monotonic() - started,
+            first_node=self._used[0],
+            oversubscribed=self._tasks[self._used[0]][0].oversubscribed,
         )
 
     def _follow(self) -> None:
@@ -164,6 +177,10 @@ class RankGroup:
             if self._cancelled():
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
+            elif verdict := self._verdict():
+                if verdict is True:
+                    return
+                progress.note(verdict)
             elif left_s <= 0:
                 names = ", ".join(self._nodes.nodes[node].name for node in self._used)
                 message = (

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from search_spaces.documents.limits import acceptable_text
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
     MAX_MESSAGE_LENGTH,
@@ -21,7 +23,9 @@ from search_spaces.protocol.outcome import (
 )
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout, Precision
-from workers.errors import PlacementImpossibleError, WorkerError
+from search_spaces.trainers.parameters import ParameterInvalidError
+from search_spaces.trainers.program import ProgramTrainer
+from workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError
 from workers.launchers.base import (
     Cancelled,
     Launcher,
@@ -29,10 +33,12 @@ from workers.launchers.base import (
     NodeSet,
     OnEvent,
 )
-from workers.launchers.group import GroupEnd, RankGroup
-from workers.launchers.placement import place
+from workers.launchers.group import GroupEnd, GroupFailure, RankGroup, Verdict
+from workers.launchers.placement import Processes, place
 from workers.packing.request import Placement, Share
+from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 from workers.ranks.rank_task import Device
+from workers.trainer.revision import GIT_REVISION
 
 _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
@@ -57,14 +63,23 @@ class GroupLauncher(Launcher):
         nodes: the nodes; the launcher closes them.
         cluster: their cluster.
         allow_sharing: whether more ranks than devices are allowed, and marked as oversubscribed.
+        trainers: programs that probes may run, by name.
     """
 
-    def __init__(self, nodes: NodeSet, cluster: Cluster, *, allow_sharing: bool) -> None:
+    def __init__(
+        self,
+        nodes: NodeSet,
+        cluster: Cluster,
+        *,
+        allow_sharing: bool,
+        trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
+    ) -> None:
         self._nodes = nodes
         self._cluster = cluster
         self.device: Device = "cpu" if cluster.has_cpu_devices else "cuda"
         """Kind of the devices."""
         self._allow_sharing = allow_sharing
+        self._trainers = trainers
         self._peaks: dict[Precision, tuple[float, str]] = {}
         self._measuring = threading.Lock()
 
@@ -98,6 +113,8 @@ class GroupLauncher(Launcher):
             RanksLeftError: a process of it can't be ended; its nodes must not be used again.
         """
         try:
+            if request.trainer != EMBEDDED_TRAINER:
+                return self._run_program(request, shares, on_event, cancelled)
             end = self._run_layout(
                 request.layout,
                 {"kind": "probe", "request": request.to_mapping()},
@@ -107,9 +124,76 @@ class GroupLauncher(Launcher):
                 on_event=on_event,
                 cancelled=cancelled,
             )
-        except PlacementImpossibleError as error:
+        except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
             return Outcome(state="failed", reason="unsupported", message=str(error))
         return self._outcome(end)
+
+    def _run_program(
+        self,
+        request: ProbeRequest,
+        shares: Placement | None,
+        on_event: OnEvent,
+        cancelled: Cancelled,
+    ) -> Outcome:
+        """Runs a probe with a trainer that is a program of its own.
+
+        Raises:
+            TrainerUnknownError: this worker has no trainer of that name.
+            ParameterInvalidError: the campaign's parameters are not those of the trainer.
+        """
+        trainer = self._trainers.get(request.trainer)
+        if trainer is None:
+            known = ", ".join(self._trainers) or "none but the embedded one"
+            raise TrainerUnknownError(
+                f"this worker has no trainer {request.trainer!r}; it has {known}"
+            )
+        run = ProgramRun(request, trainer, on_event)
+        try:
+            job = program_task(request, trainer).to_job()
+        except ResultRefusedError as error:
+            return Outcome(state="failed", reason=error.reason, message=str(error))
+        end = self._run_layout(
+            request.layout,
+            job,
+            shares=shares,
+            deadline_s=request.deadline_s,
+            memory_limit_bytes=request.memory_limit_bytes,
+            on_event=run.take,
+            cancelled=cancelled,
+            processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
+            verdict=lambda: _verdict(run),
+        )
+        if end.failure is not None and not run.is_enough:
+            return self._outcome(end)
+        return self._measured(request, run, end, cancelled)
+
+    def _measured(
+        self, request: ProbeRequest, run: ProgramRun, end: GroupEnd, cancelled: Cancelled
+    ) -> Outcome:
+        """The outcome of a program that has ended, or reported all steps before it failed."""
+        tflops, source = self.peak(request.layout.precision, cancelled)
+        try:
+            measurement = run.measurement(
+                peak_tflops=tflops, peak_source=source, oversubscribed=end.oversubscribed
+            )
+        except ResultRefusedError as error:
+            failure = GroupFailure(reason=error.reason, message=str(error))
+            return self._outcome(replace(end, failure=failure))
+        return Outcome(
+            state="completed",
+            log_tail=acceptable_text(end.log_tail, MAX_LOG_LENGTH, keeps_end=True),
+            duration_s=end.duration_s,
+            measurement=measurement,
+            environment=Environment(
+                host=self._nodes.nodes[end.first_node].name,
+                device=self._cluster.device,
+                backend="",
+                python_version="",
+                torch_version="",
+                numpy_version="",
+                git_revision=GIT_REVISION,
+            ),
+        )
 
     def train(
         self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
@@ -238,6 +322,8 @@ class GroupLauncher(Launcher):
         cancelled: Cancelled,
         shares: Placement | None = None,
         memory_limit_bytes: int | None = None,
+        processes: Processes = "own_device",
+        verdict: Verdict = lambda: False,
     ) -> GroupEnd:
         """Runs a job of a layout, after the peak of the devices has been looked up or measured."""
         try:
@@ -253,6 +339,7 @@ class GroupLauncher(Launcher):
             job={**job, "peak_tflops_per_device": tflops, "peak_source": source},
             deadline_s=deadline_s,
             allow_sharing=self._allow_sharing,
+            processes=processes,
         )
         return RankGroup(
             self._nodes,
@@ -261,6 +348,7 @@ class GroupLauncher(Launcher):
             on_event=on_event,
             cancelled=cancelled,
             memory_limit_bytes=memory_limit_bytes,
+            verdict=verdict,
         ).run()
 
     def _outcome(self, end: GroupEnd) -> Outcome:
@@ -283,6 +371,14 @@ class GroupLauncher(Launcher):
             log_tail=acceptable_text(end.log_tail, MAX_LOG_LENGTH, keeps_end=True),
             duration_s=end.duration_s,
         )
+
+
+def _verdict(run: ProgramRun) -> GroupFailure | bool:
+    """Whether a running program must end."""
+    if run.is_enough:
+        return True
+    problem = run.problem()
+    return False if problem is None else GroupFailure(reason=problem[0], message=problem[1])
 
 
 class _PeakFailedError(WorkerError):

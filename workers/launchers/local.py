@@ -6,10 +6,12 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from search_spaces.machine import usable_cores
 from search_spaces.spec.cluster import Cluster
+from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
@@ -103,7 +105,14 @@ class LocalNodes:
                 return self._router.lose(0, lost["message"])
 
 
-def local_launcher(cluster: Cluster) -> GroupLauncher:
-    """Starts the zygote of this machine; more ranks than devices are allowed."""
+def local_launcher(
+    cluster: Cluster, trainers: Mapping[str, ProgramTrainer] = MappingProxyType({})
+) -> GroupLauncher:
+    """Starts the zygote of this machine; more ranks than devices are allowed.
+
+    Args:
+        cluster: of which this machine is a part.
+        trainers: programs that probes may run, by name.
+    """
     nodes = LocalNodes(num_devices=cluster.devices_per_node)
-    return GroupLauncher(nodes, cluster, allow_sharing=True)
+    return GroupLauncher(nodes, cluster, allow_sharing=True, trainers=trainers)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 from search_spaces.mesh import ranks_per_node
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
 from workers.packing.request import Placement, Share
 from workers.ranks.rank_task import Device, RankTask
+
+Processes = Literal["own_device", "all_devices", "one_per_node"]
+"""own_device: each rank sees its own device alone. all_devices: each sees those of the group on its
+node, and uses the one of its local rank."""
 
 _LONGEST_ALARM_S: Final = 10 * 365 * 86400.0
 """The kernel's timers have an upper limit of some centuries."""
@@ -30,6 +35,7 @@ def place(
     deadline_s: float,
     rendezvous: bool = True,
     allow_sharing: bool = False,
+    processes: Processes = "own_device",
 ) -> dict[int, list[RankTask]]:
     """Places all ranks of a group.
 
@@ -46,6 +52,8 @@ def place(
         deadline_s: of the group.
         rendezvous: whether the ranks connect to each other.
         allow_sharing: whether ranks may share devices where there are too few.
+        processes: which devices each process of the group sees; with "one_per_node" the group has a
+            process for each node instead of one for each device.
 
     Raises:
         PlacementImpossibleError: there are too few nodes or devices.
@@ -75,17 +83,44 @@ def place(
             rank=rank,
             world_size=num_ranks,
             local_rank=local_rank,
+            local_world_size=min(per_node, num_ranks - index * per_node),
+            node_rank=index,
             device=device,
             device_index=device_index,
+            visible_devices=(device_index,),
             cores=() if shared else core_share(node, device_index),
             address=node.address,
+            master_address=nodes[shares[0].node].address,
             rendezvous=rendezvous,
             oversubscribed=shared,
             deadline_s=min(deadline_s + _RANK_ALARM_GRACE_S, _LONGEST_ALARM_S),
             job=job,
         )
         placed.setdefault(share.node, []).append(task)
-    return placed
+    if processes == "own_device":
+        return placed
+    return {node: _together(tasks, processes, num_nodes) for node, tasks in placed.items()}
+
+
+def _together(tasks: Sequence[RankTask], processes: Processes, num_nodes: int) -> list[RankTask]:
+    """The tasks of a node with all of the group's devices there visible to each, as torchrun's are.
+
+    With one process for each node, the first task stands for all.
+    """
+    devices = tuple(dict.fromkeys(task.device_index for task in tasks))
+    if processes == "all_devices":
+        return [replace(task, visible_devices=devices) for task in tasks]
+    first = tasks[0]
+    return [
+        replace(
+            first,
+            rank=first.node_rank,
+            world_size=num_nodes,
+            local_world_size=1,
+            visible_devices=devices,
+            cores=tuple(sorted({core for task in tasks for core in task.cores})),
+        )
+    ]
 
 
 def core_share(node: Node, device_index: int) -> tuple[int, ...]:

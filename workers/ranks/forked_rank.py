@@ -139,7 +139,7 @@ def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:
         os.sched_setaffinity(0, allowed_cores(task.cores, os.sched_getaffinity(0)))
     os.environ["OMP_NUM_THREADS"] = "1"
     if task.device == "cuda":
-        for name, value in rank_variables(task.device_index, os.environ).items():
+        for name, value in rank_variables(task.visible_devices, os.environ).items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -23,6 +23,7 @@ from typing import Final
 
 from search_spaces.machine import available_memory_bytes
 from workers.errors import RanksLeftError
+from workers.programs.program_task import remove_directories
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
 from workers.ranks.json_lines import Document, JsonLines
@@ -144,7 +145,7 @@ class GroupKeeper:
         return None
 
     def _start(self) -> None:
-        self._oom_kills_before = _oom_kills()
+        self._oom_kills_before = oom_kills()
         self._memory_available_bytes = available_memory_bytes()
         try:
             for task in self._tasks:
@@ -175,6 +176,7 @@ class GroupKeeper:
             while rank.log.keep_more():
                 pass
             tails[str(rank.task.rank)] = rank.log.tail()
+        remove_directories(self._tasks[0])
         self._send({"event": "ended", "group": self._group, "log_tails": tails, "left": left})
         self._alive = False
 
@@ -238,7 +240,7 @@ class GroupKeeper:
         return {str(rank): max(0, peak - shared) for rank, peak in sorted(peaks.items())}
 
     def _oom_kills(self) -> int | None:
-        before, now = self._oom_kills_before, _oom_kills()
+        before, now = self._oom_kills_before, oom_kills()
         return None if before is None or now is None else now - before
 
     def _send(self, event: Document) -> None:
@@ -252,11 +254,11 @@ def memory_of(pid: int) -> Counter[str]:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return Counter()
-    sizes = [line.split() for line in lines if line.startswith("Vm")]
+    sizes = [line.split() for line in lines if line.startswith(("Vm", "Rss"))]
     return Counter({name.rstrip(":"): int(kib) * 1024 for name, kib, _ in sizes})
 
 
-def _oom_kills() -> int | None:
+def oom_kills() -> int | None:
     """Kills by the kernel's out-of-memory killer on this machine, in any cgroup.
 
     None: kernels before 4.13 do not count them.

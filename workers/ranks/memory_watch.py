@@ -76,16 +76,40 @@ def host_bytes_in_use(root: Path = ROOT) -> int:
     return total - available - private
 
 
-def device_name(task: RankTask, environment: Mapping[str, str], *, amd: bool) -> str:
-    """The node's name for the device of a rank: a number or a UUID; empty: it is hidden."""
+def device_names(task: RankTask, environment: Mapping[str, str], *, amd: bool) -> tuple[str, ...]:
+    """The node's names for the devices of a rank: numbers or UUIDs; empty: one is hidden."""
     try:
-        seen = rank_variables(task.device_index, environment)
+        seen = rank_variables(task.visible_devices, environment)
     except DeviceHiddenError:  # the rank itself fails with this reason
-        return ""
-    if not amd:
-        return seen[CUDA] or ""
-    below, entry = seen[ROCR], seen[HIP] or ""
-    return below.split(",")[int(entry)] if below and entry.isdecimal() else entry
+        return ()
+    return visible_names({name: value or "" for name, value in seen.items()}, amd=amd)
+
+
+def visible_names(environment: Mapping[str, str], *, amd: bool | None = None) -> tuple[str, ...]:
+    """The node's names for the devices that a rank's environment shows, in their order.
+
+    Args:
+        environment: of the rank, with the variables of `rank_variables`.
+        amd: whether the node has AMD's devices; None: it is looked up.
+    """
+    amd = bool(amd_devices()) if amd is None else amd
+    entries = environment.get(HIP if amd else CUDA, "").split(",")
+    below = environment.get(ROCR, "").split(",") if amd and environment.get(ROCR) else None
+    return tuple(below[int(entry)] if below and entry.isdecimal() else entry for entry in entries)
+
+
+def devices_in_use(names: Iterable[str]) -> dict[str, int]:
+    """Bytes in use on devices of this machine, by name; devices without a figure are left out."""
+    return _used_bytes(amd_devices() or _NVIDIA(), names)
+
+
+def _used_bytes(devices: Sequence[DeviceUse], names: Iterable[str]) -> dict[str, int]:
+    return {
+        name: device.used_bytes
+        for name in names
+        for device in devices
+        if device.used_bytes is not None and _is(device, name)
+    }
 
 
 def amd_devices(root: Path = ROOT) -> tuple[DeviceUse, ...]:
@@ -208,6 +232,10 @@ def _devices_by_command(command: Sequence[str], within_s: float) -> tuple[Device
     )
 
 
+_NVIDIA: Final = NvidiaDevices()
+"""This machine's devices, for samples."""
+
+
 class MemoryWatch:
     """Notes the memory in use before each group of a node, and waits until it is free again.
 
@@ -316,17 +344,11 @@ class MemoryWatch:
         if tasks[0].device == "cpu":
             return frozenset()
         amd = bool(amd_devices(self._root))
-        names = {device_name(task, self._environment, amd=amd) for task in tasks}
-        return frozenset(names - {""})
+        found = (device_names(task, self._environment, amd=amd) for task in tasks)
+        return frozenset(name for names in found for name in names)
 
     def _in_use(self, names: Iterable[str]) -> dict[str, int]:
-        devices = amd_devices(self._root) or self._nvidia_devices()
-        return {
-            name: device.used_bytes
-            for name in names
-            for device in devices
-            if device.used_bytes is not None and _is(device, name)
-        }
+        return _used_bytes(amd_devices(self._root) or self._nvidia_devices(), names)
 
 
 def _is(device: DeviceUse, name: str) -> bool:

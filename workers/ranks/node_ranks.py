@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
+from workers.programs.program_task import SCRATCH_VARIABLE
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
@@ -61,19 +64,27 @@ class NodeRanks:
         self._mark = secrets.token_hex(16)
         with ExitStack() as on_failure:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
+            scratch = Path(tempfile.mkdtemp(prefix="layout-tuner-"))
+            on_failure.callback(shutil.rmtree, scratch, ignore_errors=True)
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
             with theirs:
                 flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
                 self._warden = start_under_warden(
                     [*python_module("workers.ranks.zygote"), *flags],
-                    env={**_zygote_environment(), _MARK_VARIABLE: self._mark},
+                    env={
+                        **_zygote_environment(),
+                        _MARK_VARIABLE: self._mark,
+                        SCRATCH_VARIABLE: str(scratch),
+                    },
                     pass_fds=[theirs.fileno()],
                     other_guardians=other_guardians,
+                    remove=scratch,
                     stdout=self._log.fileno(),
                     stderr=self._log.fileno(),
                 )
             on_failure.pop_all()  # closed in `close`
+        self._scratch = scratch
         self._line = JsonLines(ours)
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -182,6 +193,7 @@ class NodeRanks:
         # Daemons below a warden that was killed still run if their keeper died too.
         if self._warden.returncode < 0:
             end_marked(_MARK_VARIABLE, self._mark, within_s=_CLOSE_WITHIN_S)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _order(self, order: Document) -> None:
         try:

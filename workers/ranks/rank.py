@@ -25,6 +25,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.protocol.outcome import ProbeRequest
 from workers.calibrate.machine_timings import time_machine
+from workers.programs.program_task import PROGRAM
+from workers.programs.supervisor import ProgramFailedError, run_program
 from workers.ranks.health_job import measure_between, measure_node
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
@@ -45,22 +47,22 @@ def main(task: RankTask, line: JsonLines) -> None:
     try:
         result = _run(task, line)
     except BaseException as error:  # the rank ends here: every failure is reported with a reason
-        traceback.print_exc()
-        sys.stderr.flush()
-        line.send(
-            {
-                "event": "error",
-                "reason": classify(error),
-                "transport": is_transport_error(error),
-                "message": _one_line(error),
-            }
-        )
+        if isinstance(error, ProgramFailedError):
+            reason, transport, message = error.reason, error.transport, str(error)
+        else:
+            traceback.print_exc()
+            sys.stderr.flush()
+            reason, transport = classify(error), is_transport_error(error)
+            message = _one_line(error)
+        line.send({"event": "error", "reason": reason, "transport": transport, "message": message})
         os._exit(1)
     line.send({"event": "result", **result})
 
 
 def _run(task: RankTask, line: JsonLines) -> Document:
     """Runs the job of a rank. Ranks that communicate meet before it and leave together after it."""
+    if task.job["kind"] == PROGRAM:
+        return run_program(task, line)
     if task.job["kind"] == "peak":
         tflops, source = matmul_peak(task.device, task.job["precision"])
         return {"tflops": tflops, "source": source}

@@ -27,12 +27,20 @@ class RankTask:
     """Position among the group's ranks on this node."""
     device: Device
     """Kind of its device."""
+    local_world_size: int
+    """Ranks of the group on this node."""
+    node_rank: int
+    """Position of its node among the group's nodes."""
     device_index: int
     """Index of its device on the node; other ranks use it too where the group is oversubscribed."""
+    visible_devices: tuple[int, ...]
+    """Indices of the devices that its process sees, in this order; usually only its own."""
     cores: tuple[int, ...]
     """CPU numbers that it may use; empty: all that this process may use."""
     address: str
     """Address of its node, where rank 0 listens."""
+    master_address: str
+    """Address of the node of rank 0."""
     rendezvous: bool
     """Whether the ranks connect to each other; false for tasks without communication."""
     oversubscribed: bool
@@ -45,4 +53,5 @@ class RankTask:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads a task that was sent as a document."""
-        return cls(**{**mapping, "cores": tuple(mapping["cores"])})
+        lists = {name: tuple(mapping[name]) for name in ("cores", "visible_devices")}
+        return cls(**{**mapping, **lists})

@@ -28,11 +28,11 @@ _LEFT_ALONE_BY_RAY: Final = {
 }
 
 
-def rank_variables(device_index: int, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables with which a rank sees only its own device, as number 0, on ROCm and on CUDA.
+def rank_variables(devices: Sequence[int], environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables with which a rank sees only some devices, numbered from 0, on ROCm and on CUDA.
 
     Args:
-        device_index: the device, counted among those that the environment shows.
+        devices: the devices, counted among those that the environment shows.
         environment: of the process that starts the rank. Lists that hide every device count as
             unset: Ray sets them for actors that request no device.
 
@@ -43,10 +43,13 @@ def rank_variables(device_index: int, environment: Mapping[str, str]) -> dict[st
         DeviceHiddenError: the environment shows fewer devices.
     """
     rocr, hip, cuda = (_entries(environment.get(name)) for name in (ROCR, HIP, CUDA))
+    shown = _within(rocr, hip, cuda)
     return {
         ROCR: None if rocr is None else ",".join(rocr),
-        HIP: _entry(device_index, _within(rocr, hip, cuda), HIP if hip else CUDA, rocr),
-        CUDA: str(device_index) if cuda is None else _cuda_entry(device_index, cuda, rocr, hip),
+        HIP: ",".join(_entry(index, shown, HIP if hip else CUDA, rocr) for index in devices),
+        CUDA: ",".join(
+            str(index) if cuda is None else _cuda_entry(index, cuda, rocr, hip) for index in devices
+        ),
     }
 
 

@@ -17,7 +17,7 @@ from search_spaces.connection.service_address import WORKER_TOKEN_FILE_VARIABLE,
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
 from workers.commands.command_input import json_option, read_token, refusals, refuse
-from workers.commands.options import service_options
+from workers.commands.options import service_options, trainers_option
 from workers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def allocation() -> None:
 )
 @click.option("--launcher", help="How probes are started: ray or srun; by default the site's.")
 @click.option("--share-nodes/--no-share-nodes", default=None, help="Run small probes side by side.")
+@trainers_option
 @click.option(
     "--end-when-idle",
     help="End the job after this time without a trial, such as 5m: idle nodes are charged too.",
@@ -274,13 +275,14 @@ def _request(
     launcher: str | None,
     environment: Path | None,
     end_when_idle: str | None,
+    trainers_file: Path | None,
     place: ServicePlace,
     **options: Any,
 ) -> AllocationRequest:
     from search_spaces.documents.duration import read_duration_s, read_walltime_s
     from search_spaces.spec.presets.clusters import resolve_cluster
     from search_spaces.spec.site import Site, cluster_part
-    from workers.commands.command_input import described_cluster
+    from workers.commands.command_input import described_cluster, trainers_of
     from workers.slurm.request import AllocationRequest
     from workers.slurm.site import site_of
 
@@ -296,6 +298,7 @@ def _request(
             "may have a section `site`",
             err=True,
         )
+    trainers_of(trainers_file)  # the job would find a malformed file only when it has started
     python, archive = _environment(environment)
     idle_s = (
         None if end_when_idle is None else read_duration_s(end_when_idle, field="--end-when-idle")
@@ -312,6 +315,7 @@ def _request(
         archive=archive,
         launcher=launcher or site.launcher,
         end_when_idle_s=idle_s,
+        trainers_file=None if trainers_file is None else trainers_file.absolute(),
         **options,
     )
 

@@ -83,6 +83,8 @@ class AllocationRequest:
     """File that the job prints to, as sbatch's --output."""
     end_when_idle_s: float | None = None
     """Seconds without work after which the worker ends, and the job with it."""
+    trainers_file: Path | None = None
+    """Absolute path of the file of other trainers, on a disk that the nodes see; None: none."""
     share_nodes: bool | None = None
     """Whether small probes run side by side on a node; None: by the site or the devices."""
 

@@ -103,6 +103,8 @@ def _worker_options(request: AllocationRequest) -> Iterator[str]:
         yield f"--certificate={request.certificate}"
     if request.end_when_idle_s is not None:
         yield f"--end-when-idle={request.end_when_idle_s:g}"
+    if request.trainers_file is not None:
+        yield f"--trainers={request.trainers_file}"
     if request.share_nodes is not None:
         yield "--share-nodes" if request.share_nodes else "--no-share-nodes"
 

@@ -9,12 +9,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from search_spaces.protocol.worker_messages import AllocationBody, NodeBody, WorkerCreate
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.site import Site, cluster_part
+from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import AllocationMissingError
 from workers.launchers.base import Cancelled, Launcher
 from workers.launchers.group_launcher import GroupLauncher
@@ -49,6 +51,8 @@ class _Machine:
     ray_address: str | None
     """Address of the Ray cluster to join; None: one is started."""
     rank_entry: str
+    trainers: Mapping[str, ProgramTrainer]
+    """Programs that probes may run, by name."""
 
     @property
     def devices_are_cores(self) -> bool:
@@ -75,24 +79,29 @@ class _Machine:
         if self.launcher == "local":
             from workers.launchers.local import local_launcher
 
-            return local_launcher(self.cluster)
+            return local_launcher(self.cluster, self.trainers)
         if self.launcher == "srun":
             from workers.launchers.slurm_step.srun import srun_launcher
 
             assert self.allocation is not None, "it was refused at the start"
             return srun_launcher(
-                self.cluster, self.site, self.allocation, rank_entry=self.rank_entry
+                self.cluster,
+                self.site,
+                self.allocation,
+                rank_entry=self.rank_entry,
+                trainers=self.trainers,
             )
         from workers.launchers.ray.launcher import ray_launcher
 
         if self.ray_address is None:
-            return ray_launcher(self.cluster, rank_entry=self.rank_entry)
+            return ray_launcher(self.cluster, rank_entry=self.rank_entry, trainers=self.trainers)
         return ray_launcher(
             self.cluster,
             address=self.ray_address,
             num_nodes=self.num_nodes,
             device_cores=() if self.site is None else self.site.device_cores,
             rank_entry=self.rank_entry,
+            trainers=self.trainers,
         )
 
 
@@ -112,6 +121,7 @@ def work(
     end_when_idle_s: float | None = None,
     share_nodes: bool | None = None,
     rank_entry: str = RANK_ENTRY,
+    trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> None:
     """Works until SIGTERM or SIGINT, or until the allocation's time is over.
 
@@ -130,12 +140,13 @@ def work(
         end_when_idle_s: seconds without a trial after which the worker ends; None: never.
         share_nodes: whether small probes run side by side on a node; None: the site's choice.
         rank_entry: "module:function" that a rank runs.
+        trainers: programs that probes may run besides the embedded trainer, by name.
 
     Raises:
         WorkerError: the worker can't start, or can't go on.
         SearchSpaceError: the cluster is unknown or impossible here.
     """
-    machine = _machine(described_cluster, launcher, ray_address, num_nodes, rank_entry)
+    machine = _machine(described_cluster, launcher, ray_address, num_nodes, rank_entry, trainers)
     options = SchedulerOptions(
         share_nodes=machine.shares_nodes(share_nodes),
         drain_s=machine.drain_s,
@@ -170,6 +181,7 @@ def _machine(
     ray_address: str | None,
     num_nodes: int | None,
     rank_entry: str,
+    trainers: Mapping[str, ProgramTrainer],
 ) -> _Machine:
     """The machine, from the user's options and the environment."""
     cluster, warning = resolve_cluster(cluster_part(described))
@@ -192,6 +204,7 @@ def _machine(
         launcher=launcher,
         ray_address=ray_address,
         rank_entry=rank_entry,
+        trainers=trainers,
     )
 
 
@@ -220,6 +233,7 @@ def _identity(
         devices_per_node=devices_per_node,
         device=machine.cluster.device,
         versions=software_versions(),
+        trainers={trainer.name: trainer.version for trainer in machine.trainers.values()},
         allocation=AllocationBody(
             scheduler="none" if allocation is None else "slurm",
             job_id=None if allocation is None else allocation.job_id,

@@ -17,6 +17,10 @@ down_revision = migrate.revisions((migrate.SCRIPTS / "versions",))[-1]
 branch_labels = None
 depends_on = None
 
+WORKERS = SCHEMA.tables["workers"].to_metadata(sa.MetaData())
+WORKERS.append_column(sa.Column("trainers", sa.JSON(), server_default="{}", nullable=False))
+"""The table as the revisions before leave it."""
+
 CHECK = "ck_workers_devices_are_few"
 
 
@@ -27,7 +31,7 @@ def upgrade() -> None:
     op.execute("UPDATE campaigns SET priority = last_number")
     op.execute("UPDATE campaigns SET notes = 'no notes' WHERE notes = ''")
     # SQLite rebuilds the table, which holds the checks and indexes of the definition given here.
-    with op.batch_alter_table("workers", copy_from=SCHEMA.tables["workers"]) as workers:
+    with op.batch_alter_table("workers", copy_from=WORKERS) as workers:
         workers.create_check_constraint(op.f(CHECK), "devices_per_node <= 64")
     op.create_table(
         "campaign_layouts",
@@ -45,8 +49,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("campaign_layouts")
     if op.get_bind().dialect.name == "sqlite":
-        workers = SCHEMA.tables["workers"]
-        with op.batch_alter_table("workers", copy_from=workers, recreate="always"):
+        with op.batch_alter_table("workers", copy_from=WORKERS, recreate="always"):
             pass
     else:
         op.drop_constraint(CHECK, "workers")

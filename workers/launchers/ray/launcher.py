@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Final
 
 from search_spaces.spec.cluster import Cluster
+from search_spaces.trainers.program import ProgramTrainer
 from workers.backoff import Backoff
 from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
 from workers.launchers.base import Node, NodeEvent
@@ -320,6 +322,7 @@ def ray_launcher(
     num_nodes: int = 1,
     device_cores: tuple[tuple[int, ...], ...] = (),
     rank_entry: str = RANK_ENTRY,
+    trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
     """Joins an allocation's Ray cluster, or starts one of this machine alone.
 
@@ -330,6 +333,7 @@ def ray_launcher(
         num_nodes: nodes to wait for, up to a limit; further nodes are used too.
         device_cores: CPU numbers by device; empty: equal contiguous shares.
         rank_entry: "module:function" that a rank runs.
+        trainers: programs that probes may run, by name.
 
     Raises:
         RayClusterFailedError: the cluster could not be started or joined.
@@ -345,4 +349,4 @@ def ray_launcher(
         device_cores=device_cores,
         rank_entry=rank_entry,
     )
-    return GroupLauncher(nodes, cluster, allow_sharing=False)
+    return GroupLauncher(nodes, cluster, allow_sharing=False, trainers=trainers)

@@ -16,10 +16,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.site import Site
+from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.group_launcher import GroupLauncher
@@ -317,6 +319,7 @@ def srun_launcher(
     *,
     rank_entry: str = RANK_ENTRY,
     environment: Mapping[str, str] | None = None,
+    trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
     """Starts one Slurm step a group, inside the allocation.
 
@@ -326,6 +329,7 @@ def srun_launcher(
         allocation: the job that this process runs in.
         rank_entry: "module:function" that a rank runs.
         environment: of the ranks; None: this process's.
+        trainers: programs that probes may run, by name.
 
     Raises:
         NodeLostError: no node of the allocation answers.
@@ -351,7 +355,7 @@ def srun_launcher(
         ),
         rank_entry=rank_entry,
     )
-    return GroupLauncher(SrunNodes(settings), cluster, allow_sharing=False)
+    return GroupLauncher(SrunNodes(settings), cluster, allow_sharing=False, trainers=trainers)
 
 
 def _own_address(addresses: Mapping[str, str], environment: Mapping[str, str]) -> str:

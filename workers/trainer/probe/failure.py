@@ -8,6 +8,7 @@ import torch
 from torch import distributed as dist
 
 from search_spaces.protocol.outcome import FailureReason
+from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
@@ -15,27 +16,6 @@ from workers.trainer.errors import (
     MemoryLimitExceededError,
     PeerLostError,
     ResultImplausibleError,
-)
-
-_OUT_OF_MEMORY_TEXTS = (
-    "cuda out of memory",
-    "hip out of memory",
-    "defaultcpuallocator",
-    "cannot allocate memory",
-    "can't allocate memory",
-    "std::bad_alloc",
-)
-_TRANSPORT_TEXTS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "socket closed",
-    "gloo connectfullmesh failed",
-    "remote process exited",
-    "nccl communicator was aborted",
-    "failed to recv, got 0 bytes",
-    "timed out waiting",
 )
 
 
@@ -54,7 +34,7 @@ def classify(error: BaseException) -> FailureReason:
             return "implausible"
         if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
             return "unsupported"
-        if isinstance(cause, (RuntimeError, OSError)) and _mentions(cause, _OUT_OF_MEMORY_TEXTS):
+        if isinstance(cause, (RuntimeError, OSError)) and mentions(str(cause), OUT_OF_MEMORY):
             return "out_of_memory"
     return "crashed"
 
@@ -68,14 +48,9 @@ def is_transport_error(error: BaseException) -> bool:
             cause,
             (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError),
         )
-        or (isinstance(cause, RuntimeError) and _mentions(cause, _TRANSPORT_TEXTS))
+        or (isinstance(cause, RuntimeError) and mentions(str(cause), PEER_ENDED))
         for cause in _chain(error)
     )
-
-
-def _mentions(error: BaseException, texts: tuple[str, ...]) -> bool:
-    message = str(error).lower()
-    return any(text in message for text in texts)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -23,9 +23,10 @@ from search_spaces.protocol.measurement import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.step_times import has_settled, quartiles
 from workers.trainer.probe.memory import LogicalPeak
 from workers.trainer.probe.stopwatch import PARTS, Part
-from workers.trainer.probe.timing import TimedStep, has_settled
+from workers.trainer.probe.timing import TimedStep
 from workers.trainer.revision import GIT_REVISION
 from workers.trainer.training import Training
 
@@ -137,14 +138,6 @@ def summarise(
 def step_times_s(iterations: Sequence[Iteration], kind: IterationKind) -> list[float]:
     """The step times of the iterations of one kind."""
     return [iteration.step_time_s for iteration in iterations if iteration.kind == kind]
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The three quartiles, interpolated between values; a single value is all three."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    q25, q50, q75 = statistics.quantiles(values, n=4, method="inclusive")
-    return q25, q50, q75
 
 
 def break_down(

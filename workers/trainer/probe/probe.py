@@ -17,6 +17,7 @@ from search_spaces.protocol.outcome import (
     ProbeRequest,
 )
 from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.step_times import is_warm
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.parallel.optimizer import OptimizerSettings
@@ -28,7 +29,7 @@ from workers.trainer.probe.measurement import (
     rehearse,
     summarise,
 )
-from workers.trainer.probe.timing import TimedStep, is_warm, stops_early, timed_step
+from workers.trainer.probe.timing import TimedStep, stops_early, timed_step
 from workers.trainer.session import RankContext, SessionSettings, open_training, peak_of
 from workers.trainer.training import Training
 

@@ -9,23 +9,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.probe.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
-
-MAX_EXTRA_WARMUP: Final = 8
-"""Largest number of warm-up steps beyond the requested ones, while step times have not settled."""
-SETTLED_WITHIN: Final = 0.1
-"""Step times have settled when two in a row differ by at most this fraction of the shorter one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,28 +62,6 @@ def timed_step(training: Training, index: int) -> TimedStep:
     if not math.isfinite(stats.grad_norm) and not stats.is_skipped:
         raise LossDivergedError(f"gradient norm is {stats.grad_norm} at iteration {index}")
     return TimedStep(step_time_s=elapsed.item(), parts_s=training.stopwatch.seconds(), stats=stats)
-
-
-def has_settled(step_times_s: Sequence[float]) -> bool:
-    """Whether the last two steps took the same time, within `SETTLED_WITHIN`.
-
-    The last step is compared with the one before, not with the shortest so far: a step that is the
-    shortest so far does not show whether the next one will be shorter.
-    """
-    if len(step_times_s) < MIN_WARMUP:  # two steps are needed for a comparison
-        return False
-    before_s, last_s = step_times_s[-2:]
-    return abs(last_s - before_s) <= SETTLED_WITHIN * min(before_s, last_s)
-
-
-def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
-    """Whether warm-up ends: step times have settled, or `MAX_EXTRA_WARMUP` extra steps are done.
-
-    Step times are those of the slowest rank, so every rank decides the same.
-    """
-    if len(step_times_s) < at_least:
-        return False
-    return has_settled(step_times_s) or len(step_times_s) >= at_least + MAX_EXTRA_WARMUP
 
 
 def stops_early(steps: Sequence[TimedStep], than_s: float, training: Training) -> bool:

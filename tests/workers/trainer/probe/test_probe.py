@@ -19,19 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.spec.layout import Layout
+from search_spaces.statistics.step_times import has_settled, is_warm, quartiles
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.job.batches import Batch
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.probe.failure import classify
-from workers.trainer.probe.measurement import quartiles
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.probe.timing import (
     MAX_EXTRA_WARMUP,
     TimedStep,
-    has_settled,
-    is_warm,
     timed_step,
 )
 from workers.trainer.revision import GIT_REVISION, git_revision

@@ -1,0 +1,204 @@
+"""Parameters of a worker's trainer: what a campaign may set, with types and ranges.
+
+The worker's owner declares them. A value reaches the program as a part of one argument, or of one
+environment variable; no shell reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
+from typing import Final, Literal, Self, get_args
+
+from search_spaces.documents.reading import (
+    is_line,
+    read_choice,
+    read_fields_of,
+    read_mapping,
+    refuse_unknown,
+    shown,
+)
+from search_spaces.errors import SearchSpaceError
+
+ParameterType = Literal["int", "float", "bool", "choice", "text", "path"]
+PARAMETER_TYPES: Final[tuple[ParameterType, ...]] = get_args(ParameterType)
+
+MAX_PARAMETERS: Final = 32
+MAX_VALUE_LENGTH: Final = 200
+
+ParameterValue = int | float | bool | str
+
+
+class ParameterInvalidError(SearchSpaceError):
+    """A parameter is declared wrongly, or a campaign gives it a value that is not allowed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """A declared parameter.
+
+    Raises:
+        ParameterInvalidError: at construction, when the declaration contradicts itself.
+    """
+
+    type: ParameterType
+    minimum: float | None = None
+    """Smallest value of an int or a float."""
+    maximum: float | None = None
+    """Largest value of an int or a float."""
+    choices: tuple[str, ...] = ()
+    """The words of a choice."""
+    pattern: str = ""
+    """The regular expression that a text must match as a whole."""
+    below: str = ""
+    """The directory that a path must lie in; the value is relative to it."""
+    default: ParameterValue | None = None
+    """The value where a campaign gives none; None: a campaign must give one."""
+
+    def __post_init__(self) -> None:
+        read_choice(self.type, PARAMETER_TYPES, ParameterInvalidError, field="type")
+        needs = {"choice": "choices", "text": "pattern", "path": "below"}
+        for kind, field in needs.items():
+            if (self.type == kind) != bool(getattr(self, field)):
+                verb = "needs" if self.type == kind else "cannot have"
+                raise ParameterInvalidError(f"a parameter of type {self.type} {verb} {field}")
+        if self.type not in ("int", "float"):
+            for field in ("minimum", "maximum"):
+                if getattr(self, field) is not None:
+                    raise ParameterInvalidError(
+                        f"a parameter of type {self.type} cannot have {field}"
+                    )
+        if self.below and not PurePosixPath(self.below).is_absolute():
+            raise ParameterInvalidError(
+                f"{shown(self.below)} is not an absolute path", field="below"
+            )
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ParameterInvalidError(
+                f"{shown(self.pattern)} is not a regular expression: {error}", field="pattern"
+            ) from error
+        if self.default is not None and (problem := self.problem(self.default)):
+            raise ParameterInvalidError(problem, field="default")
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Self:
+        """Reads a declaration.
+
+        Raises:
+            ParameterInvalidError: a field is unknown or wrong.
+        """
+        values = read_mapping(mapping, ParameterInvalidError, "a parameter")
+        known = [f.name for f in fields(cls)]
+        if "type" not in values:
+            raise ParameterInvalidError(
+                f"the field is missing; it is one of {', '.join(PARAMETER_TYPES)}", field="type"
+            )
+        if isinstance(values.get("choices"), list):
+            values["choices"] = tuple(str(choice) for choice in values["choices"])
+        for name in ("pattern", "below"):
+            if not isinstance(values.get(name, ""), str):
+                raise ParameterInvalidError(f"{shown(values[name])} is not a text", field=name)
+        for name in ("minimum", "maximum"):
+            if values.get(name) is not None and not _is_number(values[name]):
+                raise ParameterInvalidError(f"{shown(values[name])} is not a number", field=name)
+        return read_fields_of(cls, values, known, ParameterInvalidError, "field of a parameter")
+
+    def problem(self, value: object) -> str | None:
+        """Why a value is not allowed; None: it is."""
+        match self.type:
+            case "bool":
+                return None if isinstance(value, bool) else f"{shown(value)} is not true or false"
+            case "int" | "float":
+                return self._number_problem(value)
+            case "choice":
+                words = ", ".join(self.choices)
+                return None if value in self.choices else f"{shown(value)} is not one of {words}"
+            case _:
+                return self._text_problem(value)
+
+    def text(self, value: ParameterValue) -> str:
+        """An allowed value as the program gets it."""
+        if self.type == "path":
+            return str(PurePosixPath(self.below) / str(value))
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _number_problem(self, value: object) -> str | None:
+        if not _is_number(value) or (self.type == "int" and not isinstance(value, int)):
+            return f"{shown(value)} is not {'a whole' if self.type == 'int' else 'a finite'} number"
+        assert isinstance(value, (int, float))
+        low, high = self.minimum, self.maximum
+        if (low is not None and value < low) or (high is not None and value > high):
+            return f"{shown(value)} is not from {_end(low)} to {_end(high)}"
+        return None
+
+    def _text_problem(self, value: object) -> str | None:
+        """Of a text or a path: neither can pass for an option of the program."""
+        if not isinstance(value, str) or not is_line(value) or len(value) > MAX_VALUE_LENGTH:
+            return (
+                f"{shown(value)} is not one line of text of at most {MAX_VALUE_LENGTH} characters"
+            )
+        if value.startswith("-"):
+            return f"{shown(value)} begins with a dash, like an option"
+        if self.type == "text":
+            matches = re.fullmatch(self.pattern, value) is not None
+            return None if matches else f"{shown(value)} does not match {self.pattern}"
+        path = PurePosixPath(value)
+        if not value or path.is_absolute() or ".." in path.parts:
+            return f"{shown(value)} is not a path below {self.below}, without .."
+        return None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
+
+
+def _end(bound: float | None) -> str:
+    return "any" if bound is None else f"{bound:g}"
+
+
+def parameter_texts(
+    declared: Mapping[str, Parameter], given: Mapping[str, ParameterValue]
+) -> dict[str, str]:
+    """The parameters of a probe as the program gets them, defaults included.
+
+    Raises:
+        ParameterInvalidError: a parameter is not declared, missing, or not allowed.
+    """
+    refuse_unknown(given, declared, ParameterInvalidError, "parameter")
+    texts = {}
+    for name, parameter in declared.items():
+        value = given.get(name, parameter.default)
+        if value is None:
+            raise ParameterInvalidError("the parameter has no default, and is missing", field=name)
+        if problem := parameter.problem(value):
+            raise ParameterInvalidError(problem, field=name)
+        texts[name] = parameter.text(value)
+    return texts
+
+
+def read_parameters(value: object) -> dict[str, ParameterValue]:
+    """The parameters of a campaign's probe: names and plain values.
+
+    Raises:
+        ParameterInvalidError: there are too many, or a value is not a plain one.
+    """
+    given = read_mapping(value, ParameterInvalidError, "the parameters")
+    if len(given) > MAX_PARAMETERS:
+        raise ParameterInvalidError(
+            f"{len(given)} parameters are more than {MAX_PARAMETERS}, the most that are accepted"
+        )
+    for name, each in given.items():
+        plain = isinstance(each, bool) or _is_number(each)
+        if not plain and not (is_line(each) and len(each) <= MAX_VALUE_LENGTH):
+            raise ParameterInvalidError(
+                f"{shown(each)} is not a number, a switch, or one line of text of at most "
+                f"{MAX_VALUE_LENGTH} characters",
+                field=name if name.isidentifier() else shown(name),
+            )
+    return given

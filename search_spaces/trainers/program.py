@@ -1,0 +1,289 @@
+"""A worker's trainers: the programs that its owner lets campaigns run as probes.
+
+A campaign names a trainer and gives values to the parameters that the owner has declared. It never
+brings a command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self, get_args
+
+from search_spaces.documents.reading import (
+    MAX_NAME_LENGTH,
+    Problems,
+    is_line,
+    is_name,
+    is_positive_number,
+    read_choice,
+    read_mapping,
+    refuse_unknown,
+    shown,
+    switch_problem,
+    url_name_problem,
+)
+from search_spaces.errors import SearchSpaceError
+from search_spaces.trainers import ADAPTERS
+from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.log_patterns import LogPatterns
+from search_spaces.trainers.parameters import MAX_PARAMETERS, Parameter
+from search_spaces.trainers.placeholders import PLACEHOLDERS, PlaceholderUnknownError, filled
+
+ProcessesPer = Literal["device", "node"]
+
+ARGUMENTS: Final = "{arguments}"
+"""An item of the command that stands for all arguments of the trainer's adapter."""
+
+RUN_PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "steps": "optimizer steps to run: warm-up, the steps that may be added to it, and the timed",
+        "rank": "the process's number in the job",
+        "world_size": "processes of the job",
+        "local_rank": "the process's number on its node",
+        "local_world_size": "processes of the job on this node",
+        "node_rank": "the node's number in the job",
+        "master_address": "address of the node of rank 0",
+        "master_port": "a port on that node that is free for the job",
+        "values_file": "JSON file with the adapter's configuration of the layout",
+        "probe_directory": "directory of the probe on this node; removed when it ends",
+    }
+)
+"""Placeholders that only a probe has, besides those of the job, and their meaning."""
+
+_PARAMETER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS: Final = "LAYOUT_TUNER_"
+"""Prefix of environment variables that the worker sets."""
+
+
+class TrainersFileInvalidError(SearchSpaceError):
+    """The file of a worker's trainers is malformed; the message names trainer and field."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTrainer:
+    """A trainer that is a program of its own.
+
+    Raises:
+        TrainersFileInvalidError: at construction, when a field is wrong.
+    """
+
+    name: str
+    """What campaigns call it."""
+    version: str
+    """Version of the program; it is part of each measurement, and of what campaigns learn from."""
+    command: tuple[str, ...]
+    """Program and arguments, with placeholders such as {tp}."""
+    adapter: str = "command"
+    """The trainer whose refusals, arguments and log patterns it has."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables besides those of the worker, with placeholders."""
+    working_directory: str = ""
+    """Empty: the probe's own directory, which is removed at its end."""
+    container: tuple[str, ...] = ()
+    """The command that runs the program in a container: it stands before the program."""
+    processes_per: ProcessesPer = "device"
+    """device: one process for each device, like torchrun's workers. node: one for each node, which
+    starts the others itself."""
+    start_limit_s: float | None = None
+    """Seconds from the start of the program to its first step; None: only the probe's deadline."""
+    log: LogPatterns | None = None
+    """How it prints its steps; None: as the adapter says."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    """What campaigns may set."""
+    same_data: bool = False
+    """Whether all layouts read the same data in the same order, so that their losses are equal."""
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if problem := url_name_problem(self.name):
+            problems.add(TrainersFileInvalidError(problem, field="name"))
+        elif self.name == EMBEDDED.name:
+            problems.add(
+                TrainersFileInvalidError(
+                    f"{self.name!r} is the name of the embedded trainer; choose another",
+                    field="name",
+                )
+            )
+        if not is_name(self.version):
+            problem = f"{shown(self.version)} is not a version of 1 to {MAX_NAME_LENGTH} characters"
+            problems.add(TrainersFileInvalidError(problem, field="version"))
+        if not is_line(self.working_directory):
+            problem = f"{shown(self.working_directory)} is not a path"
+            problems.add(TrainersFileInvalidError(problem, field="working_directory"))
+        with problems.collecting():
+            read_choice(
+                self.processes_per,
+                get_args(ProcessesPer),
+                TrainersFileInvalidError,
+                field="processes_per",
+            )
+        with problems.collecting():
+            read_choice(self.adapter, tuple(ADAPTERS), TrainersFileInvalidError, field="adapter")
+        if self.start_limit_s is not None and not is_positive_number(self.start_limit_s):
+            problems.add(
+                TrainersFileInvalidError(
+                    f"{shown(self.start_limit_s)} is not a number of seconds over 0",
+                    field="start_limit_s",
+                )
+            )
+        if problem := switch_problem(self.same_data):
+            problems.add(TrainersFileInvalidError(problem, field="same_data"))
+        problems.add(*self._wrong_parameters(), *self._wrong_templates())
+        problems.refuse()
+
+    def _wrong_parameters(self) -> list[TrainersFileInvalidError]:
+        wrong = []
+        if len(self.parameters) > MAX_PARAMETERS:
+            wrong.append(
+                TrainersFileInvalidError(
+                    f"{len(self.parameters)} are more than {MAX_PARAMETERS}", field="parameters"
+                )
+            )
+        for name in self.parameters:
+            if not _PARAMETER_NAME.fullmatch(name):
+                problem = f"{shown(name)} is not a name of small letters, digits and _"
+            elif name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS, ARGUMENTS.strip("{}")):
+                problem = f"{{{name}}} is a placeholder already; choose another name"
+            else:
+                continue
+            wrong.append(TrainersFileInvalidError(problem, field="parameters"))
+        return wrong
+
+    def _wrong_templates(self) -> list[SearchSpaceError]:
+        wrong: list[SearchSpaceError] = []
+        if not self.command:
+            wrong.append(TrainersFileInvalidError("it is empty", field="command"))
+        wrong += [
+            TrainersFileInvalidError(
+                f"{shown(name)} is not the name of a variable, or begins with {_OURS}, which the "
+                "worker sets",
+                field="environment",
+            )
+            for name in self.environment
+            if not _VARIABLE_NAME.fullmatch(name) or name.startswith(_OURS)
+        ]
+        known = dict.fromkeys((*PLACEHOLDERS, *RUN_PLACEHOLDERS, *self.parameters), "")
+        for where, templates in (
+            ("command", [each for each in self.command if each != ARGUMENTS]),
+            ("container", self.container),
+            ("environment", self.environment.values()),
+        ):
+            for template in templates:
+                try:
+                    filled(template, known)
+                except PlaceholderUnknownError as error:
+                    wrong.append(error.within(where))
+        return wrong
+
+    @property
+    def of(self) -> TrainerAdapter:
+        """Its adapter."""
+        return ADAPTERS[self.adapter]
+
+    @property
+    def patterns(self) -> LogPatterns:
+        """How it prints its steps."""
+        return self.of.log if self.log is None else self.log
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Self:
+        """Reads an entry of the file.
+
+        Raises:
+            TrainersFileInvalidError: a field is missing, unknown or wrong.
+        """
+        values = read_mapping(mapping, TrainersFileInvalidError, "a trainer")
+        problems = Problems()
+        with problems.collecting():
+            known = [f.name for f in fields(cls)]
+            refuse_unknown(values, known, TrainersFileInvalidError, "field of a trainer")
+        for name in ("name", "version", "command"):
+            if values.get(name) is None:
+                problems.add(TrainersFileInvalidError("the field is missing", field=name))
+        for name in ("command", "container"):
+            if name in values:
+                with problems.collecting(name):
+                    values[name] = _words(values[name])
+        if "version" in values:
+            values["version"] = str(values["version"])
+        for name, read in (
+            ("environment", _texts),
+            ("parameters", _declared),
+            ("log", _patterns),
+        ):
+            if name in values:
+                with problems.collecting(name):
+                    values[name] = read(values[name])
+        problems.refuse()
+        return cls(**values)
+
+
+def read_trainers(document: object) -> dict[str, ProgramTrainer]:
+    """The trainers of a file, by name.
+
+    Raises:
+        TrainersFileInvalidError: the message names the trainer and the field.
+    """
+    values = read_mapping(document, TrainersFileInvalidError, "the file")
+    refuse_unknown(values, ("trainers",), TrainersFileInvalidError, "field")
+    entries = values.get("trainers")
+    if not isinstance(entries, list) or not entries:
+        raise TrainersFileInvalidError("it is not a list of trainers", field="trainers")
+    problems = Problems()
+    trainers: dict[str, ProgramTrainer] = {}
+    for place, entry in enumerate(entries):
+        named = entry.get("name") if isinstance(entry, Mapping) else None
+        with problems.collecting(f"trainers.{named if isinstance(named, str) else place}"):
+            trainer = ProgramTrainer.from_mapping(entry)
+            if trainer.name in trainers:
+                raise TrainersFileInvalidError("there are two of this name", field="name")
+            trainers[trainer.name] = trainer
+    problems.refuse()
+    return trainers
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """A command as a list of texts; a string would need a shell."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TrainersFileInvalidError(
+            f"{shown(value)} is not a list of texts, one for each argument (no shell reads it)"
+        )
+    if any("\0" in each for each in value):
+        raise TrainersFileInvalidError("an argument contains a NUL character")
+    return tuple(value)
+
+
+def _texts(value: object) -> dict[str, str]:
+    given = read_mapping(value, TrainersFileInvalidError, "the environment")
+    return {
+        name: str(each).lower() if isinstance(each, bool) else str(each)
+        for name, each in given.items()
+    }
+
+
+def _declared(value: object) -> dict[str, Parameter]:
+    given = read_mapping(value, TrainersFileInvalidError, "the parameters")
+    problems = Problems()
+    declared = {}
+    for name, each in given.items():
+        with problems.collecting(name):
+            declared[name] = Parameter.from_mapping(each)
+    problems.refuse()
+    return declared
+
+
+def _patterns(value: object) -> LogPatterns:
+    given: dict[str, Any] = read_mapping(value, TrainersFileInvalidError, "the log")
+    refuse_unknown(given, ("step",), TrainersFileInvalidError, "field of the log")
+    step = given.get("step")
+    if not isinstance(step, str) or not step:
+        raise TrainersFileInvalidError("it is not a regular expression", field="step")
+    try:
+        return LogPatterns(step=step)
+    except ValueError as error:
+        raise TrainersFileInvalidError(str(error), field="step") from error

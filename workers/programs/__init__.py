@@ -1,0 +1,1 @@
+"""Probes with trainers that are programs of their own."""

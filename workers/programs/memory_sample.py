@@ -1,0 +1,91 @@
+"""The memory that a program uses, looked at from outside while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from search_spaces.machine import available_memory_bytes
+from search_spaces.protocol.outcome import FailureReason
+from workers.ranks.keeper import memory_of, oom_kills
+from workers.ranks.memory_watch import devices_in_use, visible_names
+from workers.ranks.rank_task import RankTask
+
+_EVERY_S: Final = 0.1
+
+
+class MemorySample:
+    """The peak of a program's memory, as far as samples show it, and whether the kernel ended it.
+
+    On a GPU it is what is in use on the rank's device beyond what was before the program started.
+    On CPU devices it is the private and shared memory of the program's processes, without files.
+    Construct it before the program starts.
+    """
+
+    def __init__(self, task: RankTask, *, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self.peak_bytes = 0
+        """0: nothing was sampled, or the driver does not report it."""
+        self._next_at = 0.0
+        self._oom_kills = oom_kills()
+        self._available_bytes = available_memory_bytes()
+        self._names: tuple[str, ...] = ()
+        if task.device == "cuda":
+            names = visible_names(os.environ)
+            is_alone = task.local_world_size == len(names)
+            self._names = names[task.local_rank : task.local_rank + 1] if is_alone else names
+        self._before = devices_in_use(self._names) if self._names else {}
+
+    def take(self, pid: int) -> None:
+        """Takes a sample of a program, unless the last one was just taken."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        if self._names:
+            in_use, before = devices_in_use(self._names), self._before
+            used_bytes = max(
+                (in_use[name] - before[name] for name in in_use.keys() & before), default=0
+            )
+        else:
+            used_bytes = sum(map(_private_bytes, _tree(pid)))
+        self.peak_bytes = max(self.peak_bytes, used_bytes)
+        self._next_at = time.monotonic() + _EVERY_S
+
+    def kernel_killed(self, number: int) -> tuple[FailureReason, str] | None:
+        """The reason where the kernel's out-of-memory killer may have sent a signal, and why."""
+        kills = oom_kills()
+        if number != signal.SIGKILL or kills is None or self._oom_kills is None:
+            return None
+        if kills == self._oom_kills:
+            return None
+        why = (
+            f"the kernel's out-of-memory killer struck {kills - self._oom_kills} times on the node "
+            f"meanwhile, which had {self._available_bytes} bytes free at the start"
+        )
+        if self._limit_bytes is None:
+            return "out_of_memory", why
+        seen = (
+            f"the program was seen with {self.peak_bytes} of the {self._limit_bytes} bytes promised"
+        )
+        return "node_lost", f"{why}; {seen}"
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """A process and its living descendants that were not detached from it."""
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            below = [int(each) for each in path.read_text().split()]
+        except OSError:  # it has ended
+            continue
+        for child in below:
+            yield from _tree(child)
+
+
+def _private_bytes(pid: int) -> int:
+    figures = memory_of(pid)
+    return figures["RssAnon"] + figures["RssShmem"]

@@ -1,0 +1,410 @@
+"""A probe with a program, seen from the worker: the steps of its ranks, and its measurement."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Final
+
+from search_spaces.protocol.measurement import IterationKind, TokenSource
+from search_spaces.protocol.outcome import FailureReason, Iteration, Measurement, ProbeRequest
+from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.early_stop import shows_enough
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
+from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.parameters import parameter_texts
+from search_spaces.trainers.placeholders import placeholder_values
+from search_spaces.trainers.program import ARGUMENTS, ProgramTrainer
+from workers.programs.program_task import ProgramTask
+from workers.ranks.json_lines import Document
+
+_SHORTEST_SHARE: Final = 0.5
+"""A program whose steps take less than this share of the time between its reports does not report
+whole steps, or not in seconds."""
+_LONGEST_SHARE: Final = 1.2
+_LEAST_TOLD_S: Final = 0.05
+"""Differences below this are the clock's and the scheduler's."""
+
+
+class ResultRefusedError(Exception):
+    """The program's reports cannot be a measurement.
+
+    Args:
+        reason: of the outcome.
+        message: why, as one sentence.
+    """
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def job_of(request: ProbeRequest) -> TrainerJob:
+    """What the trainer is to run."""
+    return TrainerJob(
+        model=request.model,
+        layout=request.layout,
+        seed=request.seed,
+        warmup=request.warmup,
+        compile=request.compile,
+    )
+
+
+def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
+    """The job of the ranks of a probe.
+
+    Raises:
+        ParameterInvalidError: the campaign's parameters are not those of the trainer.
+        ResultRefusedError: the trainer refuses the layout.
+    """
+    job = job_of(request)
+    if reasons := [*trainer.of.lacking(job).values(), *trainer.of.refusals(job)]:
+        raise ResultRefusedError("unsupported", "; ".join(reasons))
+    arguments = trainer.of.arguments(job)
+    command: list[str] = [*trainer.container]
+    values = {
+        **placeholder_values(job),
+        **parameter_texts(trainer.parameters, request.parameters),
+        "steps": str(request.warmup + MAX_EXTRA_WARMUP + request.iterations),
+    }
+    for place, each in enumerate(arguments):
+        values[f"argument_{place}"] = each
+    for word in trainer.command:
+        if word == ARGUMENTS:
+            command += [f"{{argument_{place}}}" for place in range(len(arguments))]
+        else:
+            command.append(word)
+    return ProgramTask(
+        command=tuple(command),
+        environment=trainer.environment,
+        working_directory=trainer.working_directory,
+        values=values,
+        configuration=dict(trainer.of.values(job)),
+        step_pattern=trainer.patterns.step,
+        memory_limit_bytes=request.memory_limit_bytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Report:
+    """A rank's report of a step."""
+
+    since_start_s: float
+    figures: Mapping[str, float]
+    """NaN and infinity are possible."""
+    sampled_bytes: int
+
+
+class ProgramRun:
+    """Collects the steps of a program's ranks, and decides when enough have been measured.
+
+    Only the thread that runs the probe uses it.
+
+    Args:
+        request: the probe.
+        trainer: the entry of the trainer.
+        on_event: called with {"event": "listening"} and with each step of the whole job.
+    """
+
+    def __init__(
+        self,
+        request: ProbeRequest,
+        trainer: ProgramTrainer,
+        on_event: Callable[[Document], None],
+    ) -> None:
+        self._request = request
+        self._trainer = trainer
+        self._on_event = on_event
+        self._reports: dict[str, dict[int, list[_Report]]] = {
+            "report": defaultdict(list),
+            "log": defaultdict(list),
+        }
+        self._started = time.monotonic()
+        self._num_told = 0
+        self._sampled_bytes = 0
+        self._wrong: tuple[FailureReason, str] | None = None
+        self.step_times_s: list[float] = []
+        """The time of each step that all reporting ranks have reported: the longest that a rank
+        reported, or else that passed between its reports."""
+
+    def take(self, event: Document) -> None:
+        """Takes an event of the ranks."""
+        if event["event"] != "iteration":
+            self._started = time.monotonic()
+            return self._on_event(event)
+        figures = {name: float(value) for name, value in event["figures"].items()}
+        self._sampled_bytes = max(self._sampled_bytes, event["sampled_bytes"])
+        self._reports[event["source"]][event["reporter"]].append(
+            _Report(
+                since_start_s=event["since_start_s"],
+                figures=figures,
+                sampled_bytes=event["sampled_bytes"],
+            )
+        )
+        self._wrong = self._wrong or _wrong_figures(event, figures)
+        for step in self._new_steps(event):
+            self._on_event(step)
+        return None
+
+    def _new_steps(self, event: Document) -> Iterator[Document]:
+        """The steps that all reporting ranks have reported now, as events."""
+        by_rank = self._by_rank
+        if event["index"] == 0:  # of a rank that had not reported yet, or the log's are replaced
+            self.step_times_s.clear()
+        while self._wrong is None and all(
+            len(reports) > len(self.step_times_s) for reports in by_rank.values()
+        ):
+            index = len(self.step_times_s)
+            step_time_s = max(self._seconds(reports, index) for reports in by_rank.values())
+            self.step_times_s.append(step_time_s)
+            if index >= self._num_told:
+                self._num_told = index + 1
+                is_warm_up = self._num_warmup is None or index < self._num_warmup
+                yield {
+                    "event": "iteration",
+                    "index": index,
+                    "kind": "warmup" if is_warm_up else "timed",
+                    "step_time_s": step_time_s,
+                }
+
+    @property
+    def _by_rank(self) -> Mapping[int, list[_Report]]:
+        """The reports by rank: those of `report_step`, or else those that the log shows."""
+        return self._reports["report"] or self._reports["log"]
+
+    def _seconds(self, reports: list[_Report], step: int) -> float:
+        figures = reports[step].figures
+        if "step_time_s" in figures:
+            return figures["step_time_s"]
+        if "step_time_ms" in figures:
+            return figures["step_time_ms"] / 1e3
+        if (rate := figures.get("tokens_per_s_per_device", 0.0)) > 0:
+            return self._assumed_tokens / rate / self._request.layout.num_devices
+        return _between(reports, step)
+
+    @property
+    def _assumed_tokens(self) -> int:
+        return self._request.layout.global_batch_size * self._request.model.seq_length
+
+    @property
+    def _num_warmup(self) -> int | None:
+        """Steps of warm-up; None: it has not ended."""
+        times_s, at_least = self.step_times_s, self._request.warmup
+        for num in range(at_least, len(times_s) + 1):
+            if is_warm(times_s[:num], at_least=at_least):
+                return num
+        return None
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether all requested steps were timed, or they show that the layout is slower."""
+        warmup = self._num_warmup
+        if warmup is None:
+            return False
+        timed_s = self.step_times_s[warmup:]
+        above_s = self._request.stop_above_step_time_s
+        if len(timed_s) >= self._request.iterations:
+            return True
+        return above_s is not None and shows_enough(timed_s, above_s)
+
+    def problem(self) -> tuple[FailureReason, str] | None:
+        """Why the probe must end as a failure; None: it may go on."""
+        if self._wrong is not None:
+            return self._wrong
+        limit_s = self._trainer.start_limit_s
+        if limit_s is None or self._by_rank or time.monotonic() - self._started < limit_s:
+            return None
+        return "timeout", (
+            f"the program reported no step within its start limit of {limit_s:g} s; does it call "
+            "layout_tuner.report_step, or print lines that the log pattern of its entry matches?"
+        )
+
+    def measurement(
+        self, *, peak_tflops: float, peak_source: str, oversubscribed: bool
+    ) -> Measurement:
+        """What was measured, once the program has ended or `is_enough`.
+
+        Args:
+            peak_tflops: of one device.
+            peak_source: its source.
+            oversubscribed: whether ranks shared devices.
+
+        Raises:
+            ResultRefusedError: there are too few steps, or the reports contradict each other, the
+                clock or the device.
+        """
+        warmup, times_s = self._warmup_and_times()
+        num_timed = min(len(times_s) - warmup, self._request.iterations)
+        last = warmup + num_timed
+        self._refuse_another_clock(last)
+        tokens, source = self._tokens(warmup, last)
+        step_time_s = median(times_s[warmup:last])
+        speed = Throughput(
+            model=self._request.model,
+            layout=self._request.layout,
+            tokens_per_s=tokens / step_time_s,
+            peak_tflops_per_device=peak_tflops,
+        )
+        if speed.hfu > 1:
+            raise ResultRefusedError(
+                "implausible",
+                f"{speed.hardware_tflops_per_device:.4g} TFLOP/s a device follow from {tokens} tokens "
+                f"in {step_time_s:.4g} s, over its peak of {peak_tflops:.4g} ({peak_source}): the "
+                "tokens, the clock or the peak is wrong",
+            )
+        peak_bytes, memory_kind = self._memory()
+        q25_s, _, q75_s = quartiles(times_s[warmup:last])
+        return Measurement(
+            step_time_s=step_time_s,
+            step_time_q25_s=q25_s,
+            step_time_q75_s=q75_s,
+            tokens_per_step=tokens,
+            tokens_per_s=speed.tokens_per_s,
+            tokens_per_s_per_device=speed.tokens_per_s_per_device,
+            model_tflops_per_device=speed.model_tflops_per_device,
+            hardware_tflops_per_device=speed.hardware_tflops_per_device,
+            peak_tflops_per_device=peak_tflops,
+            peak_source=peak_source,
+            mfu=speed.mfu,
+            hfu=speed.hfu,
+            peak_memory_bytes=peak_bytes,
+            peak_memory_bytes_by_stage=(),
+            memory_kind=memory_kind,
+            oversubscribed=oversubscribed,
+            iterations=tuple(self._iteration(index, times_s, warmup) for index in range(last)),
+            warmup_settled=has_settled(times_s[:warmup]),
+            shortened=num_timed < self._request.iterations,
+            iterations_asked=self._request.iterations,
+            trainer=self._trainer.name,
+            trainer_version=self._trainer.version,
+            tokens=source,
+            losses_comparable=self._trainer.same_data,
+        )
+
+    def _warmup_and_times(self) -> tuple[int, list[float]]:
+        """Steps of warm-up and all times; a program that ends early gets the shorter warm-up."""
+        times_s, asked = self.step_times_s, self._request.iterations
+        if self.is_enough:
+            assert self._num_warmup is not None
+            return self._num_warmup, times_s
+        if len(times_s) >= self._request.warmup + asked:
+            return len(times_s) - asked, times_s
+        num = len(times_s)
+        raise ResultRefusedError(
+            "crashed",
+            f"the program ended after {num} step{'' if num == 1 else 's'} and {self._request.warmup} + "
+            f"{asked} are needed; let it run {{steps}} steps, and report each",
+        )
+
+    def _refuse_another_clock(self, last: int) -> None:
+        """Refuses step times that the time between the reports contradicts."""
+        for rank, reports in self._by_rank.items():
+            told_s = sum(self._seconds(reports, step) for step in range(1, last))
+            seen_s = sum(_between(reports, step) for step in range(1, last))
+            if abs(told_s - seen_s) <= _LEAST_TOLD_S:
+                continue
+            # Lines of a log may arrive late, all together; reports carry their time.
+            is_short = told_s < _SHORTEST_SHARE * seen_s
+            is_long = bool(self._reports["report"]) and told_s > _LONGEST_SHARE * seen_s
+            if is_short or is_long or told_s <= 0:
+                raise ResultRefusedError(
+                    "implausible",
+                    f"rank {rank} reported {told_s:.4g} s for {last - 1} steps, and {seen_s:.4g} s "
+                    "passed between its reports: report the whole step, in seconds",
+                )
+
+    def _tokens(self, first: int, last: int) -> tuple[int, TokenSource]:
+        """Tokens of a step of the whole job, on average, and where they come from."""
+        counts = []
+        for step in range(first, last):
+            by_rank = {
+                rank: reports[step].figures["tokens"]
+                for rank, reports in self._by_rank.items()
+                if "tokens" in reports[step].figures
+            }
+            if len(set(by_rank.values())) > 1:
+                said = ", ".join(f"rank {rank}: {n:g}" for rank, n in sorted(by_rank.items())[:4])
+                raise ResultRefusedError(
+                    "implausible",
+                    f"the ranks disagree about the tokens of iteration {step} ({said}); report those "
+                    "of the whole job, or let one rank report",
+                )
+            counts += list(by_rank.values())[:1]
+        if not counts:
+            return self._assumed_tokens, "assumed"
+        mean = fmean(counts)
+        if not math.isfinite(mean) or not 1 <= mean <= self._assumed_tokens:
+            raise ResultRefusedError(
+                "implausible",
+                f"the program counted {mean:g} tokens a step, and the layout has "
+                f"{self._assumed_tokens} (dp*micro_batch_size*num_microbatches*seq_length="
+                f"{self._request.layout.dp}*{self._request.layout.micro_batch_size}"
+                f"*{self._request.layout.num_microbatches}*{self._request.model.seq_length})",
+            )
+        return round(mean), "counted"
+
+    def _memory(self) -> tuple[int, str]:
+        """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""
+        scales = {
+            "peak_memory_bytes": 1,
+            "peak_memory_mib": 1 << 20,
+            "peak_memory_gib": 1 << 30,
+        }
+        reported = [
+            report.figures[name] * scale
+            for reports in self._by_rank.values()
+            for report in reports
+            for name, scale in scales.items()
+            if name in report.figures
+        ]
+        largest = max(reported, default=0.0)
+        if math.isfinite(largest) and largest >= 1:
+            return int(largest), "reported"
+        if self._sampled_bytes:
+            return self._sampled_bytes, "sampled"
+        raise ResultRefusedError(
+            "unsupported",
+            "the program reports no peak_memory_bytes, and the devices' memory in use cannot be read "
+            "on this node; report it",
+        )
+
+    def _iteration(self, index: int, times_s: list[float], warmup: int) -> Iteration:
+        kind: IterationKind = "warmup" if index < warmup else "timed"
+        losses = [
+            reports[index].figures["loss"]
+            for reports in self._by_rank.values()
+            if "loss" in reports[index].figures
+        ]
+        loss = fmean(losses) if losses else None
+        return Iteration(
+            index=index, kind=kind, step_time_s=times_s[index], loss=loss, grad_norm=None
+        )
+
+
+def _wrong_figures(
+    event: Document, figures: Mapping[str, float]
+) -> tuple[FailureReason, str] | None:
+    """Why a report ends the probe; None: it does not."""
+    where = f"rank {event['reporter']}, iteration {event['index']}"
+    loss = figures.get("loss", 0.0)
+    if not math.isfinite(loss):
+        return "diverged", f"{where}: loss is {loss}"
+    if loss < 0:
+        return "implausible", (
+            f"{where}: loss is {loss:g}; report the mean loss in nats a token, or none"
+        )
+    for name in ("step_time_s", "step_time_ms", "tokens_per_s_per_device"):
+        value = figures.get(name, 1.0)
+        if not (math.isfinite(value) and value > 0):
+            return "implausible", f"{where}: {name} is {value:g}, not a number over 0"
+    return None
+
+
+def _between(reports: list[_Report], step: int) -> float:
+    """Seconds between a report and the one before; before the first, the start of the program."""
+    before_s = reports[step - 1].since_start_s if step else 0.0
+    return max(reports[step].since_start_s - before_s, 1e-9)

@@ -1,0 +1,333 @@
+"""Runs a program in the place of a rank, and reports its steps and its end.
+
+The supervisor is the rank that the keeper has forked: it has the rank's device, cores, output and
+deadline, and the program inherits them. It reads the program's output and the steps that
+`layout_tuner.report_step` writes into a named pipe. The keeper ends both, and all that the program
+has started.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from search_spaces.protocol.outcome import FailureReason
+from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
+from search_spaces.trainers.log_patterns import LogPatterns
+from search_spaces.trainers.placeholders import filled
+from workers.programs.memory_sample import MemorySample
+from workers.programs.program_task import ProgramTask, directory_of
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_task import RankTask
+
+REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
+"""The named pipe that `layout_tuner.report_step` writes to."""
+
+_PACKAGE_ROOT: Final = Path(__file__).parents[2]
+_LOOPBACK: Final = "127."
+_CHUNK: Final = 1 << 16
+_LONGEST_WAIT_S: Final = 0.25
+"""Between two samples of the memory."""
+_LIBRARIES_BYTES: Final = 4 << 30
+"""Private memory beyond the limit that a program's libraries may map without using it."""
+_REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
+_OURS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""Variables for ranks of the embedded trainer alone."""
+
+
+class ProgramFailedError(Exception):
+    """The program failed.
+
+    Args:
+        reason: of the outcome.
+        message: how, as one sentence.
+        transport: whether that may be the consequence of another rank's failure.
+    """
+
+    def __init__(self, reason: FailureReason, message: str, *, transport: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.transport = transport
+
+
+def run_program(task: RankTask, line: JsonLines) -> Document:
+    """Runs the program of a rank to its end; returns the rank's result.
+
+    Raises:
+        ProgramFailedError: it can't be started, or it failed.
+    """
+    program = ProgramTask.of(task)
+    directory = directory_of(task)
+    directory.mkdir(parents=True, mode=0o700)
+    with _rendezvous(task, line) as reserved:
+        port = reserved.getsockname()[1] if task.rank == 0 else _told_port(line)
+        return _Supervisor(task, program, directory, port, line).run()
+
+
+def _rendezvous(task: RankTask, line: JsonLines) -> socket.socket:
+    """Reserves the job's port on the node of rank 0, and reports it.
+
+    The socket stays bound and never listens. A program that sets SO_REUSEADDR, as torch does, can
+    bind the port too, and nothing else gets it meanwhile.
+    """
+    reserved = socket.socket(
+        socket.AF_INET6 if ":" in task.address else socket.AF_INET, socket.SOCK_STREAM
+    )
+    if task.rank == 0:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((task.address, 0))
+        line.send({"event": "listening", "port": reserved.getsockname()[1]})
+    return reserved
+
+
+def _told_port(line: JsonLines) -> int:
+    rendezvous = line.receive()
+    if rendezvous is None:
+        raise ConnectionError("the zygote closed the line before it sent the port of rank 0")
+    return int(rendezvous["port"])
+
+
+class _Supervisor:
+    """One program from its start to its end."""
+
+    def __init__(
+        self, task: RankTask, program: ProgramTask, directory: Path, port: int, line: JsonLines
+    ) -> None:
+        self._task = task
+        self._program = program
+        self._directory = directory
+        self._line = line
+        self._values = {**program.values, **_run_values(task, port, directory)}
+        self._patterns = LogPatterns(step=program.step_pattern)
+        self._memory = MemorySample(task, limit_bytes=program.memory_limit_bytes)
+        self._partial: dict[int, bytes] = {}
+        self._counts: dict[tuple[str, int], int] = {}
+        self._out_of_memory = ""
+        """The first line that says so."""
+        self._peer_ended = ""
+        self._last_line = ""
+
+    def run(self) -> Document:
+        """Runs it; see `run_program`."""
+        pipe = self._report_pipe()
+        output, theirs = os.pipe()
+        os.set_blocking(output, False)
+        self._started = time.monotonic()
+        process = self._start(theirs)
+        os.close(theirs)
+        ended = os.pidfd_open(process.pid)
+        poll = select.poll()
+        for fd in (pipe, output, ended):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
+            self._memory.take(process.pid)
+            self._refuse_over_limit()
+            if output in ready and not self._read_output(output):
+                poll.unregister(output)
+            if pipe in ready:
+                self._read_reports(pipe)
+            if ended in ready:
+                break
+        while self._read_output(output):
+            pass
+        self._read_reports(pipe)
+        self._take_line(self._partial.pop(output, b""))
+        code = process.wait()
+        if code != 0:
+            raise self._failure(code)
+        return {}
+
+    def _report_pipe(self) -> int:
+        """The named pipe for reports; it is open for writing here too, so that it never ends."""
+        path = self._directory / "report"
+        os.mkfifo(path, 0o600)
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _start(self, output: int) -> subprocess.Popen[bytes]:
+        program, values = self._program, self._values
+        (self._directory / "values.json").write_text(json.dumps(program.configuration))
+        shutil.copy(_PACKAGE_ROOT / "layout_tuner.py", self._directory / "layout_tuner.py")
+        command = [filled(each, values) for each in program.command]
+        own = {name: filled(value, values) for name, value in program.environment.items()}
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=program.working_directory or self._directory,
+                env={**self._environment(own), **own},
+                preexec_fn=self._limit_memory,
+            )
+        except (OSError, ValueError) as error:
+            where = program.working_directory or self._directory
+            raise ProgramFailedError(
+                "unsupported",
+                f"the program {command[0]!r} can't be started in {where} on this node: {error}; "
+                "correct the trainer's entry",
+            ) from error
+
+    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the rank, with what launchers such as torchrun set."""
+        theirs = {name: value for name, value in os.environ.items() if name not in _OURS}
+        inherited = own.get("PYTHONPATH", theirs.get("PYTHONPATH", ""))
+        paths = [path for path in inherited.split(":") if path and Path(path) != _PACKAGE_ROOT]
+        if self._task.address.startswith(_LOOPBACK):
+            theirs.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        values = self._values
+        return theirs | {
+            "PYTHONPATH": ":".join([str(self._directory), *paths]),
+            "PYTHONUNBUFFERED": "1",
+            "RANK": values["rank"],
+            "WORLD_SIZE": values["world_size"],
+            "LOCAL_RANK": values["local_rank"],
+            "LOCAL_WORLD_SIZE": values["local_world_size"],
+            "GROUP_RANK": values["node_rank"],
+            "NODE_RANK": values["node_rank"],
+            "MASTER_ADDR": values["master_address"],
+            "MASTER_PORT": values["master_port"],
+            REPORT_VARIABLE: str(self._directory / "report"),
+        }
+
+    def _limit_memory(self) -> None:
+        """Runs in the program before it starts: a layout that is far too large fails by itself."""
+        limit_bytes = self._program.memory_limit_bytes
+        if limit_bytes is None or self._task.device != "cpu":
+            return
+        allowed = limit_bytes + limit_bytes // 8 + _LIBRARIES_BYTES
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard == resource.RLIM_INFINITY or allowed < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+
+    def _refuse_over_limit(self) -> None:
+        limit_bytes, peak_bytes = self._program.memory_limit_bytes, self._memory.peak_bytes
+        if limit_bytes is not None and peak_bytes > limit_bytes:
+            raise ProgramFailedError(
+                "out_of_memory",
+                f"{peak_bytes} bytes were in use, over the limit of {limit_bytes} bytes",
+            )
+
+    def _read_output(self, fd: int) -> bool:
+        """Passes on the output that has come, and looks at its lines; False at its end."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            return False
+        with suppress(OSError):  # the keeper has ended, and this process is about to
+            os.write(1, data)
+        *lines, rest = (self._partial.get(fd, b"") + data).replace(b"\r", b"\n").split(b"\n")
+        self._partial[fd] = rest[-_CHUNK:]
+        for each in lines:
+            self._take_line(each)
+        return True
+
+    def _take_line(self, line: bytes) -> None:
+        text = line[:_CHUNK].decode(errors="replace").strip()
+        if not text:
+            return
+        self._last_line = text
+        if not self._out_of_memory and mentions(text, OUT_OF_MEMORY):
+            self._out_of_memory = text
+        if mentions(text, PEER_ENDED):
+            self._peer_ended = text
+        figures = self._patterns.read(text)
+        if figures is not None:
+            self._report_step("log", self._task.rank, time.monotonic(), figures)
+
+    def _read_reports(self, fd: int) -> None:
+        while True:
+            try:
+                data = os.read(fd, _CHUNK)
+            except BlockingIOError:
+                return
+            *lines, self._partial[fd] = (self._partial.get(fd, b"") + data).split(b"\n")
+            for each in lines:
+                self._take_report(each)
+
+    def _take_report(self, report: bytes) -> None:
+        try:
+            said = json.loads(report)
+            rank, at_s = int(said["rank"]), float(said["at_s"])
+            figures = {name: float(said[name]) for name in _REPORT_FIGURES if name in said}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ProgramFailedError(
+                "implausible",
+                f"the program wrote {report[:80]!r} into {REPORT_VARIABLE}, which is not a report of "
+                "layout_tuner.report_step",
+            ) from error
+        if not 0 <= rank < int(self._values["num_devices"]):
+            raise ProgramFailedError(
+                "implausible",
+                f"the program reported as rank {rank} of a job of {self._values['num_devices']}; is "
+                "RANK set for its processes?",
+            )
+        self._report_step("report", rank, min(at_s, time.monotonic()), figures)
+
+    def _report_step(
+        self, source: str, rank: int, at_s: float, figures: Mapping[str, float]
+    ) -> None:
+        """Reports a step to the worker; NaN and infinity travel as texts, for strict readers."""
+        index = self._counts.get((source, rank), 0)
+        if index >= int(self._values["steps"]):  # more than the probe can use
+            return
+        self._counts[source, rank] = index + 1
+        self._line.send(
+            {
+                "event": "iteration",
+                "index": index,
+                "source": source,
+                "reporter": rank,
+                "since_start_s": at_s - self._started,
+                "sampled_bytes": self._memory.peak_bytes,
+                "figures": {
+                    name: value if math.isfinite(value) else str(value)
+                    for name, value in figures.items()
+                },
+            }
+        )
+
+    def _failure(self, code: int) -> ProgramFailedError:
+        """Why a program ended with an exit code, or by a signal where it is negative."""
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+        if self._out_of_memory:
+            return ProgramFailedError(
+                "out_of_memory", f"the program {how}; it printed: {_short(self._out_of_memory)}"
+            )
+        if code < 0 and (killed := self._memory.kernel_killed(-code)):
+            return ProgramFailedError(killed[0], f"the program {how}; {killed[1]}")
+        last = f"; its last line: {_short(self._last_line)}" if self._last_line else ""
+        is_consequence = bool(self._peer_ended)
+        return ProgramFailedError("crashed", f"the program {how}{last}", transport=is_consequence)
+
+
+def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:
+    """The values of the placeholders that differ between ranks or runs."""
+    return {
+        "rank": str(task.rank),
+        "world_size": str(task.world_size),
+        "local_rank": str(task.local_rank),
+        "local_world_size": str(task.local_world_size),
+        "node_rank": str(task.node_rank),
+        "master_address": task.master_address,
+        "master_port": str(port),
+        "values_file": str(directory / "values.json"),
+        "probe_directory": str(directory),
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]}..."
