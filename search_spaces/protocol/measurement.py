@@ -254,7 +254,7 @@ class Measurement:
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
-            within(f"iterations.{place}", _refuse_impossible_iteration, iteration)
+            within(f"iterations.{place}", self._refuse_impossible_iteration, iteration)
         if not any(iteration.kind == "timed" for iteration in self.iterations):
             raise OutcomeInvalidError("there is no timed iteration", field="iterations")
         self._refuse_beyond_peak()
@@ -290,6 +290,13 @@ class Measurement:
                 f"{len(stages)}",
                 field="peak_reserved_bytes_by_stage",
             )
+
+    def _refuse_impossible_iteration(self, iteration: Iteration) -> None:
+        needed = ("loss",) if self.trainer == EMBEDDED_TRAINER else ()
+        known = tuple(n for n in ("loss", "grad_norm") if getattr(iteration, n) is not None)
+        refuse_figures(
+            iteration, over_zero=("step_time_s",), from_zero=tuple(dict.fromkeys(needed + known))
+        )
 
     def _refuse_beyond_peak(self) -> None:
         for name in ("hfu", "mfu"):
@@ -367,8 +374,3 @@ _OPTIONAL: Final = frozenset(f.name for f in fields(Measurement) if f.default is
 _LONGEST: Final = {
     f.name: f.metadata[LONGEST] for f in fields(Measurement) if LONGEST in f.metadata
 }
-
-
-def _refuse_impossible_iteration(iteration: Iteration) -> None:
-    known = tuple(n for n in ("loss", "grad_norm") if getattr(iteration, n) is not None)
-    refuse_figures(iteration, over_zero=("step_time_s",), from_zero=known)

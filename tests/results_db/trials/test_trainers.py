@@ -1,0 +1,182 @@
+"""Trainers in the database: who runs what, what is ranked together, and what is learnt from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results_db.admin import migrate
+from results_db.admin.integrity import check_database
+from results_db.errors import MeasurementInvalidError
+from results_db.leaderboard.table import rebuild_campaigns
+from results_db.store import Store
+from search_spaces.errors import CampaignInvalidError
+from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.worker_messages import WorkerCreate
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    lease_one,
+    make_spec,
+    make_worker,
+    ranked_trials,
+)
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.test_upgraded_databases import rows_of
+
+TP1, TP2, TP4 = Layout(), Layout(tp=2), Layout(tp=4)
+OBJECTIVE = "tokens_per_s_per_device"
+
+
+def campaign_of(store: Store, trainer: str, name: str = "theirs", **changes: Any) -> int:
+    spec = make_spec(name, probe={"trainer": trainer, "parameters": {}}) | changes
+    return store.create_campaign(spec, num_legal_layouts=100).id
+
+
+def worker_with(store: Store, name: str = "w1", **trainers: str) -> str:
+    return store.register_worker(
+        WorkerCreate(
+            name=name,
+            host="node-1",
+            cluster="local-cpu",
+            num_nodes=1,
+            devices_per_node=8,
+            device="CPU core",
+            trainers=trainers,
+        )
+    ).id
+
+
+def run(store: Store, campaign: int, worker: str, layout: Layout, **figures: Any) -> int:
+    trial = store.add_trial(campaign, layout)
+    assert lease_one(store, worker).trial_id == trial.id
+    values = {"trainer": "theirs", "trainer_version": "1.2", **figures}
+    store.post_outcome(trial.id, 1, completed(layout, **values))
+    return trial.id
+
+
+def test_a_worker_gets_only_trials_of_trainers_that_it_lists(store: Store) -> None:
+    campaign = campaign_of(store, "theirs")
+    trial = store.add_trial(campaign, TP1)
+    plain, other = make_worker(store, "plain").id, worker_with(store, "other", another="1")
+    assert store.lease(plain, 1) == store.lease(other, 1) == []
+    assert lease_one(store, worker_with(store, "right", theirs="1.2")).trial_id == trial.id
+
+
+def test_a_worker_with_trainers_still_runs_the_embedded_one(store: Store) -> None:
+    campaign = store.create_campaign(make_spec("ours"), num_legal_layouts=100).id
+    trial = store.add_trial(campaign, TP1)
+    assert lease_one(store, worker_with(store, theirs="1.2")).trial_id == trial.id
+
+
+def test_a_measurement_carries_trainer_version_and_the_source_of_its_tokens(store: Store) -> None:
+    worker = worker_with(store, theirs="1.2")
+    trial = run(store, campaign_of(store, "theirs"), worker, TP1, tokens="assumed")
+    kept = store.trial(trial).measurement
+    assert kept is not None
+    assert (kept.trainer, kept.trainer_version, kept.tokens) == ("theirs", "1.2", "assumed")
+
+
+def test_a_measurement_of_another_trainer_is_refused(store: Store) -> None:
+    worker = worker_with(store, theirs="1.2")
+    with pytest.raises(MeasurementInvalidError, match=r"'another'.*measures with 'theirs'"):
+        run(store, campaign_of(store, "theirs"), worker, TP1, trainer="another")
+
+
+def test_assumed_tokens_are_ranked_only_until_some_are_counted(store: Store) -> None:
+    campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
+    fast = run(store, campaign, worker, TP1, tokens="assumed", tokens_per_s=9000.0)
+    slow = run(store, campaign, worker, TP2, tokens="assumed", tokens_per_s=100.0)
+    assert [t.id for t in ranked_trials(store, campaign, OBJECTIVE)] == [fast, slow]
+    counted = run(store, campaign, worker, TP4, tokens="counted", tokens_per_s=50.0)
+    assert [t.id for t in ranked_trials(store, campaign, OBJECTIVE)] == [counted]
+    rebuild_campaigns(store._db, [campaign])
+    assert [t.id for t in ranked_trials(store, campaign, OBJECTIVE)] == [counted]
+    run(store, campaign, worker, Layout(pp=2), tokens="assumed", tokens_per_s=8000.0)
+    assert [t.id for t in ranked_trials(store, campaign, OBJECTIVE)] == [counted]
+
+
+def losses(*values: float | None) -> tuple[Iteration, ...]:
+    return tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < 2 else "timed",
+            step_time_s=0.512,
+            loss=value,
+            grad_norm=None,
+        )
+        for index, value in enumerate(values)
+    )
+
+
+@pytest.mark.parametrize(
+    ("same_data", "other", "state"),
+    [
+        (True, 4.0, "FAILED"),
+        (False, 4.0, "COMPLETED"),
+        (True, None, "COMPLETED"),
+    ],
+)
+def test_losses_are_compared_only_where_layouts_read_the_same_data(
+    store: Store, same_data: bool, other: float | None, state: str
+) -> None:
+    campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
+    for layout, loss in ((TP1, 6.0), (TP2, 6.0), (TP4, other)):
+        trial = run(
+            store,
+            campaign,
+            worker,
+            layout,
+            tokens_per_s=1000.0,
+            iterations=losses(loss, loss, loss),
+            losses_comparable=same_data,
+        )
+    assert store.trial(trial).state == state
+
+
+def test_campaigns_learn_only_from_the_same_trainer_of_the_same_version(
+    store: Store, clock: TurnableClock
+) -> None:
+    box = {"cluster": {"name": "local-cpu", "device": "CPU", "num_nodes": 1, "devices_per_node": 8}}
+
+    def ended(name: str, trainer: str, version: str, layout: Layout) -> None:
+        clock.forward(1)
+        campaign = campaign_of(store, trainer, name, **box)
+        worker = worker_with(store, theirs=version)
+        run(store, campaign, worker, layout, trainer=trainer, trainer_version=version)
+        clock.forward(1)
+        store.end_campaign(campaign, "COMPLETED", "budget", "")
+
+    ended("ours", "embedded", "1.2", TP1)
+    ended("old", "theirs", "1.1", TP2)
+    ended("same", "theirs", "1.2", TP4)
+    clock.forward(1)
+    new = store.campaign(campaign_of(store, "theirs", "new", **box))
+    assert [known.layout for known in store.known_trials(new)] == [TP4]
+
+
+def test_a_campaign_cannot_start_from_one_of_another_trainer(store: Store) -> None:
+    campaign_of(store, "theirs", "first")
+    with pytest.raises(CampaignInvalidError, match=r"'first' measured with trainer 'theirs'"):
+        campaign_of(store, "embedded", "second", start_from=["first"])
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_databases_of_r004_come_back_whole(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = write_first_weeks(tmp_path / "results.sqlite3")
+    if kind == "postgresql":
+        from results_db.admin.restore import restore_into_postgresql
+
+        url = str(request.getfixturevalue("empty_postgres_url"))
+        restore_into_postgresql(tmp_path / "results.sqlite3", url)
+    before = rows_of(url, tmp_path)
+    migrate.downgrade(url, "r004")
+    migrate.upgrade(url)
+    assert rows_of(url, tmp_path) == before
+    assert {row["trainer"] for row in before["campaigns"]} == {"embedded", "imported"}
+    assert check_database(url).findings == ()
