@@ -101,10 +101,6 @@ def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
     return None if deadline_s is None else float(deadline_s)
 
 
-IMPORTED_TRAINER: Final = "imported"
-"""The trainer of imported measurements: they may come from any."""
-
-
 def trainer_of(spec: Mapping[str, Any]) -> str:
     """What trains the probes of a campaign, by its description."""
     return str(spec.get("probe", {}).get("trainer", EMBEDDED_TRAINER))

@@ -23,6 +23,7 @@ from api.service.formatting import (
     memory,
     objective_figure,
     percent,
+    trainer_words,
     unit,
 )
 from api.service.parquet import num_rows
@@ -211,7 +212,9 @@ def _notes(page: LeaderboardPage) -> list[str]:
     tied = [str(trial.number) for trial in page.trials if trial.tied_with_first and trial.rank > 1]
     short = [str(trial.number) for trial in page.trials if trial.shortened]
     best = min((trial.rank for trial in page.trials), default=1)
-    notes = []
+    measured = page.trials[0].measurement if page.trials else None
+    words = "" if measured is None else trainer_words(measured)
+    notes = [f"measured by the trainer {words}"] if words else []
     if best > 1:
         notes.append(
             f"ranks are those of the whole leaderboard: the best that is listed is rank {best}"

@@ -28,6 +28,7 @@ from api.service.formatting import (
     memory,
     percent,
     state_words,
+    trainer_words,
 )
 from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter
@@ -236,6 +237,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
             ("peak memory", memory(measured.peak_memory_bytes)),
             ("iterations", str(len(trial.iterations))),
         ]
+        if words := trainer_words(measured):
+            facts.append(("trainer", words))
     if trial.prediction is not None:
         facts.append(("predicted", _predicted(trial.prediction)))
     facts.append(("cost", f"{trial.node_seconds:.4g} node-seconds"))

@@ -11,7 +11,15 @@ from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.drawings.svg import Drawn
 from api.dashboard.figures.estimates import memory_by_stage
 from api.service.findings import bounds
-from api.service.formatting import figure, memory_of, moment, objective_figure, percent, unit
+from api.service.formatting import (
+    figure,
+    memory_of,
+    moment,
+    objective_figure,
+    percent,
+    trainer_words,
+    unit,
+)
 from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
@@ -188,5 +196,8 @@ def figure_pairs(
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
     yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
+    if words := trainer_words(measured):
+        yield "trainer", words
+        yield "memory is", measured.memory_kind or "not known"
     yield "trial", f"{trial.number} (id {trial.id})"
     yield "measured", moment(trial.ended_at)

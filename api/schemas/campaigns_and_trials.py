@@ -97,6 +97,8 @@ class CampaignRead(Document):
     """The reason as a sentence."""
     model: str
     cluster: str
+    trainer: str
+    """What trains its probes; "imported" where a table was measured elsewhere."""
     objective: str
     """The objective that ranks."""
     objectives: list[str]

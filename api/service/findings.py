@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.service.formatting import layout_extras, memory_of, objective_figure, unit, zero
+from api.service.formatting import (
+    layout_extras,
+    memory_of,
+    objective_figure,
+    trainer_words,
+    unit,
+    zero,
+)
 from results_db.campaigns.overview import RankedSummary
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord
@@ -97,6 +104,9 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     elif finding.summary.num_ranked > 1 and winner.low is not None:
         yield "All others are slower with 95 % confidence. ", False
     yield gain_over_median(finding), False
+    measured = winner.trial.measurement
+    if measured is not None and (words := trainer_words(measured)):
+        yield f" Measured by the trainer {words}.", False
 
 
 def gain_over_median(finding: CampaignFinding) -> str:

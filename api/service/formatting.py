@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from results_db.records import BaselineRead, GainRead
+from results_db.records import BaselineRead, GainRead, MeasurementRecord
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.terminal.plurals import counted
+
+
+def trainer_words(measured: MeasurementRecord) -> str:
+    """The trainer of a measurement and the source of its tokens; empty for the embedded one."""
+    if measured.trainer in (EMBEDDED_TRAINER, IMPORTED_TRAINER):
+        return ""
+    tokens = "counted" if measured.tokens == "counted" else "assumed from the layout, not counted"
+    return f"{measured.trainer} {measured.trainer_version}, tokens {tokens}"
 
 
 def unit(objective: str) -> str:

@@ -131,6 +131,7 @@ def _counts(spec: CampaignSpec, problems: Problems, within_s: float) -> LayoutCo
     refuse_if_late()
     with problems.collecting("space"), suppress(CountingSlowError):
         legal.refuse_if_empty()
+        legal = spec.listed(legal)
         spec.refuse_if_too_large(legal, before_each_part=refuse_if_late)
     fitting = count_fitting(legal, spec.model, spec.allowed_memory_bytes)
     return LayoutCounts(spec=spec, legal=legal, fitting=fitting)

@@ -28,7 +28,6 @@ from results_db.models.standings import STANDINGS_VERSION
 from results_db.models.tables import AnalysisRow, Campaign, Trial
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
-    IMPORTED_TRAINER,
     campaign_record,
     clock_seconds,
     max_peak_memory_bytes,
@@ -38,6 +37,7 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from search_spaces.errors import CampaignInvalidError
+from search_spaces.protocol.measurement import IMPORTED_TRAINER
 from search_spaces.protocol.worker_messages import TRIAL_STATES, TrialState
 from search_spaces.spec.campaign_settings import changed_budget
 from search_spaces.terminal.plurals import counted

@@ -18,7 +18,8 @@ from results_db.events.events import emit
 from results_db.leaderboard.table import rebuild_rows
 from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord
-from results_db.rows import IMPORTED_TRAINER, campaign_record, layout_columns, trial_layout
+from results_db.rows import campaign_record, layout_columns, trial_layout
+from search_spaces.protocol.measurement import IMPORTED_TRAINER
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout

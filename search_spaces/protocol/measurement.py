@@ -44,6 +44,8 @@ MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
 
 EMBEDDED_TRAINER: Final = "embedded"
 """Name of the trainer of this project."""
+IMPORTED_TRAINER: Final = "imported"
+"""Stands for the trainer of measurements that were imported: any."""
 TokenSource = Literal["counted", "assumed"]
 """counted: the trainer counted the tokens that it consumed. assumed: they are those of the layout,
 which nothing has confirmed."""

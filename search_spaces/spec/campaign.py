@@ -18,7 +18,7 @@ from search_spaces.documents.reading import (
     url_name_problem,
     whole_number_problem,
 )
-from search_spaces.errors import CampaignInvalidError, ModelTooLargeError
+from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import (
     ProbeRequest,
@@ -55,6 +55,9 @@ StrategyName = Literal["guided", "deephyper", "model-only", "random", "exhaustiv
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
+MAX_LISTED: Final = 1000
+"""Most layouts that a campaign lists one by one."""
+MAX_RUNS: Final = 100
 MAX_SEED: Final = (1 << 31) - 1
 MAX_WARNINGS: Final = 16
 
@@ -106,6 +109,10 @@ class CampaignSpec:
     """The layout that the users run today: it is measured first, and the winner is compared with
     it. It is legal, and may lie outside of the space. The document may leave knobs out
     (`search_spaces.spec.baseline`)."""
+    layouts: tuple[Layout, ...] = ()
+    """Only these layouts of the space; empty: all of them."""
+    runs: int = 1
+    """How often each layout is measured, in turn, once the strategy has none left."""
     warnings: tuple[str, ...] = ()
     """Messages for the user, for example about constants that had to be guessed."""
 
@@ -122,6 +129,13 @@ class CampaignSpec:
             read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
         with problems.collecting("start_from"):
             object.__setattr__(self, "start_from", read_start_from(self.start_from))
+        if problem := whole_number_problem(self.runs, high=MAX_RUNS):
+            problems.add(CampaignInvalidError(problem, field="runs"))
+        if len(self.layouts) > MAX_LISTED:
+            problem = (
+                f"{len(self.layouts)} layouts are more than {MAX_LISTED}; describe them as a space"
+            )
+            problems.add(CampaignInvalidError(problem, field="layouts"))
         if problem := whole_number_problem(self.seed, low=0, high=MAX_SEED):
             problems.add(CampaignInvalidError(problem, field="seed"))
         with problems.collecting():
@@ -173,6 +187,8 @@ class CampaignSpec:
         if given.get("baseline") is not None:
             with problems.collecting("baseline"):
                 values["baseline"] = _read_baseline(given["baseline"], values)
+        with problems.collecting("layouts"):
+            values["layouts"] = _read_layouts(given.get("layouts", ()))
         for name, read in _SETTINGS.items():
             with problems.collecting(name):
                 values[name] = read(given.get(name, {}))
@@ -209,6 +225,8 @@ class CampaignSpec:
             "knowledge": self.knowledge,
             "start_from": list(self.start_from),
             "baseline": None if self.baseline is None else self.baseline.to_mapping(),
+            "layouts": [layout.to_mapping() for layout in self.layouts],
+            "runs": self.runs,
             "warnings": list(self.warnings),
         }
 
@@ -219,14 +237,28 @@ class CampaignSpec:
         return self.baseline is not None and not self.space.holds(self.baseline, devices_per_node)
 
     def legal_set(self) -> LegalSet:
-        """Every legal layout.
+        """Every legal layout, or those that the campaign lists.
 
         Raises:
             NoLegalLayoutError: there is none; the message says which rule excluded how many.
+            SpaceInvalidError: a listed layout is not legal, or not in the space.
         """
         legal = enumerate_legal(self.space, self.model, self.cluster)
         legal.refuse_if_empty()
-        return legal
+        return self.listed(legal)
+
+    def listed(self, legal: LegalSet) -> LegalSet:
+        """The layouts of the legal set that the campaign lists; all of them where it lists none.
+
+        Raises:
+            SpaceInvalidError: a listed layout is not legal, or not in the space.
+        """
+        if not self.layouts:
+            return legal
+        try:
+            return legal.only(self.layouts)
+        except SpaceInvalidError as error:
+            raise error.within("layouts") from error
 
     @property
     def allowed_memory_bytes(self) -> float:
@@ -301,6 +333,19 @@ _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stop": StopSettings.from_mapping,
 }
 """The readers of the sections, which are optional."""
+
+
+def _read_layouts(described: object) -> tuple[Layout, ...]:
+    """The listed layouts, each with all knobs that differ from their defaults."""
+    if not isinstance(described, (list, tuple)):
+        raise CampaignInvalidError(f"{shown(described)} is not a list of layouts")
+    problems = Problems()
+    layouts = []
+    for place, each in enumerate(described[: MAX_LISTED + 1]):
+        with problems.collecting(str(place)):
+            layouts.append(Layout.from_mapping(each))
+    problems.refuse()
+    return tuple(layouts)
 
 
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -253,6 +253,20 @@ class LegalSet:
         if position == len(self) or self.layout(position) != layout:
             return None
         return position
+
+    def only(self, layouts: Collection[Layout]) -> LegalSet:
+        """The set of these layouts alone.
+
+        Raises:
+            SpaceInvalidError: one of them is not in the set.
+        """
+        positions = []
+        for layout in layouts:
+            position = self.index_of(layout)
+            if position is None:
+                raise SpaceInvalidError(f"{layout.key} is not a legal layout of the space")
+            positions.append(position)
+        return replace(self, indices=self.indices[sorted(set(positions))])
 
     def column(self, knob: str, rows: slice = EVERY_ROW, /) -> Ints:
         """One field of the legal layouts, or of some: a whole number each (see `code_of`)."""

@@ -6,12 +6,13 @@ environment variable; no shell reads it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
-from typing import Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import (
     is_line,
@@ -180,6 +181,24 @@ def parameter_texts(
             raise ParameterInvalidError(problem, field=name)
         texts[name] = parameter.text(value)
     return texts
+
+
+def parameters_of(texts: Iterable[str]) -> dict[str, ParameterValue]:
+    """Parameters from command-line options NAME=VALUE; numbers and switches are written as in JSON.
+
+    Raises:
+        ParameterInvalidError: a text is not of this form.
+    """
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ParameterInvalidError(f"--parameter={text} is not NAME=VALUE")
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return read_parameters(given)
 
 
 def read_parameters(value: object) -> dict[str, ParameterValue]:

@@ -285,6 +285,8 @@ class Driver:
             added = self._add_trials(campaign, search, target, most)
         if num_open or num_repeats or added or self._remeasure(campaign, search, left):
             return
+        if converged is None and not reserved and self._run_all_again(campaign, search, left):
+            return
         if converged is not None:
             self._complete(campaign, "converged", converged)
         elif reserved and self._add_trials(campaign, search, target, most):
@@ -311,6 +313,23 @@ class Driver:
             f"what is left is expected to improve the best by {expected:.2%}, less than the "
             f"{share:g} of stop.converged_within, after {num_completed} completed trials"
         )
+
+    def _run_all_again(
+        self, campaign: CampaignRecord, search: CampaignSearch, left: int | None
+    ) -> int:
+        """Adds a round of repeats of all measured layouts, up to the campaign's runs of each."""
+        if search.spec.runs == 1 or left == 0:
+            return 0
+        measured = self._store.ranked_layouts(campaign.id, campaign.objective)
+        repeats = self._store.count_repeats(campaign.id)
+        done = min((repeats.get(each.trial.layout_key, 0) for each in measured), default=0)
+        if done + 1 >= search.spec.runs:
+            return 0
+        lacking = [each for each in measured if repeats.get(each.trial.layout_key, 0) == done]
+        again = sorted(lacking, key=lambda each: each.trial.id)[:left]
+        for each in again:
+            self._store.repeat_trial(each.trial.id)
+        return len(again)
 
     def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
         """Adds a round of repeats of the layouts that may be the best; returns how many.

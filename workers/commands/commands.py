@@ -185,6 +185,7 @@ def probe(
     """
     from search_spaces.protocol.outcome import ProbeRequest
     from search_spaces.spec.presets.models import resolve_model
+    from search_spaces.trainers.parameters import parameters_of
     from workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
@@ -200,7 +201,7 @@ def probe(
             memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * _GIB),
             compile=compiled,
             trainer=chosen_trainer(trainers, trainer),
-            parameters=dict(map(parameter_of, parameters)),
+            parameters=parameters_of(parameters),
         )
     _refuse_illegal(request.layout, request.model, machine)
     with (
@@ -345,19 +346,6 @@ def chosen_trainer(trainers: Mapping[str, Any], name: str | None) -> str:
     if name != EMBEDDED_TRAINER and name not in trainers:
         refuse(f"--trainer={name} is not one of {known}; --trainers FILE describes others")
     return name
-
-
-def parameter_of(text: str) -> tuple[str, Any]:
-    """A parameter from NAME=VALUE; the value is read as YAML, as in a campaign's file."""
-    import yaml
-
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        refuse(f"--parameter={text} is not NAME=VALUE")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
-        return name, value
 
 
 def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:

@@ -1,0 +1,323 @@
+"""`layout-tuner verify`: whether the order of a leaderboard holds in another trainer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import click
+
+from api.client import Client
+from api.commands.connection import service_options
+from api.commands.display import json_option
+from api.commands.watching import POLL_S
+from api.errors import ServiceError
+from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
+from api.service.formatting import (
+    LAYOUT_HEADINGS,
+    half_interval,
+    layout_cells,
+    objective_figure,
+    trainer_words,
+    unit,
+)
+from search_spaces.statistics.rank_agreement import (
+    MeasuredValue,
+    RankAgreement,
+    rank_agreement,
+    sampled_ranks,
+)
+from search_spaces.terminal.console import on_interrupt
+from search_spaces.terminal.live_output import work_line
+from search_spaces.terminal.text_table import print_table
+from search_spaces.trainers.parameters import ParameterInvalidError, parameters_of
+
+_MOST: Final = 1000
+"""Layouts of a leaderboard of which the sample is taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Compared:
+    """A layout of the sample in both trainers."""
+
+    ours: RankedTrial
+    theirs: RankedTrial | None
+    """None: the other trainer did not measure it."""
+    failure: str = ""
+    """Why not."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The other trainer's figure over ours."""
+        return None if self.theirs is None else self.theirs.value / self.ours.value
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--trainer", required=True, help="The trainer, as the workers' owner has listed it.")
+@click.option(
+    "--parameter",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of a parameter of the trainer; may be repeated.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(2, 100),
+    default=5,
+    show_default=True,
+    help="Runs of each layout in the other trainer, in turn.",
+)
+@click.option("--name", help="Name of the campaign that measures; default: CAMPAIGN-TRAINER.")
+@json_option
+@service_options
+def verify(
+    campaign: str,
+    trainer: str,
+    parameters: tuple[str, ...],
+    runs: int,
+    name: str | None,
+    as_json: bool,
+    client: Client,
+) -> None:
+    """Measure a sample of a leaderboard in another trainer, and compare the two orders.
+
+    The sample is chosen before anything is measured: the top 4, and the layouts at 25, 50, 75 and
+    100 % of the leaderboard. A second campaign measures it. An interrupted command goes on where it
+    was when it is given again.
+    """
+    source = client.campaign(campaign)
+    if source.trainer == trainer:
+        raise click.ClickException(f"campaign {campaign} was measured with {trainer}; name another")
+    second = _second_campaign(
+        client, source, trainer, _given(parameters), runs, name or f"{source.name}-{trainer}"
+    )
+    ended = _wait(client, second.name)
+    compared = _compare(client, source, ended)
+    agreement = rank_agreement(*_measured(compared))
+    if as_json:
+        click.echo(json.dumps(_document(source, ended, compared, agreement), indent=2))
+    else:
+        _print(source, ended, compared, agreement)
+
+
+def _second_campaign(
+    client: Client,
+    source: CampaignDetail,
+    trainer: str,
+    parameters: Mapping[str, Any],
+    runs: int,
+    name: str,
+) -> CampaignDetail:
+    """The campaign that measures the sample: the one of this name, or a new one."""
+    probe = {**source.spec["probe"], "trainer": trainer, "parameters": dict(parameters)}
+    try:
+        found = client.campaign(name)
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+    else:
+        if (found.trainer, found.spec["probe"]) != (trainer, probe) or not found.spec["layouts"]:
+            raise click.ClickException(
+                f"there is another campaign named {name}; choose a name with --name"
+            )
+        return found
+    ranked = client.leaderboard(source.name, limit=_MOST).trials
+    if len(ranked) < 2:
+        raise click.ClickException(
+            f"campaign {source.name} has {len(ranked)} ranked layouts; an order needs two"
+        )
+    layouts = [ranked[rank - 1].layout.to_mapping() for rank in sampled_ranks(len(ranked))]
+    changes = {
+        "name": name,
+        "objective": source.objective,
+        "strategy": "exhaustive",
+        "budget": {},
+        "layouts": layouts,
+        "runs": runs,
+        "probe": probe,
+        "stop": {"early": False, "remeasure": 0},
+        "baseline": None,
+        "knowledge": "none",
+        "start_from": [],
+    }
+    return client.clone_campaign(source.name, changes)
+
+
+def _wait(client: Client, name: str) -> CampaignDetail:
+    """Waits until the second campaign has ended."""
+    notice = (
+        f"the campaign {name} goes on; give the same command again to wait for it, or end it with "
+        f"`layout-tuner campaign cancel {name}`"
+    )
+    with on_interrupt(notice), work_line(sys.stderr) as line:
+        while True:
+            campaign = client.campaign(name)
+            if campaign.ended_at is not None:
+                return campaign
+            progress = campaign.progress
+            waiting = f"; {progress.waiting_reason}" if progress.waiting_reason else ""
+            line.say(f"{name}: {progress.trials_ended} runs ended{waiting}")
+            time.sleep(POLL_S)
+
+
+def _compare(client: Client, source: CampaignDetail, second: CampaignDetail) -> list[_Compared]:
+    """The layouts of the sample in both trainers, in our order."""
+    keys = {trial.layout_key for trial in client.trials(second.name)}
+    ours = [
+        trial
+        for trial in client.leaderboard(source.name, limit=_MOST).trials
+        if trial.layout_key in keys
+    ]
+    page = client.leaderboard(second.name, objective=source.objective, limit=_MOST)
+    theirs = {trial.layout_key: trial for trial in page.trials}
+    failures = {
+        trial.layout_key: f"{trial.reason}: {trial.message}"
+        for trial in client.trials(second.name)
+        if trial.reason is not None
+    }
+    return [
+        _Compared(
+            ours=trial,
+            theirs=theirs.get(trial.layout_key),
+            failure=failures.get(trial.layout_key, "not measured"),
+        )
+        for trial in ours
+    ]
+
+
+def _measured(
+    compared: Sequence[_Compared],
+) -> tuple[list[MeasuredValue], list[MeasuredValue]]:
+    both = [(each.ours, each.theirs) for each in compared if each.theirs is not None]
+    return [_value(ours) for ours, _ in both], [_value(theirs) for _, theirs in both]
+
+
+def _value(trial: RankedTrial) -> MeasuredValue:
+    """A figure of a leaderboard; a single iteration has no interval."""
+    low = trial.value if trial.value_low is None else trial.value_low
+    high = trial.value if trial.value_high is None else trial.value_high
+    return MeasuredValue(value=trial.value, low=low, high=high)
+
+
+def _best_of_theirs(compared: Sequence[_Compared]) -> tuple[_Compared, float | None] | None:
+    """The other trainer's best layout, and by which share it beats our first one there."""
+    there = [each for each in compared if each.theirs is not None]
+    if not there:
+        return None
+    best = max(there, key=lambda each: each.theirs.value if each.theirs else 0.0)
+    first = compared[0].theirs
+    assert best.theirs is not None
+    return best, None if first is None else best.theirs.value / first.value - 1.0
+
+
+def _document(
+    source: CampaignDetail,
+    second: CampaignDetail,
+    compared: Sequence[_Compared],
+    agreement: RankAgreement,
+) -> dict[str, Any]:
+    best = _best_of_theirs(compared)
+    return {
+        "campaign": source.name,
+        "trainer": source.trainer,
+        "verified_by": second.trainer,
+        "verification_campaign": second.name,
+        "objective": source.objective,
+        "kendall_tau": agreement.tau,
+        "kendall_tau_low": agreement.low,
+        "kendall_tau_high": agreement.high,
+        "best_of_other": None if best is None else best[0].ours.layout_key,
+        "best_of_other_over_our_first": None if best is None else best[1],
+        "layouts": [
+            {
+                "rank": each.ours.rank,
+                "layout": each.ours.layout.to_mapping(),
+                "value": asdict(_value(each.ours)),
+                "other": None if each.theirs is None else asdict(_value(each.theirs)),
+                "other_runs": 0 if each.theirs is None else each.theirs.num_runs,
+                "ratio": each.ratio,
+                "failure": each.failure if each.theirs is None else "",
+            }
+            for each in compared
+        ],
+    }
+
+
+def _print(
+    source: CampaignDetail,
+    second: CampaignDetail,
+    compared: Sequence[_Compared],
+    agreement: RankAgreement,
+) -> None:
+    objective = source.objective
+    columns = (
+        ">rank",
+        *LAYOUT_HEADINGS,
+        f">{source.trainer}",
+        ">95 %",
+        f">{second.trainer}",
+        ">95 %",
+        ">runs",
+        ">ratio",
+    )
+    rows = [(str(each.ours.rank), *_cells(each, objective)) for each in compared]
+    title = f"{source.name}, {unit(objective)} in {source.trainer} and in {second.trainer}"
+    print_table(columns, rows, title, keys=1)
+    for each in compared:
+        if each.theirs is None:
+            click.echo(f"rank {each.ours.rank} was not measured: {each.failure}")
+    measured = next((each.theirs for each in compared if each.theirs is not None), None)
+    if measured is not None and measured.measurement is not None:
+        click.echo(f"the other trainer: {trainer_words(measured.measurement)}")
+    click.echo(_tau_words(agreement))
+    if (best := _best_of_theirs(compared)) is not None:
+        click.echo(_best_words(*best))
+
+
+def _cells(each: _Compared, objective: str) -> tuple[str, ...]:
+    ours, theirs = each.ours, each.theirs
+    return (
+        *layout_cells(ours.layout).values(),
+        objective_figure(objective, ours.value),
+        half_interval(ours.value, ours.value_high),
+        "-" if theirs is None else objective_figure(objective, theirs.value),
+        "-" if theirs is None else half_interval(theirs.value, theirs.value_high),
+        "-" if theirs is None else str(theirs.num_runs),
+        "-" if each.ratio is None else f"{each.ratio:.3f}",
+    )
+
+
+def _tau_words(agreement: RankAgreement) -> str:
+    if agreement.tau is None:
+        return "Kendall's tau is unknown: one of the two trainers tells no two layouts apart"
+    interval = (
+        "" if agreement.low is None else f" (95 %: {agreement.low:.2f} to {agreement.high:.2f})"
+    )
+    return (
+        f"Kendall's tau {agreement.tau:.2f}{interval} over {agreement.num_layouts} layouts; those "
+        "whose 95 % intervals overlap are ties"
+    )
+
+
+def _best_words(best: _Compared, over_first: float | None) -> str:
+    if over_first is None:
+        return f"the other trainer's best is our rank {best.ours.rank}; it did not run our first"
+    if best.ours.rank == 1:
+        return "our first layout is the best of the other trainer, too"
+    return (
+        f"the other trainer's best is our rank {best.ours.rank}: there it is {over_first:.1%} over "
+        "our first"
+    )
+
+
+def _given(parameters: Sequence[str]) -> Mapping[str, Any]:
+    try:
+        return parameters_of(parameters)
+    except ParameterInvalidError as error:
+        raise click.UsageError(str(error)) from error
