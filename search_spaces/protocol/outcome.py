@@ -23,6 +23,7 @@ from search_spaces.documents.reading import (
     is_positive_number,
     read_choice,
     shown,
+    url_name_problem,
     whole_number_problem,
 )
 from search_spaces.errors import OutcomeInvalidError
@@ -37,6 +38,7 @@ from search_spaces.protocol.measurement import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.parameters import read_parameters
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
@@ -133,6 +135,9 @@ class ProbeRequest:
             raise OutcomeInvalidError(
                 f"{shown(self.compile)} is not true or false", field="compile"
             )
+        if problem := url_name_problem(self.trainer):
+            raise OutcomeInvalidError(problem, field="trainer")
+        within("parameters", read_parameters, self.parameters)
         above_s = self.stop_above_step_time_s
         if above_s is not None and not is_positive_number(above_s):
             raise OutcomeInvalidError(

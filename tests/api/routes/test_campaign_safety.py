@@ -60,7 +60,11 @@ def text_fields(kind: Any, path: str) -> Iterator[str]:
 
 def test_what_a_rank_is_asked_has_one_field_of_text() -> None:
     """A field of text that is added here needs a reason, and a look at where ranks take it."""
-    assert set(text_fields(ProbeRequest, "")) == {"model.name"}
+    assert set(text_fields(ProbeRequest, "")) == {
+        "model.name",
+        "trainer",  # looked up among the names that the worker's owner has listed
+        "parameters",  # checked by the owner's declarations; no shell reads them
+    }
 
 
 def test_a_campaign_has_these_fields_of_text() -> None:
@@ -75,6 +79,8 @@ def test_a_campaign_has_these_fields_of_text() -> None:
         "cluster.peak_flops_per_s",  # its keys: the precisions
         "start_from",
         "warnings",
+        "probe.trainer",  # looked up among the names that the worker's owner has listed
+        "probe.parameters",  # checked by the owner's declarations; no shell reads them
     }
 
 

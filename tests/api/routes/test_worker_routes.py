@@ -243,7 +243,7 @@ def test_an_outcome_s_wrong_field_is_named(api: Api, campaign_id: int) -> None:
     body["outcome"]["measurement"]["iterations"][1]["loss"] = "6.0"
     problem = api.post(f"/trials/{trial.id}/outcome", body, status=422)
     assert problem["detail"] == (
-        "body.outcome.measurement.iterations.1.loss: '6.0' is not a finite number"
+        "body.outcome.measurement.iterations.1.loss: '6.0' is not a finite number or null"
     )
 
 

@@ -20,6 +20,7 @@ def make_worker(**changes: Any) -> WorkerRecord:
         "devices_per_node": 8,
         "device": "MI250X GCD",
         "versions": {},
+        "trainers": {},
         "registered_at": now,
         "seen_at": now,
         "ended_at": None,
