@@ -1,0 +1,140 @@
+"""`layout-tuner verify`, against a real service; a thread is the driver and the worker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from api.cli import main
+from results_db.database.data_dir import DataDir
+from results_db.store import Store
+from search_spaces.protocol.worker_messages import WorkerCreate
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN
+from tests.api.process import ServeProcess
+from tests.results_db.factories import completed, failed, lease_one, make_worker
+from tests.waiting import wait_until
+
+LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
+OURS = dict(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path_factory.mktemp("service"))
+    yield service
+    service.end()
+
+
+@pytest.fixture
+def store(service: ServeProcess) -> Iterator[Store]:
+    store = Store(DataDir(service.data_dir).database_url)
+    yield store
+    store.close()
+
+
+def run(service: ServeProcess, *arguments: str) -> Result:
+    environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
+    return CliRunner().invoke(main, ["verify", *arguments], env=environment)
+
+
+def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
+    service.post("/campaigns", {**CAMPAIGN, "name": name})
+    campaign = store.campaign_by_name(name).id
+    worker = make_worker(store, f"{name}-ours", devices_per_node=4)
+    for layout, speed in OURS.items():
+        trial = store.add_trial(campaign, layout)
+        assert lease_one(store, worker.id).trial_id == trial.id
+        store.post_outcome(trial.id, 1, completed(layout, tokens_per_s=speed))
+    store.end_campaign(campaign, "COMPLETED", "budget", "")
+
+
+class OtherTrainer(threading.Thread):
+    """Measures what the verification's campaign lists, and ends it."""
+
+    def __init__(self, store: Store, name: str, speeds: dict[Layout, float | None]) -> None:
+        super().__init__(daemon=True)
+        self._store, self._name, self._speeds = store, name, speeds
+
+    def run(self) -> None:
+        store = self._store
+        wait_until(
+            "the second campaign is there",
+            lambda: any(c.name == self._name for c in store.campaigns()),
+        )
+        campaign = store.campaign_by_name(self._name)
+        worker = store.register_worker(
+            WorkerCreate(
+                name=f"{self._name}-theirs",
+                host="h",
+                cluster="local-cpu",
+                num_nodes=1,
+                devices_per_node=4,
+                device="CPU core",
+                trainers={"theirs": "7"},
+            )
+        )
+        spec = CampaignSpec.from_stored(campaign.spec)
+        for layout in spec.layouts:
+            first = store.add_trial(campaign.id, layout)
+            self._end(worker.id, first.id, layout)
+            for _ in range(spec.runs - 1 if self._speeds[layout] else 0):
+                again = store.repeat_trial(first.id)
+                self._end(worker.id, again.id, layout)
+        store.end_campaign(campaign.id, "COMPLETED", "exhausted", "")
+
+    def _end(self, worker_id: str, trial_id: int, layout: Layout) -> None:
+        speed = self._speeds[layout]
+        assert lease_one(self._store, worker_id).trial_id == trial_id
+        outcome = (
+            failed()
+            if speed is None
+            else completed(layout, tokens_per_s=speed, trainer="theirs", trainer_version="7")
+        )
+        self._store.post_outcome(trial_id, 1, outcome)
+
+
+def test_the_two_orders_are_compared(service: ServeProcess, store: Store) -> None:
+    measured_by_us(service, store, "agreed")
+    speeds = dict(zip(LAYOUTS, (1900.0, 2000.0, 1000.0, None), strict=True))
+    OtherTrainer(store, "agreed-theirs", speeds).start()
+    done = run(service, "agreed", "--trainer", "theirs", "--runs", "3", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [each["rank"] for each in found["layouts"]] == [1, 2, 3, 4]
+    assert [each["ratio"] for each in found["layouts"]] == [
+        pytest.approx(0.475),
+        pytest.approx(2 / 3),
+        pytest.approx(0.5),
+        None,
+    ]
+    assert found["layouts"][3]["failure"].startswith("crashed: ")
+    assert [each["other_runs"] for each in found["layouts"]] == [3, 3, 3, 0]
+    assert found["kendall_tau"] == pytest.approx(1 / 3)
+    assert found["best_of_other"] == LAYOUTS[1].key
+    assert found["best_of_other_over_our_first"] == pytest.approx(2000 / 1900 - 1)
+    again = run(service, "agreed", "--trainer", "theirs")
+    assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
+    assert "rank 4 was not measured: crashed" in again.stdout
+    assert "there it is 5.3% over our first" in again.stdout
+
+
+def test_what_cannot_be_verified_is_refused(service: ServeProcess, store: Store) -> None:
+    service.post("/campaigns", {**CAMPAIGN, "name": "empty"})
+    short = run(service, "empty", "--trainer", "theirs")
+    assert (short.exit_code, short.stderr) == (
+        1,
+        "Error: campaign empty has 0 ranked layouts; an order needs two\n",
+    )
+    same = run(service, "empty", "--trainer", "embedded")
+    assert "was measured with embedded; name another" in same.stderr
+    measured_by_us(service, store, "taken")
+    other = run(service, "taken", "--trainer", "theirs", "--name", "empty")
+    assert "there is another campaign named empty" in other.stderr
+    wrong = run(service, "taken", "--trainer", "theirs", "--parameter", "rate")
+    assert "--parameter=rate is not NAME=VALUE" in wrong.stderr

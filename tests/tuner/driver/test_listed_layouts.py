@@ -1,0 +1,68 @@
+"""Campaigns that list their layouts, and the runs of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from results_db.store import Store
+from search_spaces.errors import CampaignInvalidError, SpaceInvalidError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import completed, failed
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tuner.driver.driver import Driver
+
+SETTINGS = {
+    "strategy": "exhaustive",
+    "budget": {},
+    "stop": {"early": False, "remeasure": 0},
+    "runs": 3,
+}
+
+
+def some_of_the_space(num: int) -> list[Layout]:
+    legal = make_spec().legal_set()
+    return [legal.layout(place) for place in range(0, len(legal), len(legal) // num)][:num]
+
+
+def test_only_the_listed_layouts_are_measured_each_as_often_as_asked_in_turn(store: Store) -> None:
+    layouts = some_of_the_space(3)
+    spec = make_spec(layouts=[each.to_mapping() for each in reversed(layouts)], **SETTINGS)
+    campaign = submit(store, spec)
+    broken = layouts[1]
+
+    def judge(layout: Layout) -> object:
+        return failed() if layout == broken else completed(layout)
+
+    worker = FakeWorker(store, judge)
+    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    first, second = layouts[0], layouts[2]
+    measured = [trial.layout for trial in store.trials(campaign.id)]
+    assert measured == [first, broken, second, first, second, first, second]
+    record = store.campaign(campaign.id)
+    assert (record.state, record.reason, record.num_legal_layouts) == ("COMPLETED", "exhausted", 3)
+
+
+def test_a_listed_layout_outside_of_the_space_is_refused() -> None:
+    outside = Layout(tp=1, num_microbatches=7)
+    with pytest.raises(SpaceInvalidError, match=r"layouts: .*mb7.* is not a legal layout"):
+        make_spec(layouts=[outside.to_mapping()], **SETTINGS).legal_set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runs": 0}, "runs: 0 is not a whole number"),
+        ({"layouts": "all"}, "layouts: 'all' is not a list of layouts"),
+        ({"layouts": [{"tp": 0}]}, r"layouts\.0: .*tp=0"),
+    ],
+)
+def test_wrong_lists_and_runs_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_spec(**{**SETTINGS, **changes})
+
+
+def test_the_lists_come_back_as_they_were_stored() -> None:
+    spec = make_spec(layouts=[each.to_mapping() for each in some_of_the_space(2)], **SETTINGS)
+    assert CampaignSpec.from_stored(spec.to_mapping()) == spec
+    assert issubclass(CampaignInvalidError, ValueError)
