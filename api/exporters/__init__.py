@@ -21,11 +21,21 @@ from api.exporters.base import (
     KnobsLackingError,
 )
 from api.exporters.embedded import EMBEDDED_FORMAT
+from api.exporters.megatron_bridge import MEGATRON_BRIDGE_FORMAT
+from api.exporters.megatron_deepspeed import MEGATRON_DEEPSPEED_FORMAT
 from api.exporters.megatron_lm import MEGATRON_LM_FORMAT
 from search_spaces.trainers.base import TrainerAdapter
 
 FORMATS: Final[Mapping[str, ExportFormat]] = MappingProxyType(
-    {form.adapter.name: form for form in (EMBEDDED_FORMAT, MEGATRON_LM_FORMAT)}
+    {
+        form.adapter.name: form
+        for form in (
+            EMBEDDED_FORMAT,
+            MEGATRON_LM_FORMAT,
+            MEGATRON_DEEPSPEED_FORMAT,
+            MEGATRON_BRIDGE_FORMAT,
+        )
+    }
 )
 """Formats by name."""
 

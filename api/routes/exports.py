@@ -103,15 +103,15 @@ def export_of(
 
 
 def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:
-    """Where the layout comes from, what was measured, and what it gains over the baseline."""
+    """Where the layout comes from, what it gains over the baseline, and what was measured."""
     if campaign.strategy == IMPORTED:
         source = store.import_source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
+    if gain := _gain(store, campaign, trial):
+        yield gain
     if trial.measurement is not None:
         environment = store.trial_detail(trial.id).environment
         yield measured_sentence(trial.measurement, environment)
-    if gain := _gain(store, campaign, trial):
-        yield gain
 
 
 def _on_nodes(
