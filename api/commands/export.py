@@ -21,8 +21,9 @@ from search_spaces.terminal.text_table import print_table
 @click.option(
     "--format",
     "format_name",
+    metavar="FORMAT",
     type=click.Choice((*FORMATS, *ALIASES)),
-    help="What trains: our own trainer, or another framework.  [required, but for --list]",
+    help=f"What trains: {', '.join(FORMATS)}; --list shows what each needs.",
 )
 @click.option("--trial", type=click.IntRange(min=1), help="Number of the trial; default: the best.")
 @click.option(
