@@ -71,7 +71,7 @@ class LaunchScript:
         content = _SCRIPT.format(
             head=commented(source.head),
             target_version=self.target_version,
-            usage="".join(f"{shlex.quote(each)} " for each in self.required),
+            usage="".join(f"{_assignment(each)} " for each in self.required),
             usage_lines="".join(f"#   {line}\n" for line in self.usage),
             name=self.name,
             setup="\n".join(self.setup),
@@ -91,6 +91,11 @@ class LaunchScript:
             when = f"in a Slurm allocation of {num_nodes} nodes"
             return (ExportCommand(when=when, words=words),)
         return (ExportCommand(when="here", words=(*environment, "bash", self.name)),)
+
+
+def _assignment(required: str) -> str:
+    name, _, value = required.partition("=")
+    return f"{name}={shlex.quote(value)}"
 
 
 def commented(lines: Sequence[str]) -> str:

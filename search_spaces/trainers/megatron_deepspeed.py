@@ -106,7 +106,7 @@ def _notes(job: TrainerJob) -> list[str]:
 MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     name="megatron-deepspeed",
     target_version="Megatron-DeepSpeed of 2024-12 (f4157bea)",
-    needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and its data",
+    needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and tokenized data",
     lacking=_lacking,
     refusals=refusals,
     values=_values,

@@ -11,6 +11,7 @@ from typing import Final
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.log_patterns import LogPatterns
 
@@ -193,7 +194,8 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
     layout = job.layout
     found = [
         f"{trainer} derives dp and the number of micro-batches from the world size: start exactly "
-        f"{layout.num_devices} ranks ({job.ranks_per_node} on each of {layout.num_nodes} nodes)",
+        f"{counted(layout.num_devices, 'rank')}, {job.ranks_per_node} on each of "
+        f"{counted(layout.num_nodes, 'node')}",
         f"seed {job.seed} of the campaign is seed {job.seed + 1} here: {trainer} refuses 0",
     ]
     if job.compile:
