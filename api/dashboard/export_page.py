@@ -33,7 +33,7 @@ Knobs = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=l
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _ExportForm:
     """The fields of the form, as they were sent."""
 
     trial: str = ""
@@ -47,11 +47,11 @@ def _asked(
     nodes: Text = "",
     format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
     without: Knobs = [],  # noqa: B006 - FastAPI copies it
-) -> _Asked:
-    return _Asked(trial=trial, nodes=nodes, format=format, without=tuple(without))
+) -> _ExportForm:
+    return _ExportForm(trial=trial, nodes=nodes, format=format, without=tuple(without))
 
 
-AskedDep = Annotated[_Asked, Depends(_asked)]
+AskedDep = Annotated[_ExportForm, Depends(_asked)]
 
 _REFUSALS = (ExportError, ExportUnavailableError, TrialNotFoundError)
 
@@ -104,7 +104,7 @@ def show_export_file(
     raise ExportUnavailableError(f"the export has no file {file[:80]!r}; it has {names}")
 
 
-def _bundle(store: Store, campaign: CampaignRecord, asked: _Asked) -> ExportRead:
+def _bundle(store: Store, campaign: CampaignRecord, asked: _ExportForm) -> ExportRead:
     trial, nodes = id_in(asked.trial), id_in(asked.nodes)
     if asked.trial and not trial:
         raise ExportUnavailableError(
@@ -125,7 +125,7 @@ def _labels(knobs: Collection[str]) -> dict[str, str]:
     return {name: KNOBS[name].label for name in knobs if name in KNOBS}
 
 
-def _command(campaign: str, asked: _Asked, bundle: ExportRead | None) -> str:
+def _command(campaign: str, asked: _ExportForm, bundle: ExportRead | None) -> str:
     """The command line that writes the same files."""
     words = ["layout-tuner", "export", campaign, "--format", asked.format]
     if bundle is not None:
