@@ -60,7 +60,10 @@ class ExportSource:
         """The changes, and that their result was not measured; empty: there are none."""
         if not self.changes:
             return ()
-        return (f"this file is for {self.job.layout.key}, which was not measured", *self.changes)
+        # The trainer may do without a knob what no layout says: then the layout stays.
+        is_other = self.job.layout != self.measured
+        job = self.job.layout.key if is_other else "a job with other knobs than this layout"
+        return (f"this file is for {job}, which was not measured", *self.changes)
 
     def changed(self, job: TrainerJob, *changes: str) -> ExportSource:
         """The source with another job than the one that was measured."""

@@ -62,7 +62,7 @@ class TrainerAdapter:
     """The knobs of the layout that the trainer does not have, by name, each with a sentence on what
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
-    dropped."""
+    dropped; they then have their defaults in the job, whatever the trainer does."""
     refusals: Callable[[TrainerJob], Sequence[str]] = _none
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
     values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values

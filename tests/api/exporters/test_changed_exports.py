@@ -69,6 +69,15 @@ def test_without_the_knob_the_files_are_those_of_the_plain_layout_and_say_so() -
     assert not any("not measured" in line for line in comments_of(plain))
 
 
+def test_what_the_trainer_does_instead_may_be_no_layout_at_all() -> None:
+    source = make_source()
+    changed = source.changed(source.job, "without recompute: it recomputes whatever it wants")
+    assert changed.head[2:] == (
+        "this file is for a job with other knobs than this layout, which was not measured",
+        "without recompute: it recomputes whatever it wants",
+    )
+
+
 @pytest.mark.parametrize("knob", ["tp", "vpp", "colour"])
 def test_accepting_what_is_not_lacking_is_refused(knob: str) -> None:
     source = make_source(replace(INTERLEAVED, vpp=1))
