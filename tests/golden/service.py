@@ -289,9 +289,13 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
                 if not without:
                     continue
                 lines.append(f"  without {' '.join(without)}")
-                asked["without"] = without
-                answer = http.get("/campaigns/exported/exports", params=asked)
-            lines += bundle(answer.json())
+                answer = http.get(
+                    "/campaigns/exported/exports", params={**asked, "without": without}
+                )
+            if answer.is_client_error:
+                lines += refused_export(answer.json())
+            else:
+                lines += bundle(answer.json())
     return lines
 
 

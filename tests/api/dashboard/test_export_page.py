@@ -8,6 +8,7 @@ from contextlib import closing
 
 import httpx
 import pytest
+from markupsafe import escape
 from playwright.sync_api import Browser, expect
 
 from api.exporters import FORMATS
@@ -133,8 +134,8 @@ def test_the_page_lists_every_format_with_what_it_needs(shared: Populated) -> No
         f"{shared.url}/campaigns/first/export", headers=shared.headers("viewer"), timeout=30
     )
     for name, form in FORMATS.items():
-        needs = form.adapter.needs.replace("'", "&#39;")
-        assert f"<li>{name} ({form.adapter.target_version}): needs {needs}</li>" in answer.text
+        version, needs = map(escape, (form.adapter.target_version, form.adapter.needs))
+        assert f"<li>{name} ({version}): needs {needs}</li>" in answer.text
 
 
 def test_a_file_that_is_not_in_the_export_is_refused(shared: Populated) -> None:
