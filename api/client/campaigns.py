@@ -29,6 +29,7 @@ from api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignPage,
     CampaignRead,
+    ExportFormatPage,
     ExportRead,
     ImportRead,
     LeaderboardPage,
@@ -175,10 +176,30 @@ class CampaignCalls:
 
     @route
     def export(
-        self, campaign: str, format_name: str, *, trial: int | None = None
+        self,
+        campaign: str,
+        format_name: str,
+        *,
+        trial: int | None = None,
+        nodes: int | None = None,
+        without: Sequence[str] = (),
     ) -> Call[ExportRead]:
-        """The files of a training job, for the best trial or another one."""
-        return get(_path(campaign, "exports"), ExportRead, format=format_name, trial=trial)
+        """The files of a training job.
+
+        Args:
+            campaign: its name or id.
+            format_name: one of `export_formats`.
+            trial: number of the trial; None: the best one.
+            nodes: nodes to scale the layout to, with the same global batch; None: as measured.
+            without: knobs of the layout that the trainer lacks, and that are dropped.
+        """
+        query = {"trial": trial, "nodes": nodes, "without": list(without) or None}
+        return get(_path(campaign, "exports"), ExportRead, format=format_name, **query)
+
+    @route
+    def export_formats(self) -> Call[ExportFormatPage]:
+        """The formats of exports, with what each needs to run."""
+        return get("/exports/formats", ExportFormatPage)
 
 
 class TrialCalls:

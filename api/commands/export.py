@@ -1,4 +1,4 @@
-"""`layout-tuner export`: a campaign's layout as the files of a training job."""
+"""`layout-tuner export`: a campaign's layout as the files of a training job; the formats."""
 
 from __future__ import annotations
 
@@ -12,18 +12,33 @@ from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.exporters import ALIASES, FORMATS
 from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
+from search_spaces.spec.layout import KNOBS
+from search_spaces.terminal.text_table import print_table
 
 
 @click.command()
-@click.argument("campaign")
+@click.argument("campaign", required=False)
 @click.option(
     "--format",
     "format_name",
+    metavar="FORMAT",
     type=click.Choice((*FORMATS, *ALIASES)),
-    required=True,
-    help="What trains: our own trainer, or another framework.",
+    help=f"What trains: {', '.join(FORMATS)}; --list shows what each needs.",
 )
 @click.option("--trial", type=click.IntRange(min=1), help="Number of the trial; default: the best.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Nodes to scale the layout to, with the same global batch; default: as measured.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="KNOB",
+    type=click.Choice(tuple(KNOBS)),
+    help="Drop a knob of the layout that the trainer lacks; repeatable.",
+)
+@click.option("--list", "lists_formats", is_flag=True, help="List the formats instead.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -34,9 +49,12 @@ from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
 @json_option
 @service_options
 def export(
-    campaign: str,
-    format_name: str,
+    campaign: str | None,
+    format_name: str | None,
     trial: int | None,
+    nodes: int | None,
+    without: tuple[str, ...],
+    lists_formats: bool,
     out: Path,
     force: bool,
     as_json: bool,
@@ -44,9 +62,16 @@ def export(
 ) -> None:
     """Write a training job's files for a campaign's best trial, or another.
 
-    With --json the files are printed in one JSON document, and none is written.
+    With --json the files are printed in one JSON document, and none is written. --list prints a
+    table of the formats, and what each needs to run; it takes no CAMPAIGN.
     """
-    bundle = client.export(campaign, format_name, trial=trial)
+    if lists_formats:
+        _list_formats(client, as_json)
+        return
+    if campaign is None or format_name is None:
+        missing = "CAMPAIGN" if campaign is None else "--format"
+        raise click.UsageError(f"{missing} is missing; --list shows the formats")
+    bundle = client.export(campaign, format_name, trial=trial, nodes=nodes, without=without)
     if as_json:
         print_json(bundle)
         return
@@ -61,6 +86,15 @@ def export(
         click.echo(f"run it {command.when}: {_command_line(command.words, bundle, out)}")
     for note in bundle.notes:
         click.echo(f"note: {note}")
+
+
+def _list_formats(client: Client, as_json: bool) -> None:
+    page = client.export_formats()
+    if as_json:
+        print_json(page)
+        return
+    rows = [(each.name, each.target_version, each.needs) for each in page.formats]
+    print_table(("format", "written for", "needs"), rows)
 
 
 def _command_line(words: list[str], bundle: ExportRead, out: Path) -> str:

@@ -3,72 +3,93 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from api import exporters
 from api.dashboard.rendering import render
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
-from api.exporters.base import ExportError
+from api.exporters.base import ExportError, KnobsLackingError
 from api.routes.exports import export_of
 from api.schemas.campaigns_and_trials import ExportRead
 from api.schemas.text_types import id_in
 from results_db.errors import TrialNotFoundError
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.spec.layout import KNOBS
 
 router = APIRouter()
 
-Trial = Annotated[str, Query(max_length=20)]
+Text = Annotated[str, Query(max_length=20)]
 Format = Annotated[str, Query(max_length=64)]
+Knobs = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=len(KNOBS))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExportForm:
+    """The fields of the form, as they were sent."""
+
+    trial: str = ""
+    nodes: str = ""
+    format: str = "embedded"
+    without: tuple[str, ...] = ()
+
+
+def _asked(
+    trial: Text = "",
+    nodes: Text = "",
+    format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
+    without: Knobs = [],  # noqa: B006 - FastAPI copies it
+) -> _ExportForm:
+    return _ExportForm(trial=trial, nodes=nodes, format=format, without=tuple(without))
+
+
+AskedDep = Annotated[_ExportForm, Depends(_asked)]
 
 _REFUSALS = (ExportError, ExportUnavailableError, TrialNotFoundError)
 
 
 @router.get("/campaigns/{campaign}/export")
 def show_export(
-    request: Request,
-    campaign: CampaignDep,
-    store: StoreDep,
-    trial: Trial = "",
-    format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
+    request: Request, campaign: CampaignDep, store: StoreDep, asked: AskedDep
 ) -> HTMLResponse:
     """The files of a training job, before they are downloaded, or why there are none."""
-    bundle, refusal = None, ""
+    bundle, refusal, lacking = None, "", asked.without
     try:
-        bundle = _bundle(store, campaign, trial, format)
+        bundle = _bundle(store, campaign, asked)
     except _REFUSALS as error:
         refusal = str(error)
+        if isinstance(error, KnobsLackingError):
+            lacking = (*asked.without, *error.knobs)
     best = store.winner(campaign.id, campaign.objective)
     return render(
         request,
         "export.html",
         campaign=campaign,
-        trial=trial,
-        format=format,
-        formats=tuple(exporters.FORMATS),
+        asked=asked,
+        formats=[form.adapter for form in exporters.FORMATS.values()],
+        lacking=_labels(lacking),
         best=best.trial.number if best else None,
         bundle=bundle,
         refusal=refusal,
-        command=_command(campaign.name, format, bundle),
+        command=_command(campaign.name, asked, bundle),
         shell=shlex.join,
     )
 
 
 @router.get("/campaigns/{campaign}/export/{file}")
 def show_export_file(
-    campaign: CampaignDep,
-    store: StoreDep,
-    file: str,
-    trial: Trial = "",
-    format: Format = "embedded",  # noqa: A002 - the parameter's name in the URL
+    campaign: CampaignDep, store: StoreDep, file: str, asked: AskedDep
 ) -> Response:
     """A file of the export, as a download."""
-    bundle = _bundle(store, campaign, trial, format)
+    bundle = _bundle(store, campaign, asked)
     for each in bundle.files:
         if each.name == file:
             return Response(
@@ -83,20 +104,32 @@ def show_export_file(
     raise ExportUnavailableError(f"the export has no file {file[:80]!r}; it has {names}")
 
 
-def _bundle(store: Store, campaign: CampaignRecord, trial: str, format_name: str) -> ExportRead:
-    number = None
-    if trial:
-        number = id_in(trial)
-        if not number:
-            raise ExportUnavailableError(
-                f"{trial!r} is not the number of a trial; leave the field empty for the best one"
-            )
-    return export_of(store, campaign, format_name, number)
+def _bundle(store: Store, campaign: CampaignRecord, asked: _ExportForm) -> ExportRead:
+    trial, nodes = id_in(asked.trial), id_in(asked.nodes)
+    if asked.trial and not trial:
+        raise ExportUnavailableError(
+            f"{asked.trial!r} is not the number of a trial; leave the field empty for the best one"
+        )
+    if asked.nodes and not (nodes and nodes <= MAX_COUNT):
+        raise ExportUnavailableError(
+            f"{asked.nodes!r} is not a number of nodes from 1 to {MAX_COUNT}; leave the field empty "
+            "for those that the layout was measured on"
+        )
+    return export_of(
+        store, campaign, asked.format, trial or None, nodes=nodes or None, without=asked.without
+    )
 
 
-def _command(campaign: str, format_name: str, bundle: ExportRead | None) -> str:
+def _labels(knobs: Collection[str]) -> dict[str, str]:
+    """The labels of the knobs that can be dropped, by name; unknown names are left out."""
+    return {name: KNOBS[name].label for name in knobs if name in KNOBS}
+
+
+def _command(campaign: str, asked: _ExportForm, bundle: ExportRead | None) -> str:
     """The command line that writes the same files."""
-    words = ["layout-tuner", "export", campaign, "--format", format_name]
+    words = ["layout-tuner", "export", campaign, "--format", asked.format]
     if bundle is not None:
         words += ["--trial", str(bundle.trial)]
+    words += ["--nodes", asked.nodes] if asked.nodes else []
+    words += [word for knob in asked.without for word in ("--without", knob)]
     return shlex.join([*words, "--out", "job"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
+from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
 
@@ -17,7 +18,16 @@ class ExportFormatUnknownError(ExportError):
 
 
 class ExportImpossibleError(ExportError):
-    """The format cannot express the layout."""
+    """The format cannot express the layout, or the layout does not suit what was asked for."""
+
+
+class KnobsLackingError(ExportImpossibleError):
+    """The trainer lacks knobs of the layout, which the user may accept to be dropped."""
+
+    def __init__(self, message: str, knobs: Collection[str]) -> None:
+        super().__init__(message)
+        self.knobs = tuple(knobs)
+        """The knobs that nobody accepted to be dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +43,32 @@ class ExportSource:
     comments: tuple[str, ...] = ()
     """What the files say at their top, beside campaign, trial and layout: measured figures, the
     gain over the baseline; one sentence each."""
+    changes: tuple[str, ...] = ()
+    """In what the job differs from the one that was measured; one sentence each."""
+    measured: Layout | None = None
+    """The layout that was measured; None: the job's."""
 
     @property
     def head(self) -> tuple[str, ...]:
         """The lines at the top of every file that can have comments."""
-        first = f"campaign {self.campaign}, trial {self.trial}: {self.job.layout.key}"
-        return (first, *self.comments)
+        measured = self.measured or self.job.layout
+        first = f"campaign {self.campaign}, trial {self.trial}: {measured.key}"
+        return (first, *self.comments, *self.remarks)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The changes, and that their result was not measured; empty: there are none."""
+        if not self.changes:
+            return ()
+        # The trainer may do without a knob what no layout says: then the layout stays.
+        is_other = self.job.layout != self.measured
+        job = self.job.layout.key if is_other else "a job with other knobs than this layout"
+        return (f"this file is for {job}, which was not measured", *self.changes)
+
+    def changed(self, job: TrainerJob, *changes: str) -> ExportSource:
+        """The source with another job than the one that was measured."""
+        measured = self.measured or self.job.layout
+        return replace(self, job=job, changes=(*self.changes, *changes), measured=measured)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

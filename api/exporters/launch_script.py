@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from api.exporters.base import ExportCommand, ExportFile, ExportSource
+
+HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
+"""A line of bash that sets HERE to the folder of the script."""
 
 _SCRIPT: Final = """\
 #!/usr/bin/env bash
@@ -67,7 +71,7 @@ class LaunchScript:
         content = _SCRIPT.format(
             head=commented(source.head),
             target_version=self.target_version,
-            usage="".join(f"{each} " for each in self.required),
+            usage="".join(f"{_assignment(each)} " for each in self.required),
             usage_lines="".join(f"#   {line}\n" for line in self.usage),
             name=self.name,
             setup="\n".join(self.setup),
@@ -87,6 +91,11 @@ class LaunchScript:
             when = f"in a Slurm allocation of {num_nodes} nodes"
             return (ExportCommand(when=when, words=words),)
         return (ExportCommand(when="here", words=(*environment, "bash", self.name)),)
+
+
+def _assignment(required: str) -> str:
+    name, _, value = required.partition("=")
+    return f"{name}={shlex.quote(value)}"
 
 
 def commented(lines: Sequence[str]) -> str:

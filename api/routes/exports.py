@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -9,17 +11,30 @@ from fastapi import APIRouter, Query
 from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
-from api.schemas.campaigns_and_trials import ExportRead
-from api.service.formatting import gain_sentence
+from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
+from api.service.formatting import gain_sentence, measured_sentence
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.errors import LayoutInvalidError
 from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.rules import violations
+from search_spaces.spec.scaling import scaled
+from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerJob
 
 router = APIRouter(prefix="/v1", tags=["exports"])
+
+
+@router.get("/exports/formats")
+def list_export_formats() -> ExportFormatPage:
+    """List the formats of exports, with what each needs to run."""
+    return ExportFormatPage(
+        formats=[ExportFormatRead.of(form.adapter) for form in exporters.FORMATS.values()]
+    )
 
 
 @router.get("/campaigns/{campaign}/exports")
@@ -34,35 +49,93 @@ def export_trial(
         int | None,
         Query(ge=1, le=MAX_ID, description="Number of the trial; by default the best one."),
     ] = None,
+    nodes: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=MAX_COUNT,
+            description="Nodes to scale the layout to, with the same global batch; by default those "
+            "that it was measured on.",
+        ),
+    ] = None,
+    without: Annotated[
+        list[Annotated[str, Query(max_length=64)]] | None,
+        Query(
+            max_length=len(LAYOUT_FIELDS),
+            description="Knobs of the layout that the trainer lacks, and that are dropped.",
+        ),
+    ] = None,
 ) -> ExportRead:
     """Write the files of a training job with the layout of the best trial, or of another one.
 
     409 if the campaign has no ranked trial yet, if the other trial is not COMPLETED, or if an
-    imported layout is not legal: it is unknown whether such a job would run.
+    imported layout is not legal: it is unknown whether such a job would run. 422 if the trainer
+    refuses the layout, lacks a knob of it that is not in `without`, or if the layout does not scale
+    to `nodes`.
     """
-    return export_of(store, campaign, format, trial)
+    return export_of(store, campaign, format, trial, nodes=nodes, without=without or ())
 
 
 def export_of(
-    store: Store, campaign: CampaignRecord, format_name: str, trial: int | None
+    store: Store,
+    campaign: CampaignRecord,
+    format_name: str,
+    trial: int | None,
+    *,
+    nodes: int | None = None,
+    without: Collection[str] = (),
 ) -> ExportRead:
     """The files of a training job for a trial by its number; None: for the best.
 
     Raises:
         ExportUnavailableError: there is no such trial to export.
         ExportFormatUnknownError: there is no such format.
-        ExportImpossibleError: the format cannot express the layout.
+        ExportImpossibleError: the format cannot express the layout, or it does not scale.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
-    notes: list[str] = []
     if campaign.strategy == IMPORTED:
         _refuse_illegal(campaign, chosen)
+    source = _source(campaign, chosen, tuple(_comments(store, campaign, chosen)))
+    if nodes is not None and nodes != chosen.layout.num_nodes:
+        source = _on_nodes(source, campaign, nodes)
+    bundle = exporters.export(format_name, source, without=without)
+    return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
+
+
+def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:
+    """Where the layout comes from, what it gains over the baseline, and what was measured."""
+    if campaign.strategy == IMPORTED:
         source = store.import_source(campaign.id) or "a table that does not say where"
-        notes.append(f"the layout was not measured here: it is imported, from {source}")
-    gain = _gain(store, campaign, chosen)
-    notes += [gain] if gain else []
-    bundle = exporters.export(format_name, _source(campaign, chosen, gain))
-    return ExportRead.of(bundle, trial=chosen.number, notes=[*notes, *bundle.notes])
+        yield f"the layout was not measured here: it is imported, from {source}"
+    if gain := _gain(store, campaign, trial):
+        yield gain
+    if trial.measurement is not None:
+        environment = store.trial_detail(trial.id).environment
+        yield measured_sentence(trial.measurement, environment)
+
+
+def _on_nodes(
+    source: exporters.ExportSource, campaign: CampaignRecord, num_nodes: int
+) -> exporters.ExportSource:
+    """The source for more nodes, with the same global batch."""
+    spec, layout = CampaignSpec.from_stored(campaign.spec), source.job.layout
+    try:
+        larger = scaled(
+            layout,
+            num_nodes,
+            model=spec.model,
+            cluster=spec.cluster,
+            allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
+        )
+    except LayoutInvalidError as error:
+        raise exporters.ExportImpossibleError(str(error)) from error
+    change = (
+        f"scaled from {counted(layout.num_nodes, 'node')} to {num_nodes}: dp={larger.dp} instead of "
+        f"{layout.dp}, num_microbatches={larger.num_microbatches} instead of "
+        f"{layout.num_microbatches}, for the same global batch of {layout.global_batch_size}; the "
+        "figures of the trial do not hold for this size"
+    )
+    return source.changed(replace(source.job, layout=larger), change)
 
 
 def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
@@ -110,7 +183,9 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
     return gain_sentence(gain, baseline, campaign.objective)
 
 
-def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporters.ExportSource:
+def _source(
+    campaign: CampaignRecord, trial: TrialRecord, comments: tuple[str, ...]
+) -> exporters.ExportSource:
     spec = CampaignSpec.from_stored(campaign.spec)
     job = TrainerJob(
         model=spec.model,
@@ -120,5 +195,5 @@ def _source(campaign: CampaignRecord, trial: TrialRecord, gain: str) -> exporter
         compile=spec.probe.compile,
     )
     return exporters.ExportSource(
-        campaign=campaign.name, trial=trial.number, job=job, comments=(gain,) if gain else ()
+        campaign=campaign.name, trial=trial.number, job=job, comments=comments
     )

@@ -361,6 +361,22 @@ class ExportRead(Document):
     notes: list[str]
 
 
+class ExportFormatRead(Document):
+    """A format of exports: the trainer that it is for."""
+
+    name: str
+    target_version: str
+    """Version of the trainer that the files are written for."""
+    needs: str
+    """What is needed to run an export."""
+
+
+class ExportFormatPage(Document):
+    """All formats of exports."""
+
+    formats: list[ExportFormatRead]
+
+
 class EventRead(Document):
     """An event of a campaign, or of workers and nodes."""
 

@@ -115,6 +115,7 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "read_analysis": VIEWER,
         "read_table_of_campaign": VIEWER,
         "export_trial": VIEWER,
+        "list_export_formats": VIEWER,
         "clone_campaign": SUBMITTER,
         "update_campaign": OWN_CAMPAIGN,
         "delete_campaign": OWN_CAMPAIGN,

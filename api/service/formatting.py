@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from results_db.records import BaselineRead, GainRead, MeasurementRecord
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.terminal.plurals import counted
@@ -74,6 +74,21 @@ def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str
         f"trial {gain.trial_number} gives {gain.ratio:.4g} times{interval} the {unit(objective)} of the "
         f"baseline, trial {baseline.trial_number}{equal}"
     )
+
+
+def measured_sentence(measurement: MeasurementRecord, environment: Environment | None) -> str:
+    """What a trial measured, and on what, as far as it is known."""
+    figures = [
+        f"{figure(measurement.tokens_per_s_per_device)} tokens/s per device",
+        f"{figure(measurement.step_time_s)} s a step",
+    ]
+    if measurement.peak_memory_bytes is not None:
+        kind = f" ({measurement.memory_kind})" if measurement.memory_kind else ""
+        figures.append(f"peak memory {memory(measurement.peak_memory_bytes)}{kind}")
+    if measurement.mfu is not None:
+        figures.append(f"MFU {percent(measurement.mfu)}")
+    where = f", on {environment.device} of {environment.host}" if environment else ""
+    return f"measured: {', '.join(figures)}{where}"
 
 
 def baseline_words(baseline: BaselineRead, objective: str) -> str:

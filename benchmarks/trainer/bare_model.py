@@ -131,7 +131,9 @@ class Llama(nn.Module):
 
 def _rotary_tables(shape: ModelShape) -> tuple[Tensor, Tensor]:
     powers = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
-    angles = torch.outer(torch.arange(shape.seq_length, dtype=torch.float64), 10000.0**-powers)
+    angles = torch.outer(
+        torch.arange(shape.seq_length, dtype=torch.float64), shape.rotary_base**-powers
+    )
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().float(), angles.sin().float()
 

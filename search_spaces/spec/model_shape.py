@@ -35,15 +35,19 @@ MODEL_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
         "num_kv_heads": Range(1, 1 << 16),
         "seq_length": Range(1, 1 << 26, "tokens"),
         "vocab_size": Range(1, 1 << 24, "tokens"),
+        "rotary_base": Range(2.0, 1e12),
     }
 )
-"""The range of each size: the number of parameters and the FLOPs per token then fit into 64
+"""The range of each number: the number of parameters and the FLOPs per token then fit into 64
 bits."""
+
+ROTARY_BASE: Final = 10000.0
+"""The base of rotary positions in arXiv:2104.09864, and the default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """The shape of a model: all that determines its speed and memory.
+    """The shape of a model: all that determines its speed and memory, and its rotary base.
 
     Raises:
         ModelShapeInvalidError: at construction, when the numbers contradict each other.
@@ -69,6 +73,9 @@ class ModelShape:
     """Rows of the embedding."""
     tied_embeddings: bool
     """Whether the output projection is the embedding's transpose."""
+    rotary_base: float = ROTARY_BASE
+    """Base of the rotary positions (theta): pair i of D / 2 turns by base^(-2i/D) per token; llama
+    only."""
 
     def __post_init__(self) -> None:
         refuse_all(_wrong_fields(asdict(self)))
@@ -87,6 +94,12 @@ class ModelShape:
             yield ModelShapeInvalidError(
                 f"head size {self.head_size} (hidden_size={self.hidden_size} over "
                 f"num_heads={self.num_heads}) is odd; rotary positions need an even one"
+            )
+        if self.family != "llama" and self.rotary_base != ROTARY_BASE:
+            yield ModelShapeInvalidError.of_field(
+                "rotary_base",
+                f"rotary_base={self.rotary_base:g} has no meaning for family={self.family}, which has "
+                "learned positions; leave it out",
             )
 
     @property
@@ -183,7 +196,8 @@ class ModelShape:
         """Builds a shape from its fields by name.
 
         `num_kv_heads` defaults to `num_heads`; `ffn_hidden_size` to four times the hidden size for
-        gpt; `name` to "custom"; `tied_embeddings` to true for gpt and false for llama.
+        gpt; `name` to "custom"; `tied_embeddings` to true for gpt and false for llama;
+        `rotary_base` to 10000.
 
         Raises:
             ModelShapeInvalidError: a field is unknown, missing, or out of range.
@@ -194,6 +208,7 @@ class ModelShape:
         values.setdefault("name", "custom")
         values.setdefault("num_kv_heads", values.get("num_heads"))
         values.setdefault("tied_embeddings", values.get("family") == "gpt")
+        values.setdefault("rotary_base", ROTARY_BASE)
         if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
             values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
         problems = Problems()

@@ -9,8 +9,13 @@ from typing import Final
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
+from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
 
 ADAPTERS: Final[Mapping[str, TrainerAdapter]] = MappingProxyType(
-    {adapter.name: adapter for adapter in (EMBEDDED, MEGATRON_LM, COMMAND)}
+    {
+        adapter.name: adapter
+        for adapter in (EMBEDDED, MEGATRON_LM, MEGATRON_DEEPSPEED, MEGATRON_BRIDGE, COMMAND)
+    }
 )

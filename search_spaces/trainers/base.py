@@ -5,12 +5,12 @@ It is pure: api writes the files of an export from it, and workers start the pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.log_patterns import NO_PATTERNS, LogPatterns
 
@@ -31,6 +31,13 @@ class TrainerJob:
     def ranks_per_node(self) -> int:
         """Ranks on each node that the layout occupies."""
         return -(-self.layout.num_devices // self.layout.num_nodes)
+
+    def without(self, knobs: Collection[str]) -> TrainerJob:
+        """The job with these knobs of the layout at their defaults."""
+        dropped = {knob: KNOBS[knob].default for knob in knobs}
+        if "zero_stage" in dropped:
+            dropped["zero_replicas"] = KNOBS["zero_replicas"].default
+        return replace(self, layout=replace(self.layout, **dropped))
 
 
 def _none(_job: TrainerJob) -> Sequence[str]:
@@ -53,7 +60,9 @@ class TrainerAdapter:
     """What a user needs to run an export, as one sentence without a full stop."""
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _no_values
     """The knobs of the layout that the trainer does not have, by name, each with a sentence on what
-    the trainer does without it. Only knobs with another value than the trainer's own behaviour."""
+    the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
+    none that sets the ranks or the batch: those are refusals. A user may accept that they are
+    dropped; they then have their defaults in the job, whatever the trainer does."""
     refusals: Callable[[TrainerJob], Sequence[str]] = _none
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
     values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values

@@ -1,38 +1,102 @@
-"""Megatron-LM's pretrain_gpt.py.
+"""Megatron-LM's pretrain_gpt.py, and what its relatives share with it.
 
-The flags are those of `megatron/training/arguments.py` (many are generated there from dataclasses).
+The flags are those of `megatron/training/arguments.py` (many are generated there from dataclasses),
+and the refusals are its asserts and those of megatron-core's configurations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+
+NORM_EPSILON: Final = 1e-5
+"""Of the embedded model's norms."""
+INIT_STD: Final = 0.02
+"""Standard deviation of the embedded model's initial weights. Megatron divides it by
+sqrt(2 num_layers) in output projections, as the embedded model does."""
+
+STEP_PATTERN: Final = (
+    r"iteration +(?P<index>\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): "
+    r"(?P<step_time_ms>[\d.]+) \|(?:.* lm loss: (?P<loss>[^ |]+) \|)?"
+)
+"""The line of `training_log`. The loss is left out of it while it is negative or not a number."""
+
+
+def refusals(job: TrainerJob) -> list[str]:
+    """What all of the family refuse: their asserts, with the job's numbers."""
+    return [sentence for is_broken, sentence in _checks(job) if is_broken]
+
+
+def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
+    layout, model = job.layout, job.model
+    tp, pp, vpp = layout.tp, layout.pp, layout.vpp
+    yield (
+        layout.num_nodes * job.ranks_per_node != layout.num_devices,
+        f"tp*pp*dp={layout.num_devices} ranks are not the same number on each of "
+        f"num_nodes={layout.num_nodes}",
+    )
+    for name in ("num_heads", "ffn_hidden_size", "vocab_size"):
+        size = getattr(model, name)
+        yield size % tp != 0, f"{name}={size} is not divisible by tp={tp}"
+    yield (
+        model.num_kv_heads % tp != 0,
+        f"num_kv_heads={model.num_kv_heads} is not divisible by tp={tp}: key/value heads would be "
+        "replicated, which was not measured",
+    )
+    yield (
+        model.num_layers % (pp * vpp) != 0,
+        f"num_layers={model.num_layers} is not divisible by pp*vpp={pp}*{vpp}={pp * vpp}",
+    )
+    yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
+    yield (
+        vpp > 1 and layout.num_microbatches % pp != 0,
+        f"num_microbatches={layout.num_microbatches} is not divisible by pp={pp}, which the "
+        f"interleaved schedule of vpp={vpp} needs",
+    )
+    yield layout.sequence_parallel and tp == 1, "sequence_parallel=true needs tp over 1, and tp=1"
+    yield (
+        layout.sequence_parallel and model.seq_length % tp != 0,
+        f"seq_length={model.seq_length} is not divisible by tp={tp}, which sequence_parallel needs",
+    )
+    yield (
+        layout.dp % layout.zero_replicas != 0,
+        f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}",
+    )
+    yield (
+        model.rotary_base % 1 != 0,
+        f"rotary_base={model.rotary_base} is not a whole number, which the flag needs",
+    )
 
 
 def _refusals(job: TrainerJob) -> list[str]:
+    found = refusals(job)
     if job.layout.zero_stage == 1 and job.layout.precision == "fp32":
-        return [
+        found.append(
             "zero_stage=1 with precision=fp32 has no counterpart: Megatron-LM's distributed optimizer "
             "needs bf16 or fp16; export a trial of zero_stage 0, or search with precision bf16"
-        ]
-    return []
+        )
+    return found
 
 
 def argument_groups(job: TrainerJob) -> list[list[str]]:
     """The arguments, in groups that stand on a line each."""
-    layout = job.layout
+    layout, model = job.layout, job.model
     return [
-        *_parallel_flags(layout),
-        ["--micro-batch-size", str(layout.micro_batch_size)],
-        ["--global-batch-size", str(layout.global_batch_size)],
-        *_model_flags(job.model),
-        *([] if layout.precision == "fp32" else [[f"--{layout.precision}"]]),
-        *_recompute_flags(layout),
-        ["--seed", str(job.seed + 1)],  # Megatron-LM refuses a seed of 0
+        *parallel_flags(layout),
+        *_interleaving_and_zero_flags(layout),
+        *batch_flags(layout),
+        *shape_flags(model),
+        # No padding of the vocabulary, as in the probe.
+        ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
+        *_family_flags(model),
+        *recompute_flags(layout),
+        *seed_flags(job),
     ]
 
 
@@ -40,15 +104,21 @@ def _arguments(job: TrainerJob) -> Sequence[str]:
     return [word for group in argument_groups(job) for word in group]
 
 
-def _parallel_flags(layout: Layout) -> list[list[str]]:
+def parallel_flags(layout: Layout) -> list[list[str]]:
+    """Degrees, and sequence parallelism."""
     flags = [
         ["--tensor-model-parallel-size", str(layout.tp)],
         ["--pipeline-model-parallel-size", str(layout.pp)],
     ]
-    if layout.vpp > 1:
-        flags.append(["--num-virtual-stages-per-pipeline-rank", str(layout.vpp)])
     if layout.sequence_parallel:
         flags.append(["--sequence-parallel"])
+    return flags
+
+
+def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
+    flags = []
+    if layout.vpp > 1:
+        flags.append(["--num-virtual-stages-per-pipeline-rank", str(layout.vpp)])
     if layout.zero_stage == 1:
         flags += [
             ["--use-distributed-optimizer"],
@@ -60,7 +130,17 @@ def _parallel_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
-def _model_flags(model: ModelShape) -> list[list[str]]:
+def batch_flags(layout: Layout) -> list[list[str]]:
+    """Batch and precision; the number of micro-batches follows from the number of ranks."""
+    return [
+        ["--micro-batch-size", str(layout.micro_batch_size)],
+        ["--global-batch-size", str(layout.global_batch_size)],
+        *([] if layout.precision == "fp32" else [[f"--{layout.precision}"]]),
+    ]
+
+
+def shape_flags(model: ModelShape) -> list[list[str]]:
+    """The sizes of the model, and what the embedded one fixes, under names that all share."""
     flags = [
         ["--num-layers", str(model.num_layers)],
         ["--hidden-size", str(model.hidden_size)],
@@ -68,27 +148,31 @@ def _model_flags(model: ModelShape) -> list[list[str]]:
         ["--num-attention-heads", str(model.num_heads)],
         ["--seq-length", str(model.seq_length)],
         ["--max-position-embeddings", str(model.seq_length)],
-        # No padding of the vocabulary, as in the probe.
-        ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
         ["--make-vocab-size-divisible-by", "1"],
         ["--attention-dropout", "0.0", "--hidden-dropout", "0.0"],
+        ["--init-method-std", str(INIT_STD)],
     ]
-    if model.num_kv_heads != model.num_heads:
-        flags.append(["--group-query-attention", "--num-query-groups", str(model.num_kv_heads)])
     if model.family == "llama":
-        flags += [
-            ["--normalization", "RMSNorm"],
-            ["--swiglu", "--disable-bias-linear"],
-            ["--position-embedding-type", "rope"],
-        ]
-    else:
-        flags.append(["--position-embedding-type", "learned_absolute"])
+        flags.append(["--swiglu", "--disable-bias-linear"])
     if not model.tied_embeddings:
         flags.append(["--untie-embeddings-and-output-weights"])
     return flags
 
 
-def _recompute_flags(layout: Layout) -> list[list[str]]:
+def _family_flags(model: ModelShape) -> list[list[str]]:
+    flags = [["--norm-epsilon", str(NORM_EPSILON)]]
+    if model.num_kv_heads != model.num_heads:
+        flags.append(["--group-query-attention", "--num-query-groups", str(model.num_kv_heads)])
+    if model.family == "llama":
+        base = ["--rotary-base", str(int(model.rotary_base))]
+        flags += [["--normalization", "RMSNorm"], ["--position-embedding-type", "rope", *base]]
+    else:
+        flags.append(["--position-embedding-type", "learned_absolute"])
+    return flags
+
+
+def recompute_flags(layout: Layout) -> list[list[str]]:
+    """Recomputation: of attention's core, or of whole layers."""
     if layout.recompute == "selective":
         return [["--recompute-granularity", "selective"]]
     if layout.recompute == "full":
@@ -100,20 +184,32 @@ def _recompute_flags(layout: Layout) -> list[list[str]]:
     return []
 
 
-def _notes(job: TrainerJob) -> list[str]:
+def seed_flags(job: TrainerJob) -> list[list[str]]:
+    """The seed: all of the family refuse 0."""
+    return [["--seed", str(job.seed + 1)]]
+
+
+def notes(job: TrainerJob, trainer: str) -> list[str]:
+    """What all of the family need the user to know."""
     layout = job.layout
-    notes = [
-        "Megatron-LM derives dp and the number of micro-batches from the world size: start exactly "
-        f"{layout.num_devices} ranks ({job.ranks_per_node} on each of {layout.num_nodes} nodes)",
-        f"seed {job.seed} of the campaign is --seed {job.seed + 1}: Megatron-LM refuses 0",
+    found = [
+        f"{trainer} derives dp and the number of micro-batches from the world size: start exactly "
+        f"{counted(layout.num_devices, 'rank')}, {job.ranks_per_node} on each of "
+        f"{counted(layout.num_nodes, 'node')}",
+        f"seed {job.seed} of the campaign is seed {job.seed + 1} here: {trainer} refuses 0",
     ]
-    if layout.precision == "fp32":
-        notes.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
     if job.compile:
-        notes.append(
-            "the probe's compile=true has no flag here: Megatron-LM brings fused kernels of its own"
+        found.append(
+            f"the probe's compile=true has no flag here: {trainer} brings fused kernels of its own"
         )
-    return notes
+    return found
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    found = notes(job, "Megatron-LM")
+    if job.layout.precision == "fp32":
+        found.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
+    return found
 
 
 MEGATRON_LM: Final = TrainerAdapter(
@@ -123,4 +219,5 @@ MEGATRON_LM: Final = TrainerAdapter(
     refusals=_refusals,
     arguments=_arguments,
     notes=_notes,
+    log=LogPatterns(step=STEP_PATTERN),
 )

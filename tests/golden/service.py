@@ -282,8 +282,26 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
         for format_name in FORMATS:
             asked = {"format": format_name, "trial": number}
             answer = http.get("/campaigns/exported/exports", params=asked)
-            lines += [f"{name} as {format_name}: {answer.status_code}", *bundle(answer.json())]
+            lines.append(f"{name} as {format_name}: {answer.status_code}")
+            if answer.is_client_error:
+                lines += refused_export(answer.json())
+                without = re.findall(r"--without (\w+)", answer.json()["detail"])
+                if not without:
+                    continue
+                lines.append(f"  without {' '.join(without)}")
+                answer = http.get(
+                    "/campaigns/exported/exports", params={**asked, "without": without}
+                )
+            if answer.is_client_error:
+                lines += refused_export(answer.json())
+            else:
+                lines += bundle(answer.json())
     return lines
+
+
+def refused_export(problem: dict[str, Any]) -> list[str]:
+    """The lines of an export that is refused."""
+    return [f"  {problem['type']}", f"prose   {problem['detail']}"]
 
 
 def bundle(export: dict[str, Any]) -> Iterator[str]:

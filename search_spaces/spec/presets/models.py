@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from search_spaces.documents.reading import nearest, read_mapping, shown
 from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.model_shape import ROTARY_BASE, ModelShape
 
 
 def _gpt(
@@ -46,6 +46,7 @@ def _llama(
     seq: int = 8192,
     vocab: int = 128256,
     tied: bool = False,
+    base: float = ROTARY_BASE,
 ) -> ModelShape:
     return ModelShape(
         name=name,
@@ -58,6 +59,7 @@ def _llama(
         seq_length=seq,
         vocab_size=vocab,
         tied_embeddings=tied,
+        rotary_base=base,
     )
 
 
@@ -74,14 +76,14 @@ _SHAPES: Final = (
     _gpt("gpt-22b", layers=48, hidden=6144, heads=48),
     _gpt("gpt-175b", layers=96, hidden=12288, heads=96),
     _gpt("gpt-1t", layers=128, hidden=25600, heads=128),
-    # Llama 3.2 1B and 3B, Llama 2 7B, Llama 3 8B and 70B.
-    _llama("llama-1b", layers=16, hidden=2048, ffn=8192, heads=32, kv_heads=8, tied=True),
-    _llama("llama-3b", layers=28, hidden=3072, ffn=8192, heads=24, kv_heads=8, tied=True),
+    # Llama 3.2 1B and 3B, Llama 2 7B, Llama 3 8B and 70B (rope_theta of their config.json files).
+    _llama("llama-1b", layers=16, hidden=2048, ffn=8192, heads=32, kv_heads=8, tied=True, base=5e5),
+    _llama("llama-3b", layers=28, hidden=3072, ffn=8192, heads=24, kv_heads=8, tied=True, base=5e5),
     _llama(
         "llama-7b", layers=32, hidden=4096, ffn=11008, heads=32, kv_heads=32, seq=4096, vocab=32000
     ),
-    _llama("llama-8b", layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8),
-    _llama("llama-70b", layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8),
+    _llama("llama-8b", layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, base=5e5),
+    _llama("llama-70b", layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, base=5e5),
 )
 
 MODEL_PRESETS: Final[Mapping[str, ModelShape]] = MappingProxyType(

@@ -359,6 +359,46 @@ def test_the_commands_that_an_export_prints_name_its_files_from_here(
         assert "set it to a checkout of Megatron-LM" in started.stderr
 
 
+def test_the_list_of_formats_needs_no_campaign(run) -> None:
+    done = run("export", "--list")
+    assert done.exit_code == 0, done.output
+    rows = done.stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows if row.split()[0] in FORMATS] == list(FORMATS)
+    assert "needs" in done.stdout.splitlines()[0]
+    page = json.loads(run("export", "--list", "--json").stdout)
+    assert [each["name"] for each in page["formats"]] == list(FORMATS)
+    for each in page["formats"]:
+        adapter = FORMATS[each["name"]].adapter
+        assert (each["target_version"], each["needs"]) == (adapter.target_version, adapter.needs)
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [((), "CAMPAIGN"), (("c",), "--format"), (("--format", "embedded"), "CAMPAIGN")],
+)
+def test_an_export_names_a_campaign_and_a_format(run, words: tuple[str, ...], missing: str) -> None:
+    refused = run("export", *words)
+    assert refused.exit_code == 2
+    assert f"{missing} is missing; --list shows the formats" in refused.stderr
+
+
+def test_an_export_for_more_nodes_or_without_a_knob_is_what_the_service_answers(
+    run, service, store, name: str, tmp_path: Path
+) -> None:
+    submit(service, store, name, trials=1)
+    words = ("export", name, "--format", "megatron-deepspeed", "--out", str(tmp_path))
+    refused = run(*words, "--without", "vpp")
+    assert refused.exit_code == 1
+    assert (
+        "without=vpp is not a knob of this layout that megatron-deepspeed lacks" in refused.output
+    )
+    refused = run(*words, "--nodes", "7")
+    assert refused.exit_code == 1
+    assert "num_nodes=7" in refused.output
+    assert not list(tmp_path.iterdir())
+    assert run(*words, "--without", "colour").exit_code == 2
+
+
 @pytest.mark.slow
 def test_the_commands_that_an_export_prints_train(
     run, service, store, name: str, tmp_path: Path
@@ -384,7 +424,8 @@ def test_the_commands_that_an_export_prints_train(
 
 
 def test_formats_stand_in_the_help_and_in_the_refusal_of_another(run) -> None:
-    assert f"[{'|'.join(FORMATS)}]" in run("export", "--help").stdout
+    # The help is wrapped, at hyphens, too.
+    assert ",".join(FORMATS) in "".join(run("export", "--help").stdout.split())
     refused = run("export", "c", "--format", "paper")
     assert refused.exit_code == 2
     assert f"'paper' is not one of {', '.join(map(repr, FORMATS))}" in refused.stderr

@@ -153,6 +153,41 @@ def test_every_model_preset_survives_the_round_trip() -> None:
         assert ModelShape.from_mapping(model.to_mapping()) == model
 
 
+def test_a_model_that_was_stored_without_a_rotary_base_has_the_default() -> None:
+    stored = model_preset("tiny-llama").to_mapping()
+    del stored["rotary_base"]
+    assert ModelShape.from_mapping(stored) == model_preset("tiny-llama")
+    assert ModelShape.from_mapping(stored).rotary_base == 10_000
+
+
+@pytest.mark.parametrize(
+    ("preset", "base", "why"),
+    [
+        ("tiny", 500_000, "rotary_base=500000 has no meaning for family=gpt"),
+        ("tiny-llama", 0, "rotary_base=0 is not a number from 2 to 1e"),
+        ("tiny-llama", float("nan"), "is not a number from 2 to 1e"),
+        ("tiny-llama", "5e5", "rotary_base='5e5' is not a number from 2 to 1e"),
+    ],
+)
+def test_a_rotary_base_that_means_nothing_is_refused(preset: str, base: object, why: str) -> None:
+    with pytest.raises(ModelShapeInvalidError, match=why):
+        resolve_model({"preset": preset, "rotary_base": base})
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("llama-7b", 1e4),
+        ("llama-1b", 5e5),
+        ("llama-3b", 5e5),
+        ("llama-8b", 5e5),
+        ("llama-70b", 5e5),
+    ],
+)
+def test_llama_presets_have_their_published_rotary_base(name: str, base: float) -> None:
+    assert model_preset(name).rotary_base == base
+
+
 def test_an_unknown_model_lists_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(ModelShapeInvalidError) as caught:
         resolve_model("gpt-175")

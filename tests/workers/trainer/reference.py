@@ -49,7 +49,7 @@ class ReferenceModel(nn.Module):
         k = self.linear(x, f"{prefix}.key").view(batch, seq, shape.num_kv_heads, size)
         v = self.linear(x, f"{prefix}.value").view(batch, seq, shape.num_kv_heads, size)
         if shape.family == "llama":
-            q, k = rotate_half(q), rotate_half(k)
+            q, k = (rotate_half(x, self.shape.rotary_base) for x in (q, k))
         repeat = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(repeat, dim=2), v.repeat_interleave(repeat, dim=2)
         scores = torch.einsum("bqnd,bknd->bnqk", q, k) / size**0.5
@@ -80,10 +80,10 @@ class ReferenceModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def rotate_half(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor, base: float) -> Tensor:
     """Rotary positions by complex multiplication of the pairs (i, i + D/2)."""
     seq, size = x.shape[1], x.shape[3]
-    frequencies = 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.arange(seq, dtype=torch.float64)[:, None, None] * frequencies
     pairs = torch.complex(x[..., : size // 2].double(), x[..., size // 2 :].double())
     turned = pairs * torch.polar(torch.ones_like(angles), angles)

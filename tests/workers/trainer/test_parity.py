@@ -109,6 +109,13 @@ def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int])
     assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
 
 
+def test_another_rotary_base_reaches_every_layer() -> None:
+    shape = make_shape("llama", rotary_base=500.0)
+    found = train(shape, make_layout())
+    assert_same_training(found, reference(shape, ADAMW))
+    assert found.losses != train(make_shape("llama"), make_layout()).losses
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", GRID)
 def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, int]) -> None:

@@ -84,11 +84,14 @@ def _rotate(
 
 
 def rotary_tables(
-    seq_length: int, head_size: int, *, dtype: torch.dtype, device: torch.device
+    seq_length: int, head_size: int, *, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position and pair, computed in fp64."""
+    """Cosines and sines of every position and pair, computed in fp64.
+
+    Pair i turns by base^(-2i/D) per position (arXiv:2104.09864, section 3.2.2).
+    """
     powers = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
-    angles_SP = torch.outer(torch.arange(seq_length, dtype=torch.float64), 10000.0**-powers)
+    angles_SP = torch.outer(torch.arange(seq_length, dtype=torch.float64), float(base) ** -powers)
     return (
         angles_SP.cos().to(device=device, dtype=dtype),
         angles_SP.sin().to(device=device, dtype=dtype),

@@ -267,7 +267,13 @@ class RankModel(nn.Module):
     ) -> None:
         """Sets the rotary tables of every attention, if the family has them."""
         if shape.family == "llama":
-            tables = rotary_tables(shape.seq_length, shape.head_size, dtype=dtype, device=device)
+            tables = rotary_tables(
+                shape.seq_length,
+                shape.head_size,
+                base=shape.rotary_base,
+                dtype=dtype,
+                device=device,
+            )
             for stage in self.stages:
                 for attention in stage.attentions:
                     attention.rotary = tables

@@ -202,7 +202,9 @@ def test_swiglu_has_the_gradient_of_its_definition() -> None:
 def test_rotation_keeps_lengths_leaves_values_alone_and_is_undone_by_its_backward() -> None:
     seq, heads, size = 5, 4, 6
     qkv = drawn(2 * seq, heads * size, seed=0)
-    cos, sin = rotary_tables(seq, size, dtype=torch.float32, device=torch.device("cpu"))
+    cos, sin = rotary_tables(
+        seq, size, base=10000.0, dtype=torch.float32, device=torch.device("cpu")
+    )
     x = qkv.clone().requires_grad_()
     turned = rotate(x * 1.0, cos, sin, 3)
     before, after = (t.detach().view(2, seq, heads, size) for t in (qkv, turned))

@@ -1,0 +1,128 @@
+"""Megatron-Bridge's training of a recipe, with overrides of its `ConfigContainer`.
+
+The keys are fields of the configurations in `megatron/bridge/training/config.py`, of
+`GPTModelProvider`, and of megatron-core's `TransformerConfig` and `DistributedDataParallelConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+from search_spaces.trainers.megatron_lm import (
+    INIT_STD,
+    NORM_EPSILON,
+    STEP_PATTERN,
+    notes,
+    refusals,
+)
+
+RECIPE: Final = "vanilla_gpt_pretrain_config"
+"""The recipe without assumptions about the model, and with mock data."""
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    layout, model = job.layout, job.model
+    has_zero = layout.zero_stage == 1
+    return {
+        "model": {**_model(model), **_parallelism(layout)},
+        "train": {
+            "train_iters": 100,
+            "micro_batch_size": layout.micro_batch_size,
+            "global_batch_size": layout.global_batch_size,
+        },
+        "ddp": {
+            "use_distributed_optimizer": has_zero,
+            "overlap_grad_reduce": has_zero,
+            "overlap_param_gather": has_zero,
+            "num_distributed_optimizer_instances": layout.zero_replicas,
+        },
+        "optimizer": {"use_distributed_optimizer": has_zero},
+        "dataset": {"seq_length": model.seq_length},
+        "tokenizer": {"vocab_size": model.vocab_size},
+        "mixed_precision": None if layout.precision == "fp32" else f"{layout.precision}_mixed",
+        "rng": {"seed": job.seed + 1},
+        "logger": {"log_interval": 1},
+    }
+
+
+def _model(model: ModelShape) -> dict[str, Any]:
+    is_llama = model.family == "llama"
+    values: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_heads,
+        "num_query_groups": model.num_kv_heads,
+        "seq_length": model.seq_length,
+        "vocab_size": model.vocab_size,
+        "should_pad_vocab": False,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "normalization": "RMSNorm" if is_llama else "LayerNorm",
+        "layernorm_epsilon": NORM_EPSILON,
+        "init_method_std": INIT_STD,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "add_bias_linear": not is_llama,
+        "gated_linear_unit": is_llama,
+        "activation_func": "silu" if is_llama else "gelu",
+        "position_embedding_type": "rope" if is_llama else "learned_absolute",
+    }
+    if is_llama:
+        values["rotary_base"] = int(model.rotary_base)
+    return values
+
+
+def _parallelism(layout: Layout) -> dict[str, Any]:
+    is_full = layout.recompute == "full"
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "sequence_parallel": layout.sequence_parallel,
+        "recompute_granularity": None if layout.recompute == "none" else layout.recompute,
+        "recompute_method": "uniform" if is_full else None,
+        "recompute_num_layers": 1 if is_full else None,
+    }
+
+
+def _arguments(job: TrainerJob) -> Sequence[str]:
+    """The values as overrides of the command line, such as "train.micro_batch_size=2"."""
+    return [f"{key}={_word(value)}" for key, value in _flat(_values(job))]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    return [
+        *notes(job, "Megatron-Bridge"),
+        "this format was compared with the source of Megatron-Bridge, and never read by it",
+    ]
+
+
+MEGATRON_BRIDGE: Final = TrainerAdapter(
+    name="megatron-bridge",
+    target_version="Megatron-Bridge of 2026-08 (067f987d)",
+    needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
+    refusals=refusals,
+    values=_values,
+    arguments=_arguments,
+    notes=_notes,
+    log=LogPatterns(step=STEP_PATTERN),
+)

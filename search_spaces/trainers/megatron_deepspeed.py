@@ -1,0 +1,119 @@
+"""Megatron-DeepSpeed's pretrain_gpt.py, the trainer of arXiv:2312.12705.
+
+The flags are those of its `megatron/arguments.py`, an older set than Megatron-LM's. DeepSpeed's own
+configuration has the batch, the precision and ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+from search_spaces.trainers.megatron_lm import (
+    NORM_EPSILON,
+    STEP_PATTERN,
+    batch_flags,
+    notes,
+    parallel_flags,
+    recompute_flags,
+    refusals,
+    seed_flags,
+    shape_flags,
+)
+
+
+def _lacking(job: TrainerJob) -> Mapping[str, str]:
+    layout = job.layout
+    found = {}
+    if layout.vpp > 1:
+        found["vpp"] = (
+            f"DeepSpeed's pipeline has no interleaved schedule; it runs plain 1F1B instead of "
+            f"vpp={layout.vpp}"
+        )
+    if layout.zero_replicas > 1:
+        found["zero_replicas"] = (
+            f"DeepSpeed shards the optimizer states over all of dp={layout.dp}, instead of over "
+            f"{layout.zero_replicas} groups of {layout.zero_group_size}"
+        )
+    return found
+
+
+def argument_groups(job: TrainerJob) -> list[list[str]]:
+    """The arguments, in groups that stand on a line each; --deepspeed_config is the launcher's."""
+    layout, model = job.layout, job.model
+    groups = [
+        *parallel_flags(layout),
+        *batch_flags(layout),
+        *shape_flags(model),
+        # Its NullTokenizer adds a token of its own to --vocab-size.
+        ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size - 1)],
+        *_family_flags(model),
+        *recompute_flags(layout),
+        *seed_flags(job),
+        ["--deepspeed", "--zero-stage", str(layout.zero_stage)],
+    ]
+    if layout.pp == 1:
+        groups.append(["--no-pipeline-parallel"])
+    if layout.recompute == "full":
+        groups.append(["--deepspeed-activation-checkpointing"])
+    return groups
+
+
+def _arguments(job: TrainerJob) -> Sequence[str]:
+    return [word for group in argument_groups(job) for word in group]
+
+
+def _family_flags(model: ModelShape) -> list[list[str]]:
+    flags = [
+        ["--layernorm-epsilon", str(NORM_EPSILON)],
+        ["--num-key-value-heads", str(model.num_kv_heads)],
+        ["--no-query-key-layer-scaling"],
+    ]
+    if model.family == "llama":
+        base = ["--rotary-position-embeddings-theta", str(int(model.rotary_base))]
+        flags += [["--normalization", "rmsnorm"], ["--use-rotary-position-embeddings", *base]]
+    return flags
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    """DeepSpeed's configuration."""
+    layout = job.layout
+    values: dict[str, Any] = {
+        "train_batch_size": layout.global_batch_size,
+        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.num_microbatches,
+        "steps_per_print": 1,
+        "zero_optimization": {"stage": layout.zero_stage},
+    }
+    if layout.precision != "fp32":
+        values[layout.precision] = {"enabled": True}
+    if layout.precision == "bf16":
+        values["data_types"] = {"grad_accum_dtype": "fp32"}  # as the probe accumulates
+    return values
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    return [
+        *notes(job, "Megatron-DeepSpeed"),
+        "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
+        "attention keeps its scores and needs more memory than was measured",
+    ]
+
+
+MEGATRON_DEEPSPEED: Final = TrainerAdapter(
+    name="megatron-deepspeed",
+    target_version="Megatron-DeepSpeed of 2024-12 (f4157bea)",
+    needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and tokenized data",
+    lacking=_lacking,
+    refusals=refusals,
+    values=_values,
+    arguments=_arguments,
+    notes=_notes,
+    log=LogPatterns(
+        step=STEP_PATTERN
+        + r"(?:.* tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+) \|)?"
+    ),
+)

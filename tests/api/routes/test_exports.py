@@ -1,0 +1,109 @@
+"""Exports over HTTP: formats, figures in comments, more nodes, and knobs that are dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.exporters import FORMATS
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CLUSTER, Api
+
+SPACE = {"global_batch_size": 8, "tp": [1, 2, 4], "pp": [1, 2], "dp": [1, 2], "vpp": [1, 2]}
+
+
+@pytest.fixture
+def measured(api: Api) -> Api:
+    """A campaign on one node of four devices, whose trial 2 is interleaved."""
+    api.submit(space=SPACE, cluster={**CLUSTER, "num_nodes": 1})
+    worker = api.register()
+    api.complete(worker, "first", Layout(tp=2, dp=2, micro_batch_size=1, num_microbatches=4))
+    interleaved = Layout(pp=2, dp=2, vpp=2, micro_batch_size=1, num_microbatches=4)
+    api.complete(worker, "first", interleaved, tokens_per_s=1)
+    return api
+
+
+def script_of(exported: dict[str, object]) -> str:
+    (script,) = [file for file in exported["files"] if file["executable"]]  # type: ignore[attr-defined]
+    return str(script["content"])
+
+
+def test_formats_are_listed_with_what_each_needs(api: Api) -> None:
+    listed = api.get("/exports/formats")["formats"]
+    assert [each["name"] for each in listed] == list(FORMATS)
+    assert all(each["target_version"] and each["needs"] for each in listed)
+
+
+def test_comments_have_the_figures_and_the_device(measured: Api) -> None:
+    exported = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1)
+    trial = measured.get("/campaigns/first/trials")["trials"][0]
+    figures = trial["measurement"]
+    (line,) = [note for note in exported["notes"] if note.startswith("measured: ")]
+    assert f"{figures['tokens_per_s_per_device']:.4g} tokens/s per device" in line
+    assert f"{figures['step_time_s']:.4g} s a step" in line
+    assert f"MFU {figures['mfu']:.1%}" in line
+    assert "peak memory 5 GiB (logical)" in line
+    assert line.endswith("on CPU core of node-1")
+    assert f"\n# {line}\n" in script_of(exported)
+    assert f"# campaign first, trial 1: {trial['layout_key']}" in script_of(exported)
+
+
+def test_a_winner_is_scaled_to_more_nodes_and_the_file_says_that_nobody_measured_it(
+    measured: Api,
+) -> None:
+    exported = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1, nodes=2)
+    script = script_of(exported)
+    assert "NUM_NODES=2\nRANKS_PER_NODE=4\n" in script
+    assert "--global-batch-size 8" in script
+    (note,) = [note for note in exported["notes"] if note.startswith("scaled from")]
+    assert "scaled from 1 node to 2: dp=4 instead of 2, num_microbatches=2 instead of 4" in note
+    assert "same global batch of 8" in note
+    assert f"# {note}" in script
+    assert "which was not measured" in script
+    same = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1, nodes=1)
+    assert same == measured.get("/campaigns/first/exports", format="megatron-lm", trial=1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (3, "global_batch_size=8 is not divisible by dp*micro_batch_size=6*1=6 on num_nodes=3"),
+        (16, "dp*micro_batch_size=32*1=32 on num_nodes=16"),
+    ],
+)
+def test_nodes_that_do_not_divide_are_refused_with_the_numbers(
+    measured: Api, nodes: int, why: str
+) -> None:
+    asked = {"format": "embedded", "trial": 1, "nodes": nodes}
+    problem = measured.get("/campaigns/first/exports", status=422, **asked)
+    assert problem["type"].endswith(":export-impossible")
+    assert why in problem["detail"]
+
+
+def test_the_interleaved_schedule_needs_are_kept_when_scaling(measured: Api) -> None:
+    asked = {"format": "embedded", "trial": 2, "nodes": 4}
+    problem = measured.get("/campaigns/first/exports", status=422, **asked)
+    assert "num_microbatches=1 is not divisible by pp=2" in problem["detail"]
+    assert measured.get("/campaigns/first/exports", **{**asked, "nodes": 2})["trial"] == 2
+
+
+def test_a_knob_is_dropped_only_if_it_is_accepted(measured: Api) -> None:
+    asked = {"format": "megatron-deepspeed", "trial": 2}
+    problem = measured.get("/campaigns/first/exports", status=422, **asked)
+    assert problem["type"].endswith(":knobs-lacking")
+    assert "--without vpp" in problem["detail"]
+    exported = measured.get("/campaigns/first/exports", **asked, without=["vpp"])
+    assert any(note.startswith("without vpp: ") for note in exported["notes"])
+    problem = measured.get(
+        "/campaigns/first/exports", status=422, **asked, without=["vpp", "precision"]
+    )
+    assert "without=precision is not a knob of this layout" in problem["detail"]
+
+
+def test_scaling_and_dropping_go_together(measured: Api) -> None:
+    asked = {"format": "megatron-deepspeed", "trial": 2, "nodes": 4, "without": "vpp"}
+    # The interleaved layout does not scale to 4 nodes, even if the trainer would not interleave.
+    measured.get("/campaigns/first/exports", status=422, **asked)
+    exported = measured.get("/campaigns/first/exports", **{**asked, "nodes": 2})
+    said = [note for note in exported["notes"] if note.startswith(("scaled", "without"))]
+    assert [note.split()[0] for note in said] == ["scaled", "without"]
+    assert "this file is for n2-tp1-pp2-dp4-vpp1" in script_of(exported)

@@ -1,0 +1,80 @@
+"""Builds megatron-core's configuration from arguments of Megatron-LM, and prints the layouts.
+
+Megatron-LM makes flags of the fields of the configurations (`--a-b` of `a_b`), and fills the fields
+from the flags of the same names; megatron-core's package does not have that program. Each file is a
+JSON list of arguments.
+"""
+
+import json
+import sys
+import warnings
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core.model_parallel_config import ModelParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+NAMES = {"norm_epsilon": "layernorm_epsilon"}
+"""Fields that have another name than their flag."""
+
+
+def values_of(words):
+    """The values of flags by their names; a flag without one is true."""
+    found = {}
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found[word[2:].replace("-", "_")] = True if after.startswith("--") else after
+    return found
+
+
+def configured(words):
+    values = values_of(words)
+    types = {field.name: type(field.default) for field in fields(TransformerConfig)}
+    known = {}
+    for flag, value in values.items():
+        name = NAMES.get(flag, flag)
+        if name in types:
+            known[name] = json.loads(value) if _is_number(value) else value
+    if "num_virtual_stages_per_pipeline_rank" in values:
+        stages = int(values["num_virtual_stages_per_pipeline_rank"])
+        known["virtual_pipeline_model_parallel_size"] = stages
+    dtype = torch.bfloat16 if "bf16" in values else torch.float16 if "fp16" in values else None
+    if known["pipeline_model_parallel_size"] > 1:
+        known["pipeline_dtype"] = dtype or torch.float32
+    parallel = {field.name for field in fields(ModelParallelConfig)}
+    ModelParallelConfig(**{name: value for name, value in known.items() if name in parallel})
+    return TransformerConfig(**known)
+
+
+def _is_number(value):
+    return isinstance(value, str) and value.replace(".", "").replace("e-", "").isdigit()
+
+
+def answer(path):
+    words = json.loads(Path(path).read_text())
+    try:
+        config = configured(words)
+    except (ValueError, AssertionError) as error:
+        return {"refused": str(error)}
+    return {
+        "tp": config.tensor_model_parallel_size,
+        "pp": config.pipeline_model_parallel_size,
+        "vpp": config.virtual_pipeline_model_parallel_size or 1,
+        "sequence_parallel": config.sequence_parallel,
+        "recompute": config.recompute_granularity or "none",
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.ffn_hidden_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_query_groups,
+        "norm_epsilon": config.layernorm_epsilon,
+        "init_std": config.init_method_std,
+        "dropout": [config.attention_dropout, config.hidden_dropout],
+    }
+
+
+sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))

@@ -1,0 +1,64 @@
+"""megatron-core accepts the arguments of exports to Megatron-LM, and reads the same layouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.megatron_lm import MEGATRON_LM
+
+environments = pytest.importorskip("tests.exports.trainer_environments")
+
+pytestmark = [pytest.mark.exports, pytest.mark.timeout(300)]
+
+GPT, LLAMA = model_preset("gpt-22b"), model_preset("llama-8b")
+LAYOUTS = (
+    Layout(),
+    Layout(dp=4, zero_stage=1, precision="bf16", num_microbatches=2),
+    Layout(tp=2, sequence_parallel=True, precision="fp16", recompute="selective"),
+    Layout(pp=2, num_microbatches=8, recompute="full", precision="bf16"),
+    Layout(tp=4, pp=4, vpp=2, num_microbatches=8, recompute="full", sequence_parallel=True),
+)
+
+
+def written(folder: Path, jobs: Sequence[list[str]]) -> list[Path]:
+    paths = [folder / f"{number}.json" for number in range(len(jobs))]
+    for path, words in zip(paths, jobs, strict=True):
+        path.write_text(json.dumps(words))
+    return paths
+
+
+def arguments(model: ModelShape, layout: Layout) -> list[str]:
+    return list(MEGATRON_LM.arguments(TrainerJob(model=model, layout=layout)))
+
+
+def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> None:
+    jobs = [(model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS]
+    paths = written(tmp_path, [arguments(*job) for job in jobs])
+    answers = environments.read("megatron-core", "read_megatron_core.py", paths)
+    for (model, layout), answer in zip(jobs, answers, strict=True):
+        sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
+        knobs = ("tp", "pp", "vpp", "sequence_parallel", "recompute")
+        assert answer == {
+            **{name: getattr(model, name) for name in sizes},
+            **{name: getattr(layout, name) for name in knobs},
+            "norm_epsilon": 1e-5,
+            "init_std": 0.02,
+            "dropout": [0.0, 0.0],
+        }
+
+
+def test_megatron_core_refuses_what_the_adapter_refuses(tmp_path: Path) -> None:
+    refused = [(GPT, Layout(tp=5)), (LLAMA, Layout(sequence_parallel=True))]
+    paths = written(tmp_path, [arguments(*job) for job in refused])
+    answers = environments.read("megatron-core", "read_megatron_core.py", paths)
+    for (model, layout), answer in zip(refused, answers, strict=True):
+        assert MEGATRON_LM.refusals(TrainerJob(model=model, layout=layout))
+        assert "refused" in answer, answer

@@ -1,0 +1,96 @@
+"""A layout on more nodes keeps its global batch, or is refused with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from search_spaces.errors import LayoutInvalidError
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.scaling import scaled
+
+MODEL = model_preset("gpt-22b")
+FRONTIER = CLUSTER_PRESETS["frontier"]
+"""8 devices a node."""
+
+
+def on(layout: Layout, num_nodes: int, cluster: Cluster = FRONTIER) -> Layout:
+    return scaled(layout, num_nodes, model=MODEL, cluster=cluster)
+
+
+def make_layout(**changes: object) -> Layout:
+    """Two nodes and a global batch of 2 * 2 * 16 = 64 sequences."""
+    fields = {"num_nodes": 2, "tp": 4, "pp": 2, "dp": 2, "micro_batch_size": 2}
+    return Layout.from_mapping(
+        {**fields, "num_microbatches": 16, "precision": "bf16", "zero_stage": 1} | changes
+    )
+
+
+def test_more_nodes_are_more_replicas_that_accumulate_less() -> None:
+    measured = make_layout()
+    larger = on(measured, 8)
+    assert (larger.num_nodes, larger.dp, larger.num_microbatches) == (8, 8, 4)
+    assert larger.global_batch_size == measured.global_batch_size == 64
+    assert larger.num_devices == 8 * 8
+    assert replace(larger, num_nodes=2, dp=2, num_microbatches=16) == measured
+
+
+def test_the_same_nodes_are_the_same_layout() -> None:
+    assert on(make_layout(), 2) == make_layout()
+
+
+def test_a_factor_that_is_not_whole_scales_where_dp_divides() -> None:
+    measured = make_layout(dp=2, micro_batch_size=1, num_microbatches=24)
+    assert on(measured, 3).dp == 3
+    assert on(measured, 3).num_microbatches == 16
+
+
+def test_a_cluster_that_is_described_smaller_is_taken_as_large_enough() -> None:
+    assert on(make_layout(), 4, replace(FRONTIER, num_nodes=2)).num_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_nodes", "why"),
+    [
+        (make_layout(), 1, "num_nodes=1 is fewer than the 2 of the layout"),
+        (
+            make_layout(dp=1, num_nodes=2, pp=4, num_microbatches=32, zero_stage=0),
+            3,
+            r"dp\*num_nodes=1\*3=3 is not divisible by the layout's num_nodes=2",
+        ),
+        (
+            make_layout(),
+            6,
+            r"global_batch_size=64 is not divisible by dp\*micro_batch_size=6\*2=12",
+        ),
+        (
+            make_layout(num_microbatches=2),
+            8,
+            r"global_batch_size=8 is not divisible by dp\*micro_batch_size=8\*2=16",
+        ),
+        (
+            make_layout(vpp=2, num_microbatches=4),
+            8,
+            "num_microbatches=1 is not divisible by pp=2, which the interleaved schedule of vpp=2",
+        ),
+        (
+            make_layout(dp=2, micro_batch_size=1, num_microbatches=12, zero_replicas=2),
+            3,
+            "dp=3 is not divisible by zero_replicas=2",
+        ),
+        (
+            make_layout(num_nodes=1, dp=1, pp=1, zero_stage=0),
+            2,
+            r"tp\*pp\*dp=4\*1\*2=8 does not fill num_nodes\*devices_per_node=2\*8=16",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(
+    layout: Layout, num_nodes: int, why: str
+) -> None:
+    with pytest.raises(LayoutInvalidError, match=why):
+        on(layout, num_nodes)

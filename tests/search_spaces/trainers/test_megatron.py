@@ -1,0 +1,218 @@
+"""The Megatron family: flags that exist, what is refused, and the lines that are printed.
+
+The lists of flags are those of the trainers' own parsers, at the revisions that the adapters state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.trainers import ADAPTERS
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
+from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
+from search_spaces.trainers.megatron_lm import MEGATRON_LM
+
+GPT = model_preset("gpt-22b")
+LLAMA = model_preset("llama-8b")
+FAMILY = (MEGATRON_LM, MEGATRON_DEEPSPEED, MEGATRON_BRIDGE)
+EVERY_KNOB = Layout(
+    num_nodes=2,
+    tp=2,
+    pp=2,
+    dp=4,
+    vpp=2,
+    micro_batch_size=2,
+    num_microbatches=4,
+    zero_stage=1,
+    zero_replicas=2,
+    recompute="full",
+    sequence_parallel=True,
+    precision="bf16",
+)
+"""No knob has its default."""
+
+
+def flags_of(trainer: str) -> set[str]:
+    name = f"{trainer.replace('-', '_')}_flags.txt"
+    return set((Path(__file__).parent / name).read_text().split())
+
+
+def value_after(adapter: TrainerAdapter, job: TrainerJob, flag: str) -> str:
+    words = list(adapter.arguments(job))
+    return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+@pytest.mark.parametrize("adapter", [MEGATRON_LM, MEGATRON_DEEPSPEED])
+@pytest.mark.parametrize("layout", [Layout(), EVERY_KNOB, Layout(recompute="selective")])
+def test_every_flag_is_one_of_the_trainer_s_own(
+    adapter: TrainerAdapter, model: ModelShape, layout: Layout
+) -> None:
+    words = adapter.arguments(TrainerJob(model=model, layout=layout))
+    unknown = {word for word in words if word.startswith("--")} - flags_of(adapter.name)
+    assert not unknown
+
+
+def test_the_rotary_base_of_the_model_reaches_every_trainer() -> None:
+    job = TrainerJob(model=LLAMA, layout=Layout())
+    assert value_after(MEGATRON_LM, job, "--rotary-base") == "500000"
+    assert value_after(MEGATRON_DEEPSPEED, job, "--rotary-position-embeddings-theta") == "500000"
+    assert MEGATRON_BRIDGE.values(job)["model"]["rotary_base"] == 500_000
+    odd = TrainerJob(model=replace(LLAMA, rotary_base=1234.5), layout=Layout())
+    for adapter in FAMILY:
+        assert adapter.refusals(odd) == [
+            "rotary_base=1234.5 is not a whole number, which the flag needs"
+        ]
+
+
+def test_the_vocabulary_is_the_model_s_in_spite_of_the_token_that_deepspeed_s_fork_adds() -> None:
+    job = TrainerJob(model=GPT, layout=Layout(tp=2))
+    assert value_after(MEGATRON_LM, job, "--vocab-size") == "51200"
+    assert value_after(MEGATRON_DEEPSPEED, job, "--vocab-size") == "51199"
+
+
+@pytest.mark.parametrize("adapter", FAMILY)
+@pytest.mark.parametrize(
+    ("model", "layout", "why"),
+    [
+        (GPT, Layout(tp=5), "num_heads=48 is not divisible by tp=5"),
+        (LLAMA, Layout(tp=16), "num_kv_heads=8 is not divisible by tp=16"),
+        (GPT, Layout(pp=5), r"num_layers=48 is not divisible by pp*vpp=5*1=5"),
+        (GPT, Layout(vpp=2), "vpp=2 needs a pipeline, and pp=1"),
+        (
+            GPT,
+            Layout(pp=4, vpp=2, num_microbatches=6),
+            "num_microbatches=6 is not divisible by pp=4",
+        ),
+        (GPT, Layout(sequence_parallel=True), "sequence_parallel=true needs tp over 1"),
+        (
+            replace(GPT, seq_length=2047),
+            Layout(tp=2, sequence_parallel=True),
+            "seq_length=2047 is not divisible by tp=2",
+        ),
+        (replace(GPT, vocab_size=50257), Layout(tp=2), "vocab_size=50257 is not divisible by tp=2"),
+        (
+            GPT,
+            Layout(dp=3, zero_stage=1, zero_replicas=2, precision="bf16"),
+            "dp=3 is not divisible by zero_replicas=2",
+        ),
+        (GPT, Layout(num_nodes=2, dp=3), "3 ranks are not the same number on each of num_nodes=2"),
+    ],
+)
+def test_what_the_family_asserts_is_refused_with_the_numbers(
+    adapter: TrainerAdapter, model: ModelShape, layout: Layout, why: str
+) -> None:
+    said = adapter.refusals(TrainerJob(model=model, layout=layout))
+    assert any(why in sentence for sentence in said), said
+    assert not adapter.refusals(TrainerJob(model=GPT, layout=EVERY_KNOB))
+
+
+def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:
+    job = TrainerJob(model=GPT, layout=EVERY_KNOB)
+    config = MEGATRON_DEEPSPEED.values(job)
+    per_rank = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    assert config["train_batch_size"] == per_rank * EVERY_KNOB.dp == 32
+    assert config["zero_optimization"] == {"stage": 1}
+    assert config["bf16"] == {"enabled": True}
+    words = MEGATRON_DEEPSPEED.arguments(job)
+    assert value_after(MEGATRON_DEEPSPEED, job, "--zero-stage") == "1"
+    assert "--no-pipeline-parallel" not in words
+    alone = TrainerJob(model=GPT, layout=Layout())
+    assert "--no-pipeline-parallel" in MEGATRON_DEEPSPEED.arguments(alone)
+    assert not {"bf16", "fp16"} & MEGATRON_DEEPSPEED.values(alone).keys()
+
+
+def test_bridge_s_arguments_are_its_values() -> None:
+    job = TrainerJob(model=LLAMA, layout=EVERY_KNOB)
+    words = MEGATRON_BRIDGE.arguments(job)
+    assert "model.virtual_pipeline_model_parallel_size=2" in words
+    assert "ddp.use_distributed_optimizer=true" in words
+    assert "model.num_query_groups=8" in words
+    assert "mixed_precision=bf16_mixed" in words
+    plain = MEGATRON_BRIDGE.arguments(TrainerJob(model=GPT, layout=Layout()))
+    assert "model.recompute_granularity=null" in plain
+    assert "mixed_precision=null" in plain
+    assert len(words) == sum(
+        len(section) if isinstance(section, dict) else 1
+        for section in MEGATRON_BRIDGE.values(job).values()
+    )
+
+
+# Lines in the form of `training_log` in megatron/training/training.py, megatron/training.py of
+# Megatron-DeepSpeed, and megatron/bridge/training/utils/train_utils.py.
+LM_LINE = (
+    " [2026-11-20 10:11:12.123456] iteration        3/     100 | consumed samples:           48 | "
+    "elapsed time per iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 45.6 | "
+    "learning rate: 1.000000E-04 | global batch size:    16 | lm loss: 1.083437E+01 | "
+    "loss scale: 1.0 | grad norm: 2.345 | number of skipped iterations:   0 | "
+    "number of nan iterations:   0 |"
+)
+DEEPSPEED_LINE = (
+    " iteration       12/     100 | consumed samples:          192 | consumed tokens:       393216 | "
+    "elapsed time per iteration (ms): 876.5 | learning rate: 1.000E-04 | global batch size:    16 | "
+    "lm loss: 9.871234E+00 | loss scale: 1.0 | actual seqlen:  2048 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 18.254 | "
+    "tokens per gpu per second (tgs): 4673.131 | TFLOPs: 21.40 |"
+)
+BRIDGE_LINE = LM_LINE.replace(".123456]", "]").replace(
+    " | grad norm: 2.345", " | grad norm: 2.345 | max attention logit: 1.234"
+)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "line", "figures"),
+    [
+        (MEGATRON_LM, LM_LINE, {"index": 3, "step_time_ms": 1234.5, "loss": 10.83437}),
+        (MEGATRON_BRIDGE, BRIDGE_LINE, {"index": 3, "step_time_ms": 1234.5, "loss": 10.83437}),
+        (
+            MEGATRON_DEEPSPEED,
+            DEEPSPEED_LINE,
+            {
+                "index": 12,
+                "step_time_ms": 876.5,
+                "loss": 9.871234,
+                "tokens_per_s_per_device": 4673.131,
+            },
+        ),
+        # The loss is not printed while it is negative or NaN.
+        (
+            MEGATRON_LM,
+            LM_LINE.replace(" lm loss: 1.083437E+01 |", ""),
+            {"index": 3, "step_time_ms": 1234.5},
+        ),
+    ],
+)
+def test_the_line_of_a_step_is_read(
+    adapter: TrainerAdapter, line: str, figures: dict[str, float]
+) -> None:
+    assert adapter.log.read(line) == figures
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "(min, max) time across ranks (ms):",
+        " validation loss at iteration 100 | lm loss value: 1.0E+01 | lm loss PPL: 2.2E+04 | ",
+        "[Rank 0] (after 1 iterations) memory (MB) | allocated: 5.0 | max allocated: 9.0",
+        "Step Time : 1.23s GPU utilization: 45.6MODEL_TFLOP/s/GPU",
+    ],
+)
+@pytest.mark.parametrize("adapter", FAMILY)
+def test_other_lines_end_no_step(adapter: TrainerAdapter, line: str) -> None:
+    assert adapter.log.read(line) is None
+
+
+def test_every_adapter_states_a_version_and_what_it_needs() -> None:
+    for name, adapter in ADAPTERS.items():
+        assert adapter.name == name
+        assert adapter.target_version
+        assert adapter.needs
+        assert not adapter.needs.endswith(".")
