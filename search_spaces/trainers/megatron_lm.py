@@ -74,16 +74,6 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    found = refusals(job)
-    if job.layout.zero_stage == 1 and job.layout.precision == "fp32":
-        found.append(
-            "zero_stage=1 with precision=fp32 has no counterpart: Megatron-LM's distributed optimizer "
-            "needs bf16 or fp16; export a trial of zero_stage 0, or search with precision bf16"
-        )
-    return found
-
-
 def argument_groups(job: TrainerJob) -> list[list[str]]:
     """The arguments, in groups that stand on a line each."""
     layout, model = job.layout, job.model
@@ -216,7 +206,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
-    refusals=_refusals,
+    refusals=refusals,
     arguments=_arguments,
     notes=_notes,
     log=LogPatterns(step=STEP_PATTERN),

@@ -11,7 +11,6 @@ from api.exporters import (
     FORMATS,
     ExportBundle,
     ExportFormatUnknownError,
-    ExportImpossibleError,
     ExportSource,
     export,
 )
@@ -136,9 +135,11 @@ def test_selective_recomputation_names_no_method(tmp_path: Path) -> None:
     assert "--recompute-method" not in words
 
 
-def test_zero_in_fp32_is_refused_because_megatron_cannot_do_it() -> None:
-    with pytest.raises(ExportImpossibleError, match="zero_stage=1 with precision=fp32"):
-        export("megatron-lm", make_source(dp=2, zero_stage=1, precision="fp32"))
+def test_zero_in_fp32_uses_the_distributed_optimizer() -> None:
+    """Megatron-LM's optimizer shards fp32 parameters too (core/optimizer/__init__.py)."""
+    (script,) = export("megatron-lm", make_source(dp=2, zero_stage=1, precision="fp32")).files
+    assert "--use-distributed-optimizer" in script.content
+    assert "--bf16" not in script.content
 
 
 def test_the_trainer_reads_the_exported_job_and_writes_it_back() -> None:
