@@ -10,7 +10,7 @@ from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import MEASURED_COLUMNS
-from search_spaces.tables.table import OWN_SOURCE
+from search_spaces.tables.table import own_source
 from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
 
 INTERVAL_COLUMNS: Final = (
@@ -63,7 +63,7 @@ def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
 
 def _common(campaign: CampaignRecord) -> dict[str, Any]:
     return {
-        "source": f"{OWN_SOURCE} {campaign.name}",
+        "source": own_source(campaign.name, campaign.trainer),
         **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
         **model_values(ModelShape.from_mapping(campaign.spec["model"])),
     }

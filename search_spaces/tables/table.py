@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from search_spaces.documents.reading import is_positive_number, shown
 from search_spaces.errors import TableInvalidError
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -19,7 +20,9 @@ Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""
 
 OWN_SOURCE: Final = "layout-tuner campaign"
-"""The beginning of the source of tables that this project's own trainer measured."""
+"""The beginning of the source of tables that a service of this project measured."""
+_WITH: Final = " with "
+"""Before the name of another trainer than the embedded one; names of campaigns have no space."""
 
 MAX_REPEAT_RATIO: Final = 2.0
 """Repeats of a layout contradict each other if their step times differ by this factor or more."""
@@ -94,6 +97,8 @@ class CellKey:
     def software(self) -> str:
         """The software that ran the layouts, by the source; empty: this project's own trainer.
 
+        For campaigns of a service it is their trainer.
+
         Names of files are left out, since measurements of one origin come in several files: "vTrain
         MICRO24 ground_truth_single.csv" and "... ground_truth_multi.csv" are both "vTrain MICRO24".
         """
@@ -106,10 +111,16 @@ class CellKey:
         )
 
 
+def own_source(campaign: str, trainer: str) -> str:
+    """The source of what a campaign of a service measured."""
+    other = "" if trainer in (EMBEDDED_TRAINER, IMPORTED_TRAINER) else f"{_WITH}{trainer}"
+    return f"{OWN_SOURCE} {campaign}{other}"
+
+
 def software_of_source(source: str) -> str:
     """See `CellKey.software`."""
     if source.startswith(OWN_SOURCE):
-        return ""
+        return source.partition(_WITH)[2]
     words = source.split()
     return " ".join(word for word in words if not _FILE_NAME.fullmatch(word)) or source
 

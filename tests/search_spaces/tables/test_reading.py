@@ -7,6 +7,7 @@ import pytest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.tables import read_table, write_table
+from search_spaces.tables.table import own_source, software_of_source
 from tests.search_spaces.tables.tables import make_row, make_text
 
 
@@ -159,3 +160,9 @@ def test_lines_may_end_in_any_way_also_in_one_file(tmp_path: Path, ends: str) ->
     path = tmp_path / "table.csv"
     path.write_bytes("".join(line + every[i % len(every)] for i, line in enumerate(lines)).encode())
     assert read_table(path) == read_table(text)
+
+
+def test_the_source_of_a_campaign_names_another_trainer() -> None:
+    assert software_of_source(own_source("mine", "embedded")) == ""
+    assert software_of_source(own_source("mine", "torch-native")) == "torch-native"
+    assert software_of_source(own_source("theirs", "imported")) == ""
