@@ -1,0 +1,97 @@
+"""Placeholders: a job's numbers under the names that command lines and environments use.
+
+A user writes `python train.py --tp {tp} --batch {micro_batch_size}`, in an export or in the entry of
+a worker's trainer, and the same names mean the same in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Final
+
+from search_spaces.errors import SearchSpaceError
+from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerJob
+
+ENVIRONMENT_PREFIX: Final = "LAYOUT_"
+"""The environment variable of `{tp}` is LAYOUT_TP, and so on."""
+
+MODEL_NAME: Final = "model"
+"""Placeholder of the model's name; the model's other fields have the names of `ModelShape`."""
+
+_MODEL: Final = {
+    MODEL_NAME if each.name == "name" else each.name: each.name for each in fields(ModelShape)
+}
+_DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType(
+    {
+        "num_devices": lambda job: job.layout.num_devices,
+        "ranks_per_node": lambda job: job.ranks_per_node,
+        "global_batch_size": lambda job: job.layout.global_batch_size,
+        "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
+        "zero_group_size": lambda job: job.layout.zero_group_size,
+        "layers_per_stage": lambda job: job.model.num_layers // job.layout.pp,
+        "layers_per_virtual_stage": lambda job: (
+            job.model.num_layers // (job.layout.pp * job.layout.vpp)
+        ),
+        "head_size": lambda job: job.model.head_size,
+        "seed": lambda job: job.seed,
+        "compile": lambda job: job.compile,
+    }
+)
+
+PLACEHOLDERS: Final[tuple[str, ...]] = (*LAYOUT_FIELDS, *_MODEL, *_DERIVED)
+"""Every name: the fields of a layout, those of the model's shape, and what follows from both."""
+
+_PLACEHOLDER: Final = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+
+
+class PlaceholderUnknownError(SearchSpaceError):
+    """A template has a placeholder that no job has a value for."""
+
+
+def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
+    """The value of each placeholder as a program gets it: decimal numbers, true or false, names."""
+    values = {
+        **{name: getattr(job.layout, name) for name in LAYOUT_FIELDS},
+        **{name: getattr(job.model, field) for name, field in _MODEL.items()},
+        **{name: derived(job) for name, derived in _DERIVED.items()},
+    }
+    return MappingProxyType({name: _text(value) for name, value in values.items()})
+
+
+def environment_values(job: TrainerJob) -> Mapping[str, str]:
+    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on."""
+    return MappingProxyType(
+        {
+            f"{ENVIRONMENT_PREFIX}{name.upper()}": value
+            for name, value in placeholder_values(job).items()
+        }
+    )
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """A text with the values of its placeholders; other braces, as of JSON, stay as they are.
+
+    A value is never read as a template again.
+
+    Raises:
+        PlaceholderUnknownError: the text has a placeholder without a value.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise PlaceholderUnknownError(
+                f"{found[0]} in {template!r} is no placeholder; the placeholders are "
+                f"{', '.join(values)}"
+            )
+        return values[found[1]]
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
