@@ -1,7 +1,7 @@
 """Placeholders: a job's numbers under the names that command lines and environments use.
 
-A user writes `python train.py --tp {tp} --batch {micro_batch_size}`, in an export or in the entry of
-a worker's trainer, and the same names mean the same in both.
+A user writes `python train.py --tp {tp} --batch {micro_batch_size}`, in an export or in the entry
+of a worker's trainer, and the same names mean the same in both.
 """
 
 from __future__ import annotations
