@@ -1,5 +1,6 @@
 """Exported files, read by the trainers' own parsers, give the layouts that were exported."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from tests.exports.exported_files import (
 from tests.exports.trainer_environments import read
 
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(300)]
+
+TORCHTITAN_MAIN = os.environ.get("TORCHTITAN_MAIN", "")
 
 PARALLEL = ("tp", "pp", "dp", "micro_batch_size", "num_microbatches", "precision")
 SHAPE = (
@@ -146,6 +149,17 @@ def test_torchtitan_0_2_refuses_an_unknown_key_and_wrong_ranks(tmp_path: Path) -
     assert "tp(4) * pp(2) != WORLD_SIZE(4)" in degree["refused"]
 
 
+def in_torchtitan(layout: Layout) -> dict[str, object]:
+    """What a reader of 0.3 and main says."""
+    names = (*PARALLEL, *SHAPE, "vpp", "recompute", "sequence_parallel", "tied_embeddings")
+    return {
+        **expected(layout, *names),
+        "is_sharded": False,
+        "rotary_base": 10000.0,
+        "seed": SEED,
+    }
+
+
 def test_torchtitan_0_3_reads_back_layouts_and_model(tmp_path: Path) -> None:
     chosen = [
         *layouts(zero_stage=0),
@@ -154,13 +168,28 @@ def test_torchtitan_0_3_reads_back_layouts_and_model(tmp_path: Path) -> None:
     paths = written(tmp_path, "torchtitan-0.3", "torchtitan_layout.py", chosen)
     answers = read("torchtitan-0.3", "read_torchtitan_0_3.py", paths, NUM_DEVICES=ranks(chosen))
     for layout, answer in zip(chosen, answers, strict=True):
-        names = (*PARALLEL, *SHAPE, "vpp", "recompute", "sequence_parallel", "tied_embeddings")
-        assert answer == {
-            **expected(layout, *names),
-            "is_sharded": False,
-            "rotary_base": 10000.0,
-            "seed": SEED,
-        }
+        assert answer == in_torchtitan(layout)
+
+
+@pytest.mark.skipif(not TORCHTITAN_MAIN, reason="TORCHTITAN_MAIN names no checkout of torchtitan")
+def test_torchtitan_main_reads_back_layouts_and_model(tmp_path: Path) -> None:
+    """By hand, from a checkout: docs/guides/exports.md says at which revision it last passed."""
+    chosen = [
+        *layouts(zero_stage=0),
+        *layouts(zero_stage=0, pp=1, vpp=1, recompute="none", sequence_parallel=False)[:2],
+    ]
+    paths = written(tmp_path, "torchtitan-main", "torchtitan_layout.py", chosen)
+    tokens = changed(paths[0], "per_train_step = 12288", "per_train_step = 12289")
+    *answers, refused = read(
+        "torchtitan-main",
+        "read_torchtitan_0_3.py",
+        [*paths, tokens],
+        checkout=TORCHTITAN_MAIN,
+        NUM_DEVICES=ranks([*chosen, chosen[0]]),
+    )
+    for layout, answer in zip(chosen, answers, strict=True):
+        assert answer == in_torchtitan(layout)
+    assert "AssertionError" in refused["refused"]
 
 
 def test_torchtitan_0_3_refuses_an_unknown_field_and_wrong_numbers(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def installed(name: str) -> Path:
     return target
 
 
-def read(name: str, reader: str, files: Sequence[Path], **about: object) -> list[dict[str, Any]]:
+def read(
+    name: str, reader: str, files: Sequence[Path], *, checkout: str = "", **about: object
+) -> list[dict[str, Any]]:
     """What a trainer's own parser makes of exported files.
 
     Args:
@@ -52,12 +54,13 @@ def read(name: str, reader: str, files: Sequence[Path], **about: object) -> list
         reader: a script in `readers/`, which prints a JSON list with a mapping for each file: the
             fields of layout and model that it read, or `refused` and the parser's message.
         files: the exported files.
+        checkout: a folder with the trainer's own package, where it is not installed.
         about: what the parser is told besides, as environment variables.
     """
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/"),
-        "PYTHONPATH": str(installed(name)),
+        "PYTHONPATH": os.pathsep.join(filter(None, (checkout, str(installed(name))))),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         **{key: str(value) for key, value in about.items()},

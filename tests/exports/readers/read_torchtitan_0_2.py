@@ -8,14 +8,12 @@ import importlib.util
 import json
 import os
 import sys
-import types
 from pathlib import Path
 
+from stand_ins import stand_in
+
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
-for name in ("torchtitan.models.moe.kernels", "torch.utils.tensorboard"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["torchtitan.models.moe.kernels"].fill_indices_wrapper = None
-sys.modules["torch.utils.tensorboard"].SummaryWriter = None
+stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
 
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402

@@ -8,30 +8,19 @@ import io
 import json
 import os
 import sys
-import types
 from pathlib import Path
 
+from stand_ins import stand_in
+
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
-KERNELS = "torchtitan.distributed.minimal_async_ep.kernels"
-
-
-class Stub(types.ModuleType):
-    """A module that has every name."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-for each in (KERNELS, "torch.utils.tensorboard", "wandb"):
-    sys.modules[each] = Stub(each)
+stand_in("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard", "wandb")
 
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC  # noqa: E402
 from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
-    generate_llm_fqn_per_model_part,
+    _generate_llm_fqn_per_model_part,
+    _get_pipeline_metadata,
 )
 
 
@@ -60,27 +49,22 @@ def batch_of(config, dims, replicas):
         length = training.max_context_length
         micro_batch = training.num_tokens_per_microbatch_per_dp_rank // length
         step = training.num_tokens_per_train_step // length
+        assert training.num_tokens_per_train_step % (micro_batch * length) == 0
         if dims.pp > 1:
             assert step == micro_batch * parallelism.num_pp_microbatches * replicas
     assert step % (micro_batch * replicas) == 0
     return length, micro_batch, step // (micro_batch * replicas)
 
 
-def virtual_stages(config, dims, num_layers):
-    parallelism = config.parallelism
+def virtual_stages(config, dims, model):
+    """Stages a rank, all of which must have the same number of layers."""
     if dims.pp == 1:
         return 1
-    stages = num_layers // parallelism.pipeline_parallel_layers_per_stage
-    parts = generate_llm_fqn_per_model_part(
-        stages,
-        num_layers,
-        parallelism.pipeline_parallel_first_stage_less_layers,
-        parallelism.pipeline_parallel_last_stage_less_layers,
-    )
+    metadata = _get_pipeline_metadata(dims, config.parallelism, model)
+    stages, num_layers, *_weights = metadata
+    parts = _generate_llm_fqn_per_model_part(*metadata)
     layers = {sum(name.startswith("layers.") for name in part) for part in parts}
     assert layers == {num_layers // stages}, parts
-    is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
-    assert is_looped == (stages > dims.pp)
     return stages // dims.pp
 
 
@@ -99,7 +83,7 @@ def layout_of(path, num_devices):
         "pp": dims.pp,
         "dp": replicas,
         "is_sharded": dims.dp_shard > 1,
-        "vpp": virtual_stages(config, dims, len(model.layers)),
+        "vpp": virtual_stages(config, dims, model),
         "micro_batch_size": micro_batch,
         "num_microbatches": accumulation,
         "recompute": "full" if isinstance(config.activation_checkpoint, FullAC.Config) else "none",
@@ -119,13 +103,13 @@ def layout_of(path, num_devices):
 
 
 def answer(path, num_devices):
+    said = io.StringIO()
     try:
-        return layout_of(path, num_devices)
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return layout_of(path, num_devices)
     except (ValueError, TypeError, AttributeError, AssertionError, SystemExit) as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
+        return {"refused": f"{type(error).__name__}: {error} {said.getvalue()}"}
 
 
 ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-with contextlib.redirect_stdout(io.StringIO()):
-    answers = [answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]
-print(json.dumps(answers))
+print(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
