@@ -9,6 +9,9 @@ from typing import Final
 
 from api.exporters.base import ExportCommand, ExportFile, ExportSource
 
+HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
+"""A line of bash that sets HERE to the folder of the script."""
+
 _SCRIPT: Final = """\
 #!/usr/bin/env bash
 {head}
@@ -135,10 +138,6 @@ class LaunchScript:
 def commented(lines: Sequence[str]) -> str:
     """Lines as comments of a shell script, YAML, TOML or Python."""
     return "\n".join(f"# {line}" for line in lines)
-
-
-HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
-"""A line of bash: the folder of the script, where the other files of the job lie."""
 
 
 def exported(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def layouts(**without: Any) -> list[Layout]:
 
 
 def written(folder: Path, format_name: str, file_name: str, chosen: Sequence[Layout]) -> list[Path]:
-    """Writes the files of each layout to a folder of its own, and gives the paths of one of them."""
+    """Writes the files of each layout to a folder of its own; the paths of one of the files."""
     paths = []
     for number, layout in enumerate(chosen):
         source = ExportSource(

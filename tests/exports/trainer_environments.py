@@ -33,9 +33,9 @@ def installed(name: str) -> Path:
         return target
     shutil.rmtree(target, ignore_errors=True)
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+    where = ("--no-compile", "--target", str(target), "--requirement", str(requirements))
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options]
-        + ["--no-compile", "--target", str(target), "--requirement", str(requirements)],
+        [sys.executable, "-m", "pip", "install", *options, *where],
         env={**os.environ, "DS_BUILD_OPS": "0"},
         check=True,
         timeout=INSTALL_DEADLINE_S,

@@ -61,4 +61,4 @@ def answer(path):
         return {"refused": str(error)}
 
 
-print(json.dumps([answer(path) for path in sys.argv[1:]]))
+sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))

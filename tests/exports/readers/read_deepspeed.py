@@ -6,6 +6,7 @@ The environment says how many ranks the launch script starts: NUM_DEVICES, one n
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,8 +31,7 @@ class Replicas:
 
 
 def layout_of(path, num_devices):
-    with open(path) as file:
-        raw = json.load(file)
+    raw = json.loads(Path(path).read_text())
     tp = raw.get("tensor_parallel", {}).get("autotp_size", 1)
     pp = raw.get("pipeline", {}).get("stages", 1)
     dp = num_devices // (tp * pp)
@@ -61,4 +61,4 @@ def answer(path, num_devices):
 
 
 ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-print(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
+sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))

@@ -56,4 +56,4 @@ def answer(path):
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-print(json.dumps([answer(path) for path in sys.argv[1:]]))
+sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))

@@ -97,4 +97,4 @@ def answer(path, num_devices):
 
 
 ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-print(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
+sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
