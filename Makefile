@@ -115,7 +115,7 @@ test-slurm: $(INSTALLED) slurm-packages
 # Files that were exported for other trainers, read by the trainers' own parsers. Each trainer is
 # installed in build/trainers, once, and changes nothing in $(VENV).
 test-exports: $(INSTALLED)
-	$(BIN)/pytest -m exports tests/exports
+	TORCHTITAN_MAIN=$(TORCHTITAN_MAIN) $(BIN)/pytest -m exports tests/exports
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)

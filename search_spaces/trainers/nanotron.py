@@ -114,6 +114,7 @@ def _model(job: TrainerJob) -> dict[str, Any]:
             "num_attention_heads": model.num_heads,
             "num_key_value_heads": model.num_kv_heads,
             "max_position_embeddings": model.seq_length,
+            "rms_norm_eps": 1e-5,
             "tie_word_embeddings": model.tied_embeddings,
             "vocab_size": model.vocab_size,
         },

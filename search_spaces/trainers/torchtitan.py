@@ -194,6 +194,7 @@ def model_arguments_of_0_2(model: ModelShape) -> Mapping[str, Any]:
         "vocab_size": model.vocab_size,
         "multiple_of": model.ffn_hidden_size,
         "ffn_dim_multiplier": model.ffn_hidden_size / (4 * model.hidden_size),
+        "norm_eps": 1e-5,
         "rope_theta": rotary_base(model),
         "max_seq_len": model.seq_length,
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from api.exporters import ExportSource, export
+from api.exporters import FORMATS, ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerJob
@@ -55,15 +55,19 @@ def layouts(**without: Any) -> list[Layout]:
 
 
 def written(folder: Path, format_name: str, file_name: str, chosen: Sequence[Layout]) -> list[Path]:
-    """Writes the files of each layout to a folder of its own; the paths of one of the files."""
+    """Writes the files of each layout to a folder of its own; the paths of one of the files.
+
+    What the trainer lacks is taken as accepted: the files then say what it does without.
+    """
     paths = []
     for number, layout in enumerate(chosen):
         source = ExportSource(
             campaign="wide", trial=7, job=TrainerJob(model=LLAMA, layout=layout, seed=SEED)
         )
+        assert not FORMATS[format_name].adapter.refusals(source.job)
         target = folder / f"{format_name}-{number}"
         target.mkdir()
-        for file in export(format_name, source).files:
+        for file in FORMATS[format_name].render(source).files:
             (target / file.name).write_text(file.content)
         paths.append(target / file_name)
     return paths

@@ -108,7 +108,7 @@ def test_nanotron_reads_back_layouts_and_model(tmp_path: Path) -> None:
     paths = written(tmp_path, "nanotron", "nanotron.yaml", chosen)
     names = (*PARALLEL, *SHAPE, "zero_stage", "sequence_parallel", "global_batch_size")
     for layout, answer in zip(chosen, read("nanotron", "read_nanotron.py", paths), strict=True):
-        assert answer == expected(layout, *names, "tied_embeddings")
+        assert answer == {**expected(layout, *names, "tied_embeddings"), "norm_epsilon": 1e-5}
 
 
 def test_nanotron_refuses_unknown_keys_and_wrong_types(tmp_path: Path) -> None:
@@ -123,15 +123,20 @@ def test_nanotron_refuses_unknown_keys_and_wrong_types(tmp_path: Path) -> None:
 
 
 def test_torchtitan_0_2_reads_back_layouts_and_model(tmp_path: Path) -> None:
-    """Beside tp or pp it has neither DDP nor mixed precision without FSDP: dp or tp and pp."""
+    """Beside tp or pp it has FSDP for replicas, and half precision with FSDP alone."""
     alone = {"tp": 1, "pp": 1, "vpp": 1, "zero_stage": 0, "sequence_parallel": False}
-    chosen = [*layouts(dp=1, zero_stage=0, precision="fp32"), *layouts(**alone)]
+    chosen = [
+        *layouts(zero_stage=0, dp=1, precision="fp32"),
+        *layouts(**alone),
+        *layouts(zero_stage=0),
+    ]
     paths = written(tmp_path, "torchtitan-0.2", "torchtitan.toml", chosen)
     answers = read("torchtitan-0.2", "read_torchtitan_0_2.py", paths, NUM_DEVICES=ranks(chosen))
     for layout, answer in zip(chosen, answers, strict=True):
         assert answer == {
             **expected(layout, *PARALLEL, *SHAPE, "vpp", "recompute"),
-            "is_sharded": False,
+            "is_sharded": layout.dp > 1 and layout.tp > 1,
+            "norm_epsilon": 1e-5,
             "rotary_base": 10000.0,
             "seed": SEED,
         }
@@ -155,6 +160,7 @@ def in_torchtitan(layout: Layout) -> dict[str, object]:
     return {
         **expected(layout, *names),
         "is_sharded": False,
+        "norm_epsilon": 1e-5,
         "rotary_base": 10000.0,
         "seed": SEED,
     }

@@ -45,6 +45,7 @@ def layout_of(path):
         "num_heads": model["num_attention_heads"],
         "num_kv_heads": model["num_key_value_heads"],
         "vocab_size": model["vocab_size"],
+        "norm_epsilon": model["rms_norm_eps"],
         "tied_embeddings": model["tie_word_embeddings"],
     }
 

@@ -84,6 +84,7 @@ def layout_of(path, num_devices):
         "num_heads": model.n_heads,
         "num_kv_heads": model.n_kv_heads,
         "vocab_size": model.vocab_size,
+        "norm_epsilon": block.ffn_norm.eps,
         "rotary_base": model.rope_theta,
         "seed": config.debug.seed,
     }

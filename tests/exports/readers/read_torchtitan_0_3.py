@@ -97,6 +97,7 @@ def layout_of(path, num_devices):
         "num_kv_heads": block.attention.n_kv_heads,
         "vocab_size": model.vocab_size,
         "tied_embeddings": model.enable_weight_tying,
+        "norm_epsilon": block.ffn_norm.eps,
         "rotary_base": block.attention.rope.theta,
         "seed": config.debug.seed,
     }
