@@ -135,6 +135,8 @@ def _notes(job: TrainerJob) -> list[str]:
         "on CPU ranks `accelerate launch` starts one process whatever the file says, so start them with "
         f"torchrun and compare Accelerator().num_processes with {layout.num_devices}",
     ]
+    if accelerate_backend(layout) == "DEEPSPEED":
+        notes.append("zero_stage=1 is DeepSpeed's: install deepspeed and transformers")
     if accelerate_backend(layout) == "MEGATRON_LM":
         notes.append(
             f"tp={layout.tp} and pp={layout.pp} need a script for accelerate's Megatron-LM plugin, and "

@@ -76,7 +76,9 @@ def _notes(job: TrainerJob) -> list[str]:
     layout = job.layout
     notes = [
         "the model is your script's: it gets the layout and the model's shape as LAYOUT_* in its "
-        "environment, and must call deepspeed.initialize with --deepspeed_config"
+        "environment, and must call deepspeed.initialize with --deepspeed_config",
+        "an option --local_rank of the script must default to -1: torchrun and srun give LOCAL_RANK in "
+        "the environment only",
     ]
     if layout.pp > 1:
         notes.append(

@@ -156,6 +156,8 @@ def test_what_a_users_script_must_do_itself_is_noted() -> None:
     assert "PipelineModule(num_stages=4)" in pipeline
     assert "recompute=selective is for your script" in pipeline
     assert "AutoTP" in " ".join(ADAPTERS["deepspeed"].notes(job(tp=2)))
+    sharded = " ".join(ADAPTERS["accelerate"].notes(job(dp=2, zero_stage=1)))
+    assert "install deepspeed and transformers" in sharded
     assert "batch_size=3" in " ".join(ADAPTERS["accelerate"].notes(job(micro_batch_size=3)))
 
 
