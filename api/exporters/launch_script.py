@@ -42,7 +42,7 @@ _TORCHRUN: Final = """\
         {no_python}"${{PROGRAM[@]}}" "$@"
 """
 _SRUN: Final = """\
-    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
     # shellcheck disable=SC2016  # the ranks expand it
     exec srun -N "$NUM_NODES" -n {num_devices} --ntasks-per-node "$RANKS_PER_NODE" \\
@@ -54,7 +54,7 @@ _ACCELERATE: Final = """\
         --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "${{PROGRAM[@]}}" "$@"
 """
 _SRUN_ACCELERATE: Final = """\
-    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     # shellcheck disable=SC2016  # each node expands it
     exec srun -N "$NUM_NODES" -n "$NUM_NODES" --ntasks-per-node 1 \\
         bash -c 'exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \\

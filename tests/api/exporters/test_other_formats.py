@@ -66,7 +66,8 @@ def started(
         (folder / file.name).write_text(file.content)
     stand_ins = folder / "stand-ins"
     stand_ins.mkdir(exist_ok=True)
-    scontrol = "#!/bin/sh\necho first-node\necho second-node\n"
+    # A reader that stops after the first line would end it with SIGPIPE, and the script with it.
+    scontrol = "#!/bin/sh\necho first-node\nfor n in $(seq 5000); do echo node-$n; done\n"
     programs = {"torchrun": SAYS, "python": SAYS, "accelerate": SAYS, "srun": SRUN}
     for program, content in {**programs, "scontrol": scontrol}.items():
         (stand_ins / program).write_text(content)
