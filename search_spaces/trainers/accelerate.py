@@ -60,17 +60,6 @@ def _without_recompute(layout: Layout) -> str:
     )
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout = job.layout
-    is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
-    if is_megatron and layout.zero_stage == 1 and layout.precision == "fp32":
-        return [
-            "zero_stage=1 with precision=fp32 has no counterpart: Megatron-LM's distributed optimizer "
-            "needs bf16 or fp16; export a trial of zero_stage 0, or search with precision bf16"
-        ]
-    return []
-
-
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """The file for `accelerate launch --config_file`."""
     layout = job.layout
@@ -150,7 +139,6 @@ ACCELERATE: Final = TrainerAdapter(
     target_version="accelerate 1.15.0",
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
-    refusals=_refusals,
     values=_values,
     notes=_notes,
 )

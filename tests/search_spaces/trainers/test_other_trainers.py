@@ -107,7 +107,6 @@ def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
         ("nanotron", LLAMA, {**BF16, "tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("torchtitan-0.2", LLAMA, {"pp": 3}, "num_layers=8 is not divisible by pp*vpp=3*1"),
         ("deepspeed", LLAMA, {"tp": 2, "pp": 4}, "tp=2 with pp=4"),
-        ("accelerate", LLAMA, {"tp": 2, "dp": 2, "zero_stage": 1}, "precision=fp32"),
     ],
 )
 def test_a_layout_that_a_trainer_refuses_is_refused_with_its_numbers(
