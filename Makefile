@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -58,7 +58,7 @@ structure: $(INSTALLED)
 # start ranks (marker `ranks`) one runs at a time in any case, see tests/conftest.py.
 TEST_JOBS ?= 2
 SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
-ELSEWHERE := not gpu and not slurm
+ELSEWHERE := not gpu and not slurm and not exports
 
 test: check browser-packages
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not nightly and $(ELSEWHERE)"
@@ -111,6 +111,11 @@ slurm-packages:
 
 test-slurm: $(INSTALLED) slurm-packages
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slurm and not nightly"
+
+# Files that were exported for other trainers, read by the trainers' own parsers. Each trainer is
+# installed in build/trainers, once, and changes nothing in $(VENV).
+test-exports: $(INSTALLED)
+	TORCHTITAN_MAIN=$(TORCHTITAN_MAIN) $(BIN)/pytest -m exports tests/exports
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)

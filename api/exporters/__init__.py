@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from api.exporters.accelerate import ACCELERATE_FORMAT
 from api.exporters.base import (
     ExportBundle,
     ExportCommand,
@@ -20,10 +21,18 @@ from api.exporters.base import (
     ExportSource,
     KnobsLackingError,
 )
+from api.exporters.command import COMMAND_FORMAT
+from api.exporters.deepspeed import DEEPSPEED_FORMAT
 from api.exporters.embedded import EMBEDDED_FORMAT
 from api.exporters.megatron_bridge import MEGATRON_BRIDGE_FORMAT
 from api.exporters.megatron_deepspeed import MEGATRON_DEEPSPEED_FORMAT
 from api.exporters.megatron_lm import MEGATRON_LM_FORMAT
+from api.exporters.nanotron import NANOTRON_FORMAT
+from api.exporters.torchtitan import (
+    TORCHTITAN_0_2_FORMAT,
+    TORCHTITAN_0_3_FORMAT,
+    TORCHTITAN_MAIN_FORMAT,
+)
 from search_spaces.trainers.base import TrainerAdapter
 
 FORMATS: Final[Mapping[str, ExportFormat]] = MappingProxyType(
@@ -34,13 +43,25 @@ FORMATS: Final[Mapping[str, ExportFormat]] = MappingProxyType(
             MEGATRON_LM_FORMAT,
             MEGATRON_DEEPSPEED_FORMAT,
             MEGATRON_BRIDGE_FORMAT,
+            DEEPSPEED_FORMAT,
+            TORCHTITAN_0_2_FORMAT,
+            TORCHTITAN_0_3_FORMAT,
+            TORCHTITAN_MAIN_FORMAT,
+            NANOTRON_FORMAT,
+            ACCELERATE_FORMAT,
+            COMMAND_FORMAT,
         )
     }
 )
 """Formats by name."""
 
-ALIASES: Final[Mapping[str, str]] = MappingProxyType({"trainer": EMBEDDED_FORMAT.adapter.name})
-"""Former names of formats."""
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "trainer": EMBEDDED_FORMAT.adapter.name,
+        "torchtitan": TORCHTITAN_0_3_FORMAT.adapter.name,
+    }
+)
+"""Other names of formats: a former one, and a trainer's for its newest release."""
 
 
 def export(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ _SCRIPT: Final = """\
 #!/usr/bin/env bash
 {head}
 # Written for {target_version}.
-# Usage: {usage}{name} [further arguments]
+# Usage: {usage}{name}{arguments} [further arguments]
 #   one node, or each node by hand: NODE_RANK=0 MASTER_ADDR=host {name}
 #   in a Slurm allocation:          LAUNCH=srun {name}
 {usage_lines}set -euo pipefail
@@ -27,26 +27,52 @@ RANKS_PER_NODE={ranks_per_node}
 
 {program}
 
-case "${{LAUNCH:-torchrun}}" in
-torchrun)
-    exec torchrun --nnodes "$NUM_NODES" --nproc-per-node "$RANKS_PER_NODE" \\
-        --node-rank "${{NODE_RANK:-0}}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
-        "${{PROGRAM[@]}}" "$@"
-    ;;
-srun)
-    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-    export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
-    # shellcheck disable=SC2016  # the ranks expand it
-    exec srun -N "$NUM_NODES" -n {num_devices} --ntasks-per-node "$RANKS_PER_NODE" \\
-        bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec python "$@"' rank \\
-        "${{PROGRAM[@]}}" "$@"
-    ;;
+case "${{LAUNCH:-{default}}}" in
+{cases}
 *)
-    echo "LAUNCH=$LAUNCH is neither torchrun nor srun" >&2
+    echo "LAUNCH=$LAUNCH is not {names}" >&2
     exit 2
     ;;
 esac
 """
+
+_TORCHRUN: Final = """\
+    exec torchrun --nnodes "$NUM_NODES" --nproc-per-node "$RANKS_PER_NODE" \\
+        --node-rank "${{NODE_RANK:-0}}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
+        {no_python}"${{PROGRAM[@]}}" "$@"
+"""
+_SRUN: Final = """\
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
+    export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
+    # shellcheck disable=SC2016  # the ranks expand it
+    exec srun -N "$NUM_NODES" -n {num_devices} --ntasks-per-node "$RANKS_PER_NODE" \\
+        bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec {python}"$@"' rank \\
+        "${{PROGRAM[@]}}" "$@"
+"""
+_ACCELERATE: Final = """\
+    exec accelerate launch --machine_rank "${{NODE_RANK:-0}}" \\
+        --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "${{PROGRAM[@]}}" "$@"
+"""
+_SRUN_ACCELERATE: Final = """\
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
+    # shellcheck disable=SC2016  # each node expands it
+    exec srun -N "$NUM_NODES" -n "$NUM_NODES" --ntasks-per-node 1 \\
+        bash -c 'exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \\
+        --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "${{PROGRAM[@]}}" "$@"
+"""
+
+Launches = tuple[tuple[str, str], ...]
+"""The values of LAUNCH, the first by default, each with the lines of bash that it stands for."""
+
+PYTHON_RANKS: Final[Launches] = (("torchrun", _TORCHRUN), ("srun", _SRUN))
+"""PROGRAM is for Python; it is started once a rank."""
+PROGRAM_RANKS: Final[Launches] = (
+    *PYTHON_RANKS,
+    ("once", '    exec "${{PROGRAM[@]}}" "$@"\n'),
+)
+"""PROGRAM is any; it is started once a rank, or once, if it starts its ranks by itself."""
+ACCELERATE_NODES: Final[Launches] = (("accelerate", _ACCELERATE), ("srun", _SRUN_ACCELERATE))
+"""PROGRAM is for `accelerate launch`, which is started once a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +91,20 @@ class LaunchScript:
     """Variables that the user must set, as "NAME=/path/to/it"."""
     usage: Sequence[str] = ()
     """Further lines of the usage, without "#"."""
+    arguments: Sequence[str] = ()
+    """Arguments that the script needs, as an example."""
+    launches: Launches = PYTHON_RANKS
+    """How it can be started."""
 
     def file(self, source: ExportSource) -> ExportFile:
         """The script for a job."""
+        layout = source.job.layout
+        cases = "".join(f"{name})\n{body}    ;;\n" for name, body in self.launches).format(
+            no_python="--no-python " if self.launches is PROGRAM_RANKS else "",
+            python="" if self.launches is PROGRAM_RANKS else "python ",
+            num_devices=layout.num_devices,
+            ranks_per_node=source.job.ranks_per_node,
+        )
         content = _SCRIPT.format(
             head=commented(source.head),
             target_version=self.target_version,
@@ -76,9 +113,12 @@ class LaunchScript:
             name=self.name,
             setup="\n".join(self.setup),
             program="\n".join(self.program),
-            num_nodes=source.job.layout.num_nodes,
+            arguments="".join(f" {each}" for each in self.arguments),
+            num_nodes=layout.num_nodes,
             ranks_per_node=source.job.ranks_per_node,
-            num_devices=source.job.layout.num_devices,
+            default=self.launches[0][0],
+            cases=cases.rstrip("\n"),
+            names=" or ".join(name for name, _body in self.launches),
         )
         return ExportFile(name=self.name, content=content, executable=True)
 
@@ -87,10 +127,12 @@ class LaunchScript:
         num_nodes = source.job.layout.num_nodes
         environment = ("env", *self.required) if self.required else ()
         if num_nodes > 1:
-            words = ("env", *self.required, "LAUNCH=srun", "bash", self.name)
+            words = ("env", *self.required, "LAUNCH=srun", "bash", self.name, *self.arguments)
             when = f"in a Slurm allocation of {num_nodes} nodes"
             return (ExportCommand(when=when, words=words),)
-        return (ExportCommand(when="here", words=(*environment, "bash", self.name)),)
+        return (
+            ExportCommand(when="here", words=(*environment, "bash", self.name, *self.arguments)),
+        )
 
 
 def _assignment(required: str) -> str:
@@ -101,3 +143,8 @@ def _assignment(required: str) -> str:
 def commented(lines: Sequence[str]) -> str:
     """Lines as comments of a shell script, YAML, TOML or Python."""
     return "\n".join(f"# {line}" for line in lines)
+
+
+def exported(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Lines of bash that set environment variables."""
+    return tuple(f"export {name}={shlex.quote(value)}" for name, value in environment.items())

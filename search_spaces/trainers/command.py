@@ -1,13 +1,24 @@
-"""Any program: it gets the layout as arguments and environment variables."""
+"""Any program: it gets the layout in its environment and in its arguments."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.placeholders import placeholder_values
+
+
+def _notes(_job: TrainerJob) -> list[str]:
+    return [
+        "the program must do what the layout says: nothing checks that it read LAYOUT_* or its "
+        "arguments",
+    ]
+
 
 COMMAND: Final = TrainerAdapter(
     name="command",
     target_version="any program",
-    needs="a program that takes the layout as arguments or environment variables",
+    needs="a program that reads LAYOUT_* in its environment, or arguments such as --tp {tp}",
+    values=placeholder_values,
+    notes=_notes,
 )

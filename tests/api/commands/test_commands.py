@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -29,6 +29,8 @@ from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
 from tests.results_db.factories import completed, failed, lease_one, make_worker
 
+ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")
+"""A layout of a Llama that every trainer has."""
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
 
 
@@ -62,12 +64,20 @@ def run(service: ServeProcess):  # type: ignore[no-untyped-def]
     return run_it
 
 
-def submit(service: ServeProcess, store: Store, name: str, *, trials: int = 0) -> int:
+def submit(
+    service: ServeProcess,
+    store: Store,
+    name: str,
+    *,
+    trials: int = 0,
+    layouts: Sequence[Layout] = LAYOUTS,
+    **changes: object,
+) -> int:
     """A campaign with some completed trials, each faster than the one before."""
-    service.post("/campaigns", {**CAMPAIGN, "name": name})
+    service.post("/campaigns", {**CAMPAIGN, "name": name, **changes})
     campaign = store.campaign_by_name(name).id
     worker = make_worker(store, "w1", devices_per_node=4)
-    for number, layout in enumerate(LAYOUTS[:trials], 1):
+    for number, layout in enumerate(layouts[:trials], 1):
         trial = store.add_trial(campaign, layout)
         lease = lease_one(store, worker.id)
         assert lease.trial_id == trial.id
@@ -343,7 +353,7 @@ def test_the_commands_that_an_export_prints_name_its_files_from_here(
     monkeypatch.chdir(tmp_path)
     campaign = "exported-commands"
     if not [each for each in store.campaigns() if each.name == campaign]:
-        submit(service, store, campaign, trials=1)
+        submit(service, store, campaign, trials=1, layouts=[ANYWHERE], model="tiny-llama")
     folder = tmp_path / "absolute" if out == "/" else Path(out)
     done = run("export", campaign, "--format", format_name, f"--out={folder}")
     assert done.exit_code == 0, done.output

@@ -96,7 +96,7 @@ def test_dropping_zero_drops_its_groups() -> None:
 
 def test_a_change_of_the_job_stands_in_every_file_that_can_have_comments() -> None:
     measured = Layout(dp=4, num_microbatches=4, precision="bf16")
-    source = make_source(measured, "llama-8b")  # a model and a layout that no trainer refuses
+    source = make_source(measured, "llama-7b")  # a model and a layout that no trainer refuses
     larger = replace(measured, num_nodes=2, dp=8, num_microbatches=2)
     scaled = source.changed(replace(source.job, layout=larger), "scaled from 1 node to 2")
     for name in FORMATS:

@@ -1,0 +1,168 @@
+"""torchtitan's configuration, the model's shape as Python, and a launch script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from api.exporters.base import ExportFile, ExportFormat, ExportSource, RenderedJob
+from api.exporters.launch_script import HERE, LaunchScript, commented
+from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.torchtitan import (
+    TORCHTITAN_0_2,
+    TORCHTITAN_0_3,
+    TORCHTITAN_MAIN,
+    model_arguments_of_0_2,
+)
+
+_TOML_FILE: Final = "torchtitan.toml"
+_MODEL_FILE: Final = "torchtitan_model.py"
+_LAYOUT_FILE: Final = "torchtitan_layout.py"
+
+_MODEL: Final = '''\
+{head}
+"""The model's shape, as a flavor of torchtitan's llama3."""
+
+from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+
+llama3_args["layout"] = TransformerModelArgs(
+{arguments}
+)
+'''
+
+_LAYOUT: Final = '''\
+{head}
+"""A layout and a model's shape as a configuration of torchtitan's Llama 3 trainer."""
+
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models import llama3
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.llama3.config_registry import llama3_8b
+from torchtitan.trainer import Trainer
+
+DIM, HEADS, VOCABULARY = {hidden_size}, {num_heads}, {vocab_size}
+IS_TIED = {tied_embeddings}
+
+
+def model() -> llama3.Llama3Model.Config:
+    rope = ComplexRoPE.Config(
+        dim=DIM // HEADS, {longest}={seq_length}, theta={rotary_base}, scaling="none"
+    )
+    embedding_init = llama3._EMBEDDING_SKIP_INIT if IS_TIED else llama3._EMBEDDING_INIT
+    return llama3.Llama3Model.Config(
+        dim=DIM,
+        vocab_size=VOCABULARY,
+        enable_weight_tying=IS_TIED,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCABULARY, embedding_dim=DIM, param_init=embedding_init
+        ),
+        norm=RMSNorm.Config(normalized_shape=DIM, param_init=llama3._NORM_INIT),
+        lm_head=Linear.Config(
+            in_features=DIM,
+            out_features=VOCABULARY,
+            param_init=llama3._output_linear_init(DIM),
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers={num_layers},
+            dim=DIM,
+            n_heads=HEADS,
+            n_kv_heads={num_kv_heads},
+            hidden_dim={ffn_hidden_size},
+            rope=rope,
+            attn_backend="flex",
+        ),
+    )
+
+
+def layout() -> Trainer.Config:
+    config = llama3_8b()  # its data, optimizer and schedule
+    config.model_spec.flavor = "layout"
+    config.model_spec.model = model()
+    config.loss = ChunkedLossWrapper.Config(
+        loss_fn=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)
+    )
+{settings}
+    config.activation_checkpoint = {activation_checkpoint}
+    return config
+'''
+
+
+def _render_toml(source: ExportSource) -> RenderedJob:
+    arguments = model_arguments_of_0_2(source.job.model)
+    model = _MODEL.format(
+        head=_head(TORCHTITAN_0_2, source),
+        arguments="\n".join(f"    {name}={value!r}," for name, value in arguments.items()),
+    )
+    toml = "\n".join(_toml_lines(TORCHTITAN_0_2.values(source.job)))
+    return _rendered(
+        TORCHTITAN_0_2,
+        source,
+        f'--job.config_file "$HERE/{_TOML_FILE}" --model.hf_assets_path "$TOKENIZER_DIR"',
+        ExportFile(name=_TOML_FILE, content=f"{_head(TORCHTITAN_0_2, source)}\n{toml}\n"),
+        ExportFile(name=_MODEL_FILE, content=model),
+    )
+
+
+def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Sections of strings, numbers and switches, of which TOML and JSON have the same notation."""
+    for section, values in sections.items():
+        yield f"\n[{section}]"
+        yield from (f"{key} = {json.dumps(value)}" for key, value in values.items())
+
+
+def _render_python(source: ExportSource) -> RenderedJob:
+    return _python_module(TORCHTITAN_0_3, source, longest="max_seq_len")
+
+
+def _render_main(source: ExportSource) -> RenderedJob:
+    return _python_module(TORCHTITAN_MAIN, source, longest="max_context_length")
+
+
+def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: str) -> RenderedJob:
+    job = source.job
+    settings = [
+        f"    config.{section}.{key} = {value!r}"
+        for section, values in adapter.values(job).items()
+        for key, value in values.items()
+    ]
+    content = _LAYOUT.format(
+        head=_head(adapter, source),
+        longest=longest,
+        settings="\n".join(settings),
+        activation_checkpoint="FullAC.Config()" if job.layout.recompute == "full" else None,
+        **job.model.to_mapping(),
+    )
+    return _rendered(
+        adapter,
+        source,
+        '--module torchtitan_layout --config layout --hf_assets_path "$TOKENIZER_DIR"',
+        ExportFile(name=_LAYOUT_FILE, content=content),
+    )
+
+
+def _head(adapter: TrainerAdapter, source: ExportSource) -> str:
+    return commented((*source.head, f"Written for {adapter.target_version}."))
+
+
+def _rendered(
+    adapter: TrainerAdapter, source: ExportSource, arguments: str, *files: ExportFile
+) -> RenderedJob:
+    script = LaunchScript(
+        name="torchtitan.sh",
+        target_version=adapter.target_version,
+        required=("TOKENIZER_DIR=/path/to/tokenizer",),
+        setup=(
+            ': "${TOKENIZER_DIR:?set it to a folder with tokenizer.json}"',
+            HERE,
+            'export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
+        ),
+        program=(f"PROGRAM=(-m torchtitan.train {arguments})",),
+    )
+    return RenderedJob(files=(*files, script.file(source)), commands=script.commands(source))
+
+
+TORCHTITAN_0_2_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_0_2, render=_render_toml)
+TORCHTITAN_0_3_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_0_3, render=_render_python)
+TORCHTITAN_MAIN_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_MAIN, render=_render_main)

@@ -1,0 +1,144 @@
+"""A user's own script with Hugging Face Accelerate.
+
+The keys are those of `commands/config/config_args.py`, `commands/launch.py` and
+`utils/dataclasses.py` of accelerate 1.15.0. Replicas alone are DDP, with ZeRO-1 they are
+DeepSpeed's; tensor and pipeline parallelism are those of its Megatron-LM plugin, since its
+`parallelism_config` has no pipeline and works with FSDP 2 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from search_spaces.spec.layout import Layout
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+
+_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def accelerate_backend(layout: Layout) -> str:
+    """Accelerate's `distributed_type`."""
+    if layout.tp > 1 or layout.pp > 1:
+        return "MEGATRON_LM"
+    if layout.zero_stage == 1:
+        return "DEEPSPEED"
+    return "MULTI_GPU" if layout.dp > 1 else "NO"
+
+
+def _lacking(job: TrainerJob) -> dict[str, str]:
+    layout = job.layout
+    lacking = {}
+    if layout.vpp > 1:
+        lacking["vpp"] = (
+            "accelerate's file has no key for virtual stages; without them the schedule is 1F1B"
+        )
+    if layout.zero_replicas > 1:
+        lacking["zero_replicas"] = (
+            "accelerate's file has no key for smaller ZeRO groups; without them optimizer states are "
+            f"sharded over all dp={layout.dp} ranks"
+        )
+    if without := _without_recompute(layout):
+        lacking["recompute"] = without
+    return lacking
+
+
+def _without_recompute(layout: Layout) -> str:
+    """What happens to a layout's recomputation where accelerate lacks it; empty: it does not."""
+    if accelerate_backend(layout) != "MEGATRON_LM":
+        if layout.recompute == "none":
+            return ""
+        return (
+            "accelerate turns recomputation on for Megatron-LM and FSDP only; without it no "
+            "activations are recomputed, unless your script does it"
+        )
+    if layout.recompute == "full":
+        return ""
+    return (
+        f"accelerate's file cannot say recompute={layout.recompute} to Megatron-LM; without it every "
+        "block is recomputed, unless your script gives its plugin other_megatron_args"
+    )
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    """The file for `accelerate launch --config_file`."""
+    layout = job.layout
+    backend = accelerate_backend(layout)
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": backend,
+        "mixed_precision": _MIXED_PRECISION[layout.precision],
+        "num_machines": layout.num_nodes,
+        "num_processes": layout.num_devices,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+        "main_training_function": "main",
+        **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
+        **({"deepspeed_config": _deepspeed(layout)} if backend == "DEEPSPEED" else {}),
+        **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
+    }
+
+
+def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
+    layout = job.layout
+    values = {
+        "tp_degree": layout.tp,
+        "pp_degree": layout.pp,
+        "num_micro_batches": layout.num_microbatches,
+        "sequence_parallelism": layout.sequence_parallel,
+        "use_distributed_optimizer": layout.zero_stage == 1,
+        "gradient_clipping": 1.0,
+        "context_parallel_size": 1,  # 2 where the file says nothing
+        # these three also where the file says nothing
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+        "use_rotary_position_embeddings": job.model.family == "llama",
+    }
+    return {f"megatron_lm_{key}": value for key, value in values.items()}
+
+
+def accelerate_environment(layout: Layout) -> Mapping[str, str]:
+    """What the file cannot say: the accumulation of plain replicas."""
+    if accelerate_backend(layout) in ("NO", "MULTI_GPU"):
+        return {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(layout.num_microbatches)}
+    return {}
+
+
+def _deepspeed(layout: Layout) -> dict[str, Any]:
+    return {
+        "zero_stage": layout.zero_stage,
+        "gradient_accumulation_steps": layout.num_microbatches,
+        "zero3_init_flag": False,
+        "deepspeed_multinode_launcher": "standard",
+    }
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    layout = job.layout
+    notes = [
+        f"the model and the data are your script's: give its DataLoader batch_size="
+        f"{layout.micro_batch_size}; it gets the layout and the model's shape as LAYOUT_* in its "
+        "environment",
+        "on CPU ranks `accelerate launch` starts one process whatever the file says, so start them with "
+        f"torchrun and compare Accelerator().num_processes with {layout.num_devices}",
+    ]
+    if accelerate_backend(layout) == "DEEPSPEED":
+        notes.append("zero_stage=1 is DeepSpeed's: install deepspeed and transformers")
+    if accelerate_backend(layout) == "MEGATRON_LM":
+        notes.append(
+            f"tp={layout.tp} and pp={layout.pp} need a script for accelerate's Megatron-LM plugin, and "
+            "Megatron-LM itself"
+        )
+    return notes
+
+
+ACCELERATE: Final = TrainerAdapter(
+    name="accelerate",
+    target_version="accelerate 1.15.0",
+    needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
+    lacking=_lacking,
+    values=_values,
+    notes=_notes,
+)

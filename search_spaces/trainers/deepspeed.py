@@ -1,0 +1,116 @@
+"""A user's own script with DeepSpeed.
+
+The keys are those of `runtime/config.py`, `runtime/zero/config.py` and
+`runtime/tensor_parallel/config.py` of DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+
+_LOG: Final = LogPatterns(
+    step=(
+        r"steps: (?P<index>\d+) loss: (?P<loss>\S+) iter time \(s\): (?P<step_time_s>[\d.]+) "
+        r"samples/sec:"
+    )
+)
+"""The line of its pipeline engine. The plain engine prints none by default."""
+
+
+def _lacking(job: TrainerJob) -> dict[str, str]:
+    layout = job.layout
+    lacking = {}
+    if layout.vpp > 1:
+        lacking["vpp"] = "DeepSpeed has no interleaved schedule; without it the schedule is 1F1B"
+    if layout.zero_replicas > 1:
+        lacking["zero_replicas"] = (
+            "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "
+            f"sharded over all dp={layout.dp} ranks"
+        )
+    if layout.sequence_parallel and layout.tp > 1:
+        lacking["sequence_parallel"] = (
+            "DeepSpeed's AutoTP does not share the sequence over tp; without it activations outside of "
+            f"the matrix products are held {layout.tp} times"
+        )
+    return lacking
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    layout = job.layout
+    if layout.tp > 1 and layout.pp > 1:
+        return [
+            f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "
+            "stages, not with both; export a trial with tp=1 or pp=1, or use the format "
+            "megatron-deepspeed"
+        ]
+    return []
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    """ds_config.json. DeepSpeed checks train_batch_size = micro batch * accumulation * dp."""
+    layout = job.layout
+    values: dict[str, Any] = {
+        "train_batch_size": layout.global_batch_size,
+        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.num_microbatches,
+        "steps_per_print": 1,
+        "zero_optimization": {"stage": layout.zero_stage},
+        "bf16": {"enabled": layout.precision == "bf16"},
+        "fp16": {"enabled": layout.precision == "fp16"},
+    }
+    if layout.tp > 1:
+        values["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.pp > 1:
+        values["pipeline"] = {
+            "stages": layout.pp,
+            "activation_checkpoint_interval": 1 if layout.recompute == "full" else 0,
+        }
+    return values
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    layout = job.layout
+    notes = [
+        "the model is your script's: it gets the layout and the model's shape as LAYOUT_* in its "
+        "environment, and must call deepspeed.initialize with --deepspeed_config",
+        "an option --local_rank of the script must default to -1: torchrun and srun give LOCAL_RANK in "
+        "the environment only",
+    ]
+    if layout.pp > 1:
+        notes.append(
+            f"pp={layout.pp} needs a script that builds PipelineModule(num_stages={layout.pp}): "
+            "DeepSpeed does not cut a model by itself"
+        )
+    if layout.tp > 1:
+        notes.append(
+            f"tp={layout.tp} is AutoTP, which shards models of Hugging Face; the ranks of a group must "
+            "read the same data"
+        )
+    if layout.recompute != "none" and (layout.pp == 1 or layout.recompute == "selective"):
+        notes.append(
+            f"recompute={layout.recompute} is for your script to do, with torch.utils.checkpoint or "
+            "deepspeed.checkpointing: no key of ds_config.json turns it on here"
+        )
+    if layout.precision == "fp32":
+        notes.append(
+            "with neither bf16 nor fp16 enabled DeepSpeed trains in fp32, as the probe did"
+        )
+    if job.compile:
+        notes.append("the probe's compile=true is for your script: engine.compile()")
+    return notes
+
+
+DEEPSPEED: Final = TrainerAdapter(
+    name="deepspeed",
+    target_version="DeepSpeed 0.19.8",
+    needs="DeepSpeed, and a training script of your own in TRAIN_SCRIPT",
+    lacking=_lacking,
+    refusals=_refusals,
+    values=_values,
+    notes=_notes,
+    log=_LOG,
+)

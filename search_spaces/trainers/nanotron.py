@@ -1,0 +1,169 @@
+"""nanotron's run_train.py, as of the release 0.4.
+
+The keys are those of `config/*.py` of the release. The main branch has others: `data_stages` in
+place of `data`, the Adam keys in `optimizer.optimizer_factory`, and `parallelism.recompute_layer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+
+_STEPS: Final = 100
+_ROTARY_BASE: Final = 10000.0
+"""nanotron 0.4 has no key for it."""
+
+_LOG: Final = LogPatterns(
+    step=r"iteration: (?P<index>\d+) / \d+ \|.*\| lm_loss: (?P<loss>[\d.naif]+) \|"
+)
+"""Times and rates are rounded to three digits and get a K or an M: they are not read."""
+
+
+def _lacking(job: TrainerJob) -> dict[str, str]:
+    layout = job.layout
+    lacking = {}
+    if layout.vpp > 1:
+        lacking["vpp"] = "nanotron has no interleaved schedule; without it the schedule is 1F1B"
+    if layout.zero_replicas > 1:
+        lacking["zero_replicas"] = (
+            "nanotron shards optimizer states over all of dp; without smaller groups there is one of "
+            f"{layout.dp} ranks"
+        )
+    if layout.recompute != "none":
+        lacking["recompute"] = (
+            "nanotron 0.4 has no key for recomputation (its main branch has "
+            "parallelism.recompute_layer); without it no activations are recomputed"
+        )
+    return lacking
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    layout, model = job.layout, job.model
+    refusals = []
+    if model.family != "llama":
+        refusals.append(
+            f"family={model.family} has no counterpart in nanotron, which trains Llama and "
+            "Starcoder2; search with a model of family llama"
+        )
+    if layout.precision != "bf16":
+        refusals.append(
+            f"precision={layout.precision}: nanotron's attention takes 16-bit numbers only, and it "
+            "has no loss scaling for fp16; search with precision bf16"
+        )
+    if model.vocab_size % layout.tp:
+        refusals.append(
+            f"vocab_size={model.vocab_size} is not divisible by tp={layout.tp}; nanotron would pad it"
+        )
+    if model.num_kv_heads % layout.tp:
+        refusals.append(
+            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which nanotron "
+            "asks for"
+        )
+    if model.rotary_base != _ROTARY_BASE:
+        refusals.append(
+            f"rotary_base={model.rotary_base:g} has no counterpart: nanotron 0.4 has 10000 only"
+        )
+    return refusals
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    layout = job.layout
+    return {
+        "general": {"project": "layout-tuner", "run": layout.key, "seed": job.seed},
+        "parallelism": {
+            "dp": layout.dp,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "expert_parallel_size": 1,
+            "pp_engine": "1f1b",
+            "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
+            # nanotron refuses it with ALL_REDUCE
+            "tp_linear_async_communication": layout.sequence_parallel,
+        },
+        "tokens": {
+            "sequence_length": job.model.seq_length,
+            "train_steps": _STEPS,
+            "micro_batch_size": layout.micro_batch_size,
+            "batch_accumulation_per_replica": layout.num_microbatches,
+        },
+        "model": _model(job),
+        "optimizer": _optimizer(job),
+        "tokenizer": {"tokenizer_name_or_path": None},
+        # no dataset: nanotron draws tokens at random
+        "data": {"dataset": None, "seed": job.seed, "num_loading_workers": 1},
+        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": _STEPS + 1},
+        "logging": {"log_level": "info", "iteration_step_info_interval": 1},
+    }
+
+
+def _model(job: TrainerJob) -> dict[str, Any]:
+    model = job.model
+    return {
+        "dtype": "bfloat16",
+        "init_method": {"std": 0.02},
+        "make_vocab_size_divisible_by": 1,
+        "model_config": {
+            "is_llama_config": True,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.ffn_hidden_size,
+            "num_hidden_layers": model.num_layers,
+            "num_attention_heads": model.num_heads,
+            "num_key_value_heads": model.num_kv_heads,
+            "max_position_embeddings": model.seq_length,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": model.tied_embeddings,
+            "vocab_size": model.vocab_size,
+        },
+    }
+
+
+def _optimizer(job: TrainerJob) -> dict[str, Any]:
+    return {
+        "zero_stage": job.layout.zero_stage,
+        "accumulate_grad_in_fp32": True,
+        "clip_grad": 1.0,
+        "weight_decay": 0.1,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
+        "torch_adam_is_fused": True,
+        "learning_rate_scheduler": {
+            "learning_rate": 1e-4,
+            "lr_warmup_steps": 2,
+            "lr_warmup_style": "linear",
+            "lr_decay_style": "cosine",
+            "min_decay_lr": 1e-5,
+        },
+    }
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    notes = [
+        "the file has random tokens, and a learning rate of its own: set data, tokenizer and "
+        "optimizer",
+        "nanotron's main branch has other keys: data_stages, optimizer.optimizer_factory and "
+        "parallelism.recompute_layer",
+    ]
+    if job.layout.pp > 1:
+        notes.append(
+            "nanotron balances stages by its own estimate of their cost: they may have another number "
+            "of layers than measured"
+        )
+    if job.compile:
+        notes.append("the probe's compile=true has no key in nanotron")
+    return notes
+
+
+NANOTRON: Final = TrainerAdapter(
+    name="nanotron",
+    target_version="nanotron 0.4",
+    needs="nanotron 0.4 with flash-attn, its repository in NANOTRON_DIR, and a GPU",
+    lacking=_lacking,
+    refusals=_refusals,
+    values=_values,
+    notes=_notes,
+    log=_LOG,
+)

@@ -1,0 +1,282 @@
+"""torchtitan's Llama 3 trainer, in three versions with different configurations.
+
+0.2 reads TOML, 0.3 and main a Python function that makes the configuration; main counts tokens
+instead of sequences. The keys are those of `config/job_config.py` (0.2.2) and `config/configs.py`
+(0.3.0 and main), the refusals those of `trainer.py`, `models/common/decoder.py` and
+`models/llama3/parallelize.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.log_patterns import LogPatterns
+
+TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
+
+_STEPS: Final = 100
+
+_LOG: Final = LogPatterns(
+    step=(
+        r"(?<!validate )step:\s*(?P<index>\d+)\s+loss:\s*(?P<loss>\S+)\s+grad_norm:.*"
+        r"memory:\s*(?P<peak_memory_gib>[\d.]+)GiB.*"
+        r"tps:\s*(?P<tokens_per_s_per_device>[\d,]+)"
+    )
+)
+"""One line a step, as `metrics.log_freq` is 1 in the exported files."""
+
+
+def _is_parallel_beyond_data(layout: Layout) -> bool:
+    return layout.tp > 1 or layout.pp > 1
+
+
+def _lacking(job: TrainerJob) -> dict[str, str]:
+    """What all three versions lack."""
+    layout = job.layout
+    lacking = {}
+    if layout.zero_stage == 1:
+        lacking["zero_stage"] = (
+            "torchtitan has DDP, HSDP and FSDP, but no ZeRO-1; without it every replica holds whole "
+            "optimizer states, which need more memory than was measured"
+        )
+    if layout.recompute == "selective":
+        lacking["recompute"] = (
+            "torchtitan's selective mode saves every other matrix product, which is something else "
+            "than recomputing attention; without it no activations are recomputed"
+        )
+    if layout.precision == "fp16":
+        lacking["precision"] = (
+            "torchtitan has bfloat16 and float32, but no float16; without it training is in fp32"
+        )
+    return lacking
+
+
+def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
+    layout = job.layout
+    lacking = _lacking(job)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        lacking["sequence_parallel"] = (
+            "torchtitan 0.2 always shares the sequence where tp is above 1; without the choice it is "
+            "shared, which needs less memory than was measured"
+        )
+    if layout.dp > 1 and _is_parallel_beyond_data(layout):
+        lacking["zero_stage"] = (
+            "torchtitan 0.2 has neither ZeRO-1 nor DDP beside tp or pp (it says: DDP has not "
+            f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
+            f"weights, gradients and optimizer states over dp={layout.dp}"
+        )
+    if layout.precision == "bf16" and layout.dp == 1 and _is_parallel_beyond_data(layout):
+        lacking["precision"] = (
+            "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
+            "without it training is in fp32"
+        )
+    return lacking
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    layout, model = job.layout, job.model
+    refusals = []
+    if model.family != "llama":
+        refusals.append(
+            f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
+            "search with a model of family llama"
+        )
+    if model.seq_length % (2 * layout.tp):
+        refusals.append(
+            f"seq_length={model.seq_length} is not divisible by 2 * tp = {2 * layout.tp}, which "
+            "torchtitan asks for"
+        )
+    if model.num_kv_heads % layout.tp:
+        refusals.append(
+            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which torchtitan "
+            "asks for"
+        )
+    if layout.pp > 1 and model.num_layers % (layout.pp * layout.vpp):
+        refusals.append(
+            f"num_layers={model.num_layers} is not divisible by pp*vpp={layout.pp}*{layout.vpp}: "
+            "torchtitan would cut uneven stages"
+        )
+    return refusals
+
+
+def _refusals_of_0_2(job: TrainerJob) -> list[str]:
+    refusals = _refusals(job)
+    if job.model.family == "llama" and job.model.tied_embeddings:
+        refusals.append("tied_embeddings=true has no counterpart in torchtitan 0.2's llama3")
+    return refusals
+
+
+def _refusals_of_0_3(job: TrainerJob) -> list[str]:
+    refusals = _refusals(job)
+    if job.model.family == "llama" and job.model.tied_embeddings and job.layout.pp > 1:
+        refusals.append(
+            f"tied_embeddings=true with pp={job.layout.pp}: torchtitan does not tie weights across "
+            "pipeline stages; export a trial with pp=1"
+        )
+    return refusals
+
+
+def _pipeline(job: TrainerJob) -> dict[str, Any]:
+    """Even stages: torchtitan would count the embedding and the output as a layer each."""
+    layout = job.layout
+    if layout.pp == 1:
+        return {}
+    return {
+        "pipeline_parallel_schedule": "Interleaved1F1B" if layout.vpp > 1 else "1F1B",
+        "pipeline_parallel_layers_per_stage": job.model.num_layers // (layout.pp * layout.vpp),
+        "pipeline_parallel_first_stage_less_layers": 0,
+        "pipeline_parallel_last_stage_less_layers": 0,
+    }
+
+
+def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
+    return {
+        "data_parallel_replicate_degree": replicas,
+        "data_parallel_shard_degree": layout.dp // replicas,
+        "tensor_parallel_degree": layout.tp,
+        "pipeline_parallel_degree": layout.pp,
+    }
+
+
+def _sequences(job: TrainerJob) -> dict[str, Any]:
+    """The batch of 0.2 and 0.3: a pipeline takes all micro-batches of a replica at once."""
+    layout = job.layout
+    at_once = layout.num_microbatches if layout.pp > 1 else 1
+    return {
+        "local_batch_size": layout.micro_batch_size * at_once,
+        "global_batch_size": layout.global_batch_size,
+        "seq_len": job.model.seq_length,
+    }
+
+
+def _micro_batch(layout: Layout) -> dict[str, Any]:
+    if layout.pp == 1:
+        return {}
+    return {"pipeline_parallel_microbatch_size": layout.micro_batch_size}
+
+
+def _training(job: TrainerJob) -> dict[str, Any]:
+    half = job.layout.precision == "bf16"
+    return {"steps": _STEPS, "mixed_precision_param": "bfloat16" if half else "float32"}
+
+
+def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
+    """The TOML file, by section; `experimental.custom_import` registers the model's shape."""
+    layout = job.layout
+    replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
+    return {
+        "model": {"name": "llama3", "flavor": "layout"},
+        "experimental": {"custom_import": "torchtitan_model"},
+        "training": {**_sequences(job), **_training(job), "dataset": "c4"},
+        "parallelism": {**_degrees(layout, replicas), **_pipeline(job), **_micro_batch(layout)},
+        "activation_checkpoint": {"mode": "full" if layout.recompute == "full" else "none"},
+        "compile": {"enable": job.compile},
+        "metrics": {"log_freq": 1},
+        "debug": {"seed": job.seed},
+    }
+
+
+def model_arguments_of_0_2(model: ModelShape) -> Mapping[str, Any]:
+    """The arguments of 0.2's TransformerModelArgs.
+
+    It rounds the feed-forward width 8 h / 3 * ffn_dim_multiplier up to a multiple of `multiple_of`:
+    with that width as the multiple, and a product of at most it, the result is exact.
+    """
+    return {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "vocab_size": model.vocab_size,
+        "multiple_of": model.ffn_hidden_size,
+        "ffn_dim_multiplier": model.ffn_hidden_size / (4 * model.hidden_size),
+        "norm_eps": 1e-5,
+        "rope_theta": model.rotary_base,
+        "max_seq_len": model.seq_length,
+    }
+
+
+def _sections_of_0_3(job: TrainerJob, batch: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Any:
+    layout = job.layout
+    return {
+        "training": {
+            **batch,
+            **_training(job),
+            "disable_cuda_graphs": layout.pp > 1,  # refused beside a pipeline
+        },
+        "parallelism": {
+            **_degrees(layout, layout.dp),
+            "enable_sequence_parallel": layout.sequence_parallel,
+            **_pipeline(job),
+            **pipeline,
+        },
+        "compile": {"enable": job.compile},
+        "metrics": {"log_freq": 1, "enable_tensorboard": False},
+        "profiler": {"enable_profiling": False},
+        "debug": {"seed": job.seed},
+    }
+
+
+def _values_of_0_3(job: TrainerJob) -> Mapping[str, Any]:
+    """The fields of Trainer.Config, by section."""
+    sections: Mapping[str, Any] = _sections_of_0_3(job, _sequences(job), _micro_batch(job.layout))
+    return sections
+
+
+def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
+    layout, seq_length = job.layout, job.model.seq_length
+    batch = {
+        "num_tokens_per_microbatch_per_dp_rank": layout.micro_batch_size * seq_length,
+        "num_tokens_per_train_step": layout.global_batch_size * seq_length,
+        "max_context_length": seq_length,
+    }
+    pipeline = {"num_pp_microbatches": layout.num_microbatches} if layout.pp > 1 else {}
+    sections: Mapping[str, Any] = _sections_of_0_3(job, batch, pipeline)
+    return sections
+
+
+def _notes(_job: TrainerJob) -> list[str]:
+    return [
+        "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
+        "in the file or as further arguments",
+        "the tokenizer of TOKENIZER_DIR must have no more tokens than the model's vocabulary",
+    ]
+
+
+def _adapter(
+    name: str,
+    target_version: str,
+    values: Callable[[TrainerJob], Mapping[str, Any]],
+    *,
+    lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking,
+    refusals: Callable[[TrainerJob], Sequence[str]] = _refusals_of_0_3,
+) -> TrainerAdapter:
+    return TrainerAdapter(
+        name=name,
+        target_version=target_version,
+        needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
+        lacking=lacking,
+        refusals=refusals,
+        values=values,
+        notes=_notes,
+        log=_LOG,
+    )
+
+
+TORCHTITAN_0_2: Final = _adapter(
+    "torchtitan-0.2",
+    "torchtitan 0.2.2",
+    _values_of_0_2,
+    lacking=_lacking_in_0_2,
+    refusals=_refusals_of_0_2,
+)
+TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
+TORCHTITAN_MAIN: Final = _adapter(
+    "torchtitan-main",
+    f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})",
+    _values_of_main,
+)

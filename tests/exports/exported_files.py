@@ -1,0 +1,101 @@
+"""Exported files of layouts in which every knob that a format can express is set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from api.exporters import FORMATS, ExportSource
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.base import TrainerJob
+
+LLAMA: Final = ModelShape(
+    name="llama",
+    family="llama",
+    num_layers=16,
+    hidden_size=1024,
+    ffn_hidden_size=2816,
+    num_heads=16,
+    num_kv_heads=8,
+    seq_length=512,
+    vocab_size=32000,
+    tied_embeddings=False,
+)
+SEED: Final = 7
+
+EVERY_KNOB: Final[dict[str, Any]] = {
+    "num_nodes": 2,
+    "tp": 2,
+    "pp": 2,
+    "dp": 2,
+    "vpp": 2,
+    "micro_batch_size": 3,
+    "num_microbatches": 4,
+    "zero_stage": 1,
+    "recompute": "full",
+    "sequence_parallel": True,
+    "precision": "bf16",
+}
+VARIATIONS: Final[Sequence[dict[str, Any]]] = (
+    {},
+    {"tp": 4, "num_microbatches": 8},
+    {"pp": 4, "micro_batch_size": 2},
+    {"dp": 8, "num_nodes": 4},
+    {"micro_batch_size": 5, "num_microbatches": 8},
+    {"tp": 8, "pp": 4, "dp": 3, "num_nodes": 12, "num_microbatches": 12},
+)
+"""In none of these has a knob its default."""
+
+
+def layouts(**without: Any) -> list[Layout]:
+    """Layouts in which only the given knobs may have their defaults."""
+    return [Layout(**{**EVERY_KNOB, **each, **without}) for each in VARIATIONS]
+
+
+def written(folder: Path, format_name: str, file_name: str, chosen: Sequence[Layout]) -> list[Path]:
+    """Writes the files of each layout to a folder of its own; the paths of one of the files.
+
+    What the trainer lacks is taken as accepted: the files then say what it does without.
+    """
+    paths = []
+    for number, layout in enumerate(chosen):
+        source = ExportSource(
+            campaign="wide", trial=7, job=TrainerJob(model=LLAMA, layout=layout, seed=SEED)
+        )
+        assert not FORMATS[format_name].adapter.refusals(source.job)
+        target = folder / f"{format_name}-{number}"
+        target.mkdir()
+        for file in FORMATS[format_name].render(source).files:
+            (target / file.name).write_text(file.content)
+        paths.append(target / file_name)
+    return paths
+
+
+def expected(layout: Layout, *names: str) -> dict[str, Any]:
+    """Fields of the layout, of the model's shape, or of what follows from them."""
+    return {
+        name: getattr(layout, name) if hasattr(layout, name) else getattr(LLAMA, name)
+        for name in names
+    }
+
+
+def ranks(chosen: Sequence[Layout]) -> str:
+    """The number of ranks of each layout, for a reader."""
+    return ",".join(str(each.num_devices) for each in chosen)
+
+
+def changed(path: Path, old: str, new: str) -> Path:
+    """A copy of a file in which one text is another."""
+    content = path.read_text()
+    assert content.count(old) == 1, f"{old!r} is not once in {path}"
+    folder = path.parent.with_name(
+        f"{path.parent.name}-changed-{len(list(path.parent.parent.iterdir()))}"
+    )
+    folder.mkdir()
+    for each in path.parent.iterdir():
+        (folder / each.name).write_text(each.read_text())
+    copy = folder / path.name
+    copy.write_text(content.replace(old, new))
+    return copy

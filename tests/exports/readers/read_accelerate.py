@@ -1,0 +1,64 @@
+"""Reads exported files as `accelerate launch` does, and prints the layouts as JSON."""
+
+import json
+import sys
+
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+
+
+def layout_of(path):
+    config = load_config_from_file(path)
+    flags = ["--config_file", path]
+    for section in ("megatron_lm_config", "deepspeed_config"):
+        for key, value in getattr(config, section).items():
+            flags += [f"--{key}", str(value)]  # accelerate checks the names of flags alone
+    launch_command_parser().parse_args([*flags, "train.py"])
+    args = launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    args, _defaults, _from_config = _validate_launch_command(args)
+    layout = {
+        "num_nodes": args.num_machines,
+        "num_devices": args.num_processes,
+        "precision": PRECISIONS[args.mixed_precision],
+    }
+    if args.use_megatron_lm:
+        environment = prepare_multi_gpu_env(args)
+        told = {
+            key: environment.get(f"MEGATRON_LM_{key}")
+            for key in ("RECOMPUTE_GRANULARITY", "CONTEXT_PARALLEL_SIZE", "SEQUENCE_PARALLELISM")
+        }
+        assert told["CONTEXT_PARALLEL_SIZE"] == "1"
+        tp, pp = args.megatron_lm_tp_degree, args.megatron_lm_pp_degree
+        layout |= {
+            "tp": tp,
+            "pp": pp,
+            "dp": args.num_processes // (tp * pp),
+            "num_microbatches": int(environment["MEGATRON_LM_NUM_MICRO_BATCHES"]),
+            "zero_stage": int(environment["MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER"] == "True"),
+            "recompute": told["RECOMPUTE_GRANULARITY"],
+            "sequence_parallel": told["SEQUENCE_PARALLELISM"] == "True",
+        }
+    elif args.use_deepspeed:
+        layout |= {
+            "dp": args.num_processes,
+            "zero_stage": args.zero_stage,
+            "num_microbatches": args.gradient_accumulation_steps,
+        }
+    else:
+        layout |= {"dp": args.num_processes, "zero_stage": 0}
+        assert args.multi_gpu
+    return layout
+
+
+def answer(path):
+    try:
+        return layout_of(path)
+    except (ValueError, TypeError, yaml.YAMLError, SystemExit) as error:
+        return {"refused": str(error)}
+
+
+sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))

@@ -1,0 +1,101 @@
+"""Reads exported files with torchtitan 0.2's own parser, and prints layouts and models as JSON.
+
+The environment says how many ranks the launch script starts: NUM_DEVICES, one number a file.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from stand_ins import stand_in
+
+# Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
+stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
+
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
+    generate_llm_fqn_per_model_part,
+)
+from torchtitan.models.llama3 import llama3_args  # noqa: E402
+from torchtitan.models.llama3.model.model import TransformerBlock  # noqa: E402
+
+
+def model_of(config, folder):
+    """Registers the shape as the training program would, and builds one block of it."""
+    name = config.experimental.custom_import
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return llama3_args[config.model.flavor]
+
+
+def layout_of(path, num_devices):
+    config = ConfigManager().parse_args(["--job.config_file", path])
+    parallelism, training = config.parallelism, config.training
+    dims = ParallelDims(
+        dp_replicate=parallelism.data_parallel_replicate_degree,
+        dp_shard=parallelism.data_parallel_shard_degree,
+        cp=parallelism.context_parallel_degree,
+        tp=parallelism.tensor_parallel_degree,
+        pp=parallelism.pipeline_parallel_degree,
+        ep=parallelism.expert_parallel_degree,
+        etp=parallelism.expert_tensor_parallel_degree,
+        world_size=num_devices,
+    )
+    model = model_of(config, Path(path).parent)
+    replicas = dims.dp_replicate * dims.dp_shard
+    assert training.global_batch_size % (training.local_batch_size * replicas) == 0
+    accumulation = training.global_batch_size // (training.local_batch_size * replicas)
+    micro_batch, vpp = training.local_batch_size, 1
+    if dims.pp > 1:
+        micro_batch = parallelism.pipeline_parallel_microbatch_size
+        assert training.local_batch_size % micro_batch == 0
+        accumulation *= training.local_batch_size // micro_batch
+        stages = model.n_layers // parallelism.pipeline_parallel_layers_per_stage
+        vpp = stages // dims.pp
+        parts = generate_llm_fqn_per_model_part(
+            stages,
+            model.n_layers,
+            parallelism.pipeline_parallel_first_stage_less_layers,
+            parallelism.pipeline_parallel_last_stage_less_layers,
+        )
+        layers = {sum(name.startswith("layers.") for name in part) for part in parts}
+        assert layers == {model.n_layers // stages}, parts
+        is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
+        assert is_looped == (vpp > 1)
+    block = TransformerBlock(0, model)
+    return {
+        "tp": dims.tp,
+        "pp": dims.pp,
+        "dp": replicas,
+        "is_sharded": dims.dp_shard > 1,
+        "vpp": vpp,
+        "micro_batch_size": micro_batch,
+        "num_microbatches": accumulation,
+        "recompute": config.activation_checkpoint.mode,
+        "precision": {"bfloat16": "bf16", "float32": "fp32"}[training.mixed_precision_param],
+        "seq_length": training.seq_len,
+        "num_layers": model.n_layers,
+        "hidden_size": model.dim,
+        "ffn_hidden_size": block.feed_forward.w1.out_features,
+        "num_heads": model.n_heads,
+        "num_kv_heads": model.n_kv_heads,
+        "vocab_size": model.vocab_size,
+        "norm_epsilon": block.ffn_norm.eps,
+        "rotary_base": model.rope_theta,
+        "seed": config.debug.seed,
+    }
+
+
+def answer(path, num_devices):
+    try:
+        return layout_of(path, num_devices)
+    except (ValueError, TypeError, AssertionError, SystemExit) as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+
+
+ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
+sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))

@@ -1,0 +1,116 @@
+"""Reads exported modules with torchtitan's own parser (0.3, or main by hand); prints JSON.
+
+The environment says how many ranks the launch script starts: NUM_DEVICES, one number a file.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+from stand_ins import stand_in
+
+# Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
+stand_in("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard", "wandb")
+
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import FullAC  # noqa: E402
+from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
+    _generate_llm_fqn_per_model_part,
+    _get_pipeline_metadata,
+)
+
+
+def config_of(path):
+    """The configuration as `torchtitan.train --module torchtitan_layout --config layout` has it."""
+    folder = str(Path(path).parent)
+    sys.path.insert(0, folder)
+    sys.modules.pop("torchtitan_layout", None)
+    try:
+        return ConfigManager().parse_args(["--module", "torchtitan_layout", "--config", "layout"])
+    finally:
+        sys.path.remove(folder)
+
+
+def batch_of(config, dims, replicas):
+    """Micro-batch and accumulation: sequences in 0.3, tokens on the main branch."""
+    training, parallelism = config.training, config.parallelism
+    if hasattr(training, "seq_len"):
+        length = training.seq_len
+        micro_batch = training.local_batch_size
+        if dims.pp > 1:
+            micro_batch = parallelism.pipeline_parallel_microbatch_size
+        step = training.global_batch_size
+        assert step % (training.local_batch_size * replicas) == 0
+    else:
+        length = training.max_context_length
+        micro_batch = training.num_tokens_per_microbatch_per_dp_rank // length
+        step = training.num_tokens_per_train_step // length
+        assert training.num_tokens_per_train_step % (micro_batch * length) == 0
+        if dims.pp > 1:
+            assert step == micro_batch * parallelism.num_pp_microbatches * replicas
+    assert step % (micro_batch * replicas) == 0
+    return length, micro_batch, step // (micro_batch * replicas)
+
+
+def virtual_stages(config, dims, model):
+    """Stages a rank, all of which must have the same number of layers."""
+    if dims.pp == 1:
+        return 1
+    metadata = _get_pipeline_metadata(dims, config.parallelism, model)
+    stages, num_layers, *_weights = metadata
+    parts = _generate_llm_fqn_per_model_part(*metadata)
+    layers = {sum(name.startswith("layers.") for name in part) for part in parts}
+    assert layers == {num_layers // stages}, parts
+    return stages // dims.pp
+
+
+def layout_of(path, num_devices):
+    config = config_of(path)
+    type(config).__post_init__(config)  # what torchtitan checks when a configuration is made
+    parallelism = config.parallelism
+    dims = ParallelDims.from_config(parallelism, num_devices)
+    model = config.model_spec.model
+    config.model_spec.model.update_from_config(config=config)
+    block = model.layers[0]
+    replicas = dims.dp_replicate * dims.dp_shard
+    length, micro_batch, accumulation = batch_of(config, dims, replicas)
+    return {
+        "tp": dims.tp,
+        "pp": dims.pp,
+        "dp": replicas,
+        "is_sharded": dims.dp_shard > 1,
+        "vpp": virtual_stages(config, dims, model),
+        "micro_batch_size": micro_batch,
+        "num_microbatches": accumulation,
+        "recompute": "full" if isinstance(config.activation_checkpoint, FullAC.Config) else "none",
+        "sequence_parallel": parallelism.enable_sequence_parallel,
+        "precision": {"bfloat16": "bf16", "float32": "fp32"}[config.training.mixed_precision_param],
+        "seq_length": length,
+        "num_layers": len(model.layers),
+        "hidden_size": model.dim,
+        "ffn_hidden_size": block.feed_forward.w1.out_features,
+        "num_heads": block.attention.n_heads,
+        "num_kv_heads": block.attention.n_kv_heads,
+        "vocab_size": model.vocab_size,
+        "tied_embeddings": model.enable_weight_tying,
+        "norm_epsilon": block.ffn_norm.eps,
+        "rotary_base": block.attention.rope.theta,
+        "seed": config.debug.seed,
+    }
+
+
+def answer(path, num_devices):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return layout_of(path, num_devices)
+    except (ValueError, TypeError, AttributeError, AssertionError, SystemExit) as error:
+        return {"refused": f"{type(error).__name__}: {error} {said.getvalue()}"}
+
+
+ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
+sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))

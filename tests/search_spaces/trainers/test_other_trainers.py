@@ -1,0 +1,200 @@
+"""Adapters of other trainers: what they lack, what they refuse, and what they print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.trainers import ADAPTERS
+from search_spaces.trainers.base import TrainerJob
+
+LLAMA = model_preset("small-llama")
+"""8 layers, 8 heads over 4 key heads, sequences of 256, a vocabulary of 4096."""
+GPT = model_preset("tiny")
+
+
+def job(model: ModelShape = LLAMA, **layout: Any) -> TrainerJob:
+    return TrainerJob(model=model, layout=Layout(**layout))
+
+
+def lacking(name: str, **layout: Any) -> dict[str, str]:
+    return dict(ADAPTERS[name].lacking(job(**layout)))
+
+
+def refusals(name: str, model: ModelShape = LLAMA, **layout: Any) -> str:
+    return "; ".join(ADAPTERS[name].refusals(job(model, **layout)))
+
+
+BF16 = {"precision": "bf16"}
+EVERYTHING = {
+    **BF16,
+    "tp": 2,
+    "pp": 2,
+    "dp": 4,
+    "vpp": 2,
+    "num_microbatches": 4,
+    "zero_stage": 1,
+    "zero_replicas": 2,
+    "recompute": "selective",
+    "sequence_parallel": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("torchtitan-0.2", {"zero_stage", "recompute"}),
+        ("torchtitan-0.3", {"zero_stage", "recompute"}),
+        ("torchtitan-main", {"zero_stage", "recompute"}),
+        ("nanotron", {"vpp", "zero_replicas", "recompute"}),
+        ("deepspeed", {"vpp", "zero_replicas", "sequence_parallel"}),
+        ("accelerate", {"vpp", "zero_replicas", "recompute"}),
+        ("command", set()),
+    ],
+)
+def test_knobs_that_a_trainer_lacks_are_named(name: str, knobs: set[str]) -> None:
+    found = lacking(name, **EVERYTHING)
+    assert set(found) == knobs
+    assert all("without" in sentence for sentence in found.values())
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "megatron-lm"])
+def test_a_plain_layout_of_a_llama_is_accepted_by_all(name: str) -> None:
+    assert lacking(name, dp=2, num_microbatches=4, **BF16) == {}
+    assert refusals(name, dp=2, num_microbatches=4, **BF16) == ""
+
+
+@pytest.mark.parametrize("name", ["torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"])
+def test_zero_1_has_no_counterpart_in_torchtitan(name: str) -> None:
+    said = lacking(name, dp=2, zero_stage=1, **BF16)["zero_stage"]
+    assert "no ZeRO-1; without it every replica holds whole optimizer states" in said
+
+
+def test_torchtitan_0_2_shards_where_it_cannot_replicate_and_says_so() -> None:
+    said = lacking("torchtitan-0.2", dp=4, tp=2, sequence_parallel=True, **BF16)["zero_stage"]
+    assert "tp=2, pp=1" in said
+    assert "FSDP shards weights, gradients and optimizer states over dp=4" in said
+    values = ADAPTERS["torchtitan-0.2"].values(job(dp=4, tp=2))["parallelism"]
+    assert values["data_parallel_shard_degree"] == 4
+    alone = ADAPTERS["torchtitan-0.2"].values(job(dp=4))["parallelism"]
+    assert alone["data_parallel_replicate_degree"] == 4
+
+
+def test_torchtitan_0_2_shares_the_sequence_and_has_half_precision_with_fsdp_only() -> None:
+    found = lacking("torchtitan-0.2", tp=2, **BF16)
+    assert set(found) == {"sequence_parallel", "precision"}
+    assert lacking("torchtitan-0.3", tp=2, **BF16) == {}
+
+
+def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
+    assert set(lacking("torchtitan-0.3", precision="fp16")) == {"precision"}
+    assert "precision=fp16" in refusals("nanotron", precision="fp16")
+    assert lacking("deepspeed", precision="fp16") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "layout", "said"),
+    [
+        ("torchtitan-0.3", GPT, {}, "family=gpt"),
+        ("nanotron", GPT, BF16, "family=gpt"),
+        ("nanotron", LLAMA, {}, "precision=fp32"),
+        ("torchtitan-0.3", LLAMA, {"tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
+        ("nanotron", LLAMA, {**BF16, "tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
+        ("torchtitan-0.2", LLAMA, {"pp": 3}, "num_layers=8 is not divisible by pp*vpp=3*1"),
+        ("deepspeed", LLAMA, {"tp": 2, "pp": 4}, "tp=2 with pp=4"),
+    ],
+)
+def test_a_layout_that_a_trainer_refuses_is_refused_with_its_numbers(
+    name: str, model: ModelShape, layout: dict[str, Any], said: str
+) -> None:
+    assert said in refusals(name, model, **layout)
+
+
+def test_lengths_and_vocabularies_have_to_divide() -> None:
+    odd = replace(LLAMA, seq_length=254, vocab_size=4095)
+    assert "seq_length=254 is not divisible by 2 * tp = 4" in refusals("torchtitan-0.3", odd, tp=2)
+    assert "vocab_size=4095 is not divisible by tp=2" in refusals("nanotron", odd, tp=2, **BF16)
+
+
+def test_tied_weights_are_refused_where_torchtitan_cannot_tie_them() -> None:
+    tied = replace(LLAMA, tied_embeddings=True)
+    assert "tied_embeddings=true" in refusals("torchtitan-0.2", tied)
+    assert refusals("torchtitan-0.3", tied) == ""
+    assert "tied_embeddings=true with pp=2" in refusals("torchtitan-0.3", tied, pp=2)
+
+
+def test_accelerate_recomputes_all_or_nothing_by_its_file() -> None:
+    assert lacking("accelerate", tp=2, recompute="full") == {}
+    assert "every block is recomputed" in lacking("accelerate", tp=2)["recompute"]
+    assert "unless your script does it" in lacking("accelerate", recompute="full")["recompute"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ({}, "NO"),
+        ({"dp": 2}, "MULTI_GPU"),
+        ({"dp": 2, "zero_stage": 1}, "DEEPSPEED"),
+        ({"pp": 2}, "MEGATRON_LM"),
+        ({"tp": 2, "dp": 2}, "MEGATRON_LM"),
+    ],
+)
+def test_accelerate_takes_the_backend_that_has_the_layout(
+    layout: dict[str, Any], kind: str
+) -> None:
+    assert ADAPTERS["accelerate"].values(job(**layout))["distributed_type"] == kind
+
+
+def test_what_a_users_script_must_do_itself_is_noted() -> None:
+    pipeline = " ".join(ADAPTERS["deepspeed"].notes(job(pp=4, recompute="selective")))
+    assert "PipelineModule(num_stages=4)" in pipeline
+    assert "recompute=selective is for your script" in pipeline
+    assert "AutoTP" in " ".join(ADAPTERS["deepspeed"].notes(job(tp=2)))
+    sharded = " ".join(ADAPTERS["accelerate"].notes(job(dp=2, zero_stage=1)))
+    assert "install deepspeed and transformers" in sharded
+    assert "batch_size=3" in " ".join(ADAPTERS["accelerate"].notes(job(micro_batch_size=3)))
+
+
+def test_torchtitans_line_is_read_with_its_colours_and_commas() -> None:
+    red, green, off = "\x1b[31m", "\x1b[32m", "\x1b[39m"
+    line = (
+        f"[titan] 2026-11-01 10:00:00,000 - root - INFO - {red}step:  9  {green}loss:  3.50858  "
+        f"{off}grad_norm:  5.9444  memory:  0.25GiB(0.00%)  tps: 1,060  tflops: 0.04  mfu: 0.01%"
+    )
+    expected = {
+        "index": 9,
+        "loss": 3.50858,
+        "peak_memory_gib": 0.25,
+        "tokens_per_s_per_device": 1060,
+    }
+    for name in ("torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"):
+        assert ADAPTERS[name].log.read(line) == expected
+        validation = "validate step:  9  loss:  3.5085  memory:  0.25GiB(0.00%)  tps: 1,060"
+        assert ADAPTERS[name].log.read(validation) is None
+
+
+def test_deepspeeds_pipeline_engine_prints_its_iteration_time() -> None:
+    line = "steps: 2 loss: 6.4141 iter time (s): 0.026 samples/sec: 309.369"
+    expected = {"index": 2, "loss": 6.4141, "step_time_s": 0.026}
+    assert ADAPTERS["deepspeed"].log.read(line) == expected
+    other = "[Rank 0] time (ms) | fwd: 7.63 | bwd: 20.90 | step: 6.53"
+    assert ADAPTERS["deepspeed"].log.read(other) is None
+
+
+def test_nanotrons_line_gives_index_and_loss_but_no_rounded_times() -> None:
+    line = (
+        "11/01/2026 10:00:00 [INFO|DP=0|PP=0|TP=0]: iteration: 3 / 10 | consumed_tokens: 98.3K | "
+        "elapsed_time_per_iteration_ms: 1.24K | tokens_per_sec: 26.4K | tokens_per_sec_per_gpu: "
+        "3.3K | global_batch_size: 16 | lm_loss: 10.4 | lr: 0.0001"
+    )
+    assert ADAPTERS["nanotron"].log.read(line) == {"index": 3, "loss": 10.4}
+
+
+@pytest.mark.parametrize("name", ["accelerate", "command"])
+def test_what_a_users_program_prints_is_unknown(name: str) -> None:
+    assert ADAPTERS[name].log.read("step: 1 loss: 2.0") is None
