@@ -1,0 +1,118 @@
+"""Campaigns of other trainers over HTTP, in the terminal and on the pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from api.cli import main
+from api.client import Client
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import CAMPAIGN, TOKEN, Api
+from tests.results_db.factories import make_measurement
+
+LAYOUT = Layout(num_microbatches=8)
+THEIRS: dict[str, Any] = {
+    "trainer": "theirs",
+    "trainer_version": "1.2",
+    "tokens": "assumed",
+    "memory_kind": "sampled",
+    "peak_memory_bytes_by_stage": (),
+    "breakdown": None,
+    "iterations": tuple(
+        replace(each, loss=None, grad_norm=None) for each in make_measurement().iterations
+    ),
+}
+
+
+@pytest.fixture
+def measured(api: Api) -> Api:
+    api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
+    worker = api.register(trainers={"theirs": "1.2"})
+    api.complete(worker, "first", LAYOUT, **THEIRS)
+    return api
+
+
+def command(api: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    client = Client("http://testserver", TOKEN, transport=api.http._transport)
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("field", ["command", "environment", "container", "working_directory"])
+def test_a_campaign_cannot_bring_a_program(api: Api, field: str) -> None:
+    body = {"probe": {"trainer": "theirs", field: ["sh", "-c", "id"]}}
+    told = api.post("/campaigns", {**CAMPAIGN, **body}, status=422)
+    (error,) = told["errors"]
+    assert error["field"] == f"body.probe.{field}"
+    assert "a campaign names a trainer and cannot bring a program" in error["message"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+
+@pytest.mark.parametrize(
+    ("probe", "field", "message"),
+    [
+        ({"trainer": "../theirs"}, "probe.trainer", "is not 1 to 64 characters"),
+        ({"trainer": "theirs", "parameters": ["a"]}, "probe.parameters", "not a mapping"),
+        (
+            {"trainer": "theirs", "parameters": {"rate": {"deep": 1}}},
+            "probe.parameters.rate",
+            "is not a number, a switch, or one line of text",
+        ),
+        ({"parameters": {"rate": 1}}, "probe.parameters", "embedded trainer has no parameters"),
+    ],
+)
+def test_wrong_trainers_and_parameters_are_one_error_each(
+    api: Api, probe: dict[str, Any], field: str, message: str
+) -> None:
+    told = api.post("/campaigns", {**CAMPAIGN, "probe": probe}, status=422)
+    (error,) = told["errors"]
+    assert error["field"] == f"body.{field}"
+    assert message in error["message"]
+
+
+def test_the_request_of_a_probe_has_trainer_and_parameters(api: Api) -> None:
+    api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
+    worker = api.register(trainers={"theirs": "1.2"})
+    campaign = api.store.campaign_by_name("first")
+    api.store.add_trial(campaign.id, LAYOUT)
+    request = api.lease(worker)["request"]
+    assert (request["trainer"], request["parameters"]) == ("theirs", {"rate": 0.1})
+
+
+def test_a_campaign_says_that_no_worker_lists_its_trainer(api: Api) -> None:
+    api.submit(probe={"trainer": "theirs"})
+    api.store.add_trial(api.store.campaign_by_name("first").id, LAYOUT)
+    api.register("plain")
+    read = api.get("/campaigns/first")
+    assert read["trainer"] == "theirs"
+    assert "lists the trainer 'theirs'" in read["progress"]["waiting_reason"]
+    assert "worker --trainers FILE" in read["progress"]["waiting_reason"]
+    api.register("right", trainers={"theirs": "1.2"})
+    assert "lists" not in (api.get("/campaigns/first")["progress"]["waiting_reason"] or "")
+
+
+def test_measurements_show_their_trainer_everywhere(
+    measured: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "theirs 1.2, tokens assumed from the layout, not counted"
+    (ranked,) = measured.get("/campaigns/first/leaderboard")["trials"]
+    figures = ranked["measurement"]
+    assert (figures["trainer"], figures["tokens"]) == ("theirs", "assumed")
+    assert f"measured by the trainer {words}" in command(
+        measured, monkeypatch, "leaderboard", "first"
+    )
+    assert words in command(measured, monkeypatch, "trial", "show", str(ranked["id"]))
+    assert f"Measured by the trainer {words}." in measured.http.get("/campaigns/first").text
+    page = measured.http.get(f"/trials/{ranked['id']}").text
+    assert words in page
+    assert "not reported" in page, "losses and gradient norms"
+    assert "sampled" in page
+    text = command(measured, monkeypatch, "leaderboard", "first", "--csv")
+    assert "layout-tuner campaign first with theirs" in text
+    assert measured.http.get("/v1/campaigns/first/report").status_code == 200
