@@ -23,16 +23,20 @@ def make_task(group: str, *, kind: str = "succeed", **fields: Any) -> RankTask:
         "rank": 0,
         "world_size": 1,
         "local_rank": 0,
+        "local_world_size": 1,
+        "node_rank": 0,
         "device": "cpu",
         "device_index": 0,
         "cores": (),
         "address": "127.0.0.1",
+        "master_address": "127.0.0.1",
         "rendezvous": False,
         "oversubscribed": False,
         "deadline_s": 100.0,
         "job": {"kind": kind},
     }
-    return RankTask(group=group, **{**usual, **fields})
+    values = {**usual, **fields}
+    return RankTask(group=group, **{"visible_devices": (values["device_index"],), **values})
 
 
 class SideBySide:

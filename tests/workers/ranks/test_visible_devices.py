@@ -65,6 +65,8 @@ def lists(entries: Sequence[str]) -> st.SearchStrategy[str]:
 NUMBERS = [str(index) for index in range(NUM_DEVICES)]
 ANY_LIST = lists(NUMBERS) | lists(ALL)
 ENVIRONMENTS = st.fixed_dictionaries({}, optional={ROCR: ANY_LIST, HIP: ANY_LIST, CUDA: ANY_LIST})
+CHOSEN = st.lists(st.integers(0, NUM_DEVICES - 1), min_size=1, max_size=3, unique=True)
+"""Devices of a rank: its own, or those of the ranks of its group on the node."""
 ON_FRONTIER = {ROCR: "0,1,2,3"}
 AS_SLURM_SETS_WITHOUT_FLAGS = {ROCR: "2,3", CUDA: "2,3"}
 
@@ -83,57 +85,57 @@ def devices_of_the_node(environment: Mapping[str, str]) -> list[str]:
     return seen_by_rocm(given) or filtered(ALL, given.get(ROCR))
 
 
-@given(ENVIRONMENTS, st.integers(0, NUM_DEVICES - 1))
-@example(ON_FRONTIER, 3)
-@example(AS_SLURM_SETS_WITHOUT_FLAGS, 1)
-@example({ROCR: "", HIP: "", CUDA: ""}, 2)
-def test_on_rocm_a_rank_sees_the_chosen_device_alone(
-    environment: dict[str, str], index: int
+@given(ENVIRONMENTS, CHOSEN)
+@example(ON_FRONTIER, [3])
+@example(AS_SLURM_SETS_WITHOUT_FLAGS, [1, 0])
+@example({ROCR: "", HIP: "", CUDA: ""}, [2])
+def test_on_rocm_a_rank_sees_the_chosen_devices_alone(
+    environment: dict[str, str], chosen: list[int]
 ) -> None:
     assume(not names_a_hidden_device(environment))
     given = devices_of_the_node(environment)
-    if index >= len(given):
-        with pytest.raises(DeviceHiddenError, match=f"device {index} of this node is hidden"):
-            rank_variables(index, environment)
+    if max(chosen) >= len(given):
+        with pytest.raises(DeviceHiddenError, match=r"device \d of this node is hidden"):
+            rank_variables(chosen, environment)
         return
-    of_rank = with_variables(environment, rank_variables(index, environment))
-    assert seen_by_rocm(of_rank) == [given[index]]
+    of_rank = with_variables(environment, rank_variables(chosen, environment))
+    assert seen_by_rocm(of_rank) == [given[index] for index in chosen]
 
 
-@given(st.fixed_dictionaries({}, optional={CUDA: ANY_LIST}), st.integers(0, NUM_DEVICES - 1))
-def test_on_cuda_a_rank_sees_the_chosen_device_alone(
-    environment: dict[str, str], index: int
+@given(st.fixed_dictionaries({}, optional={CUDA: ANY_LIST}), CHOSEN)
+def test_on_cuda_a_rank_sees_the_chosen_devices_alone(
+    environment: dict[str, str], chosen: list[int]
 ) -> None:
     given = seen_by_cuda(without_lists_that_hide_all(environment))
-    if index >= len(given):
+    if max(chosen) >= len(given):
         with pytest.raises(DeviceHiddenError, match=r"CUDA_VISIBLE_DEVICES=.* shows"):
-            rank_variables(index, environment)
+            rank_variables(chosen, environment)
         return
-    of_rank = with_variables(environment, rank_variables(index, environment))
-    assert seen_by_cuda(of_rank) == [given[index]]
+    of_rank = with_variables(environment, rank_variables(chosen, environment))
+    assert seen_by_cuda(of_rank) == [given[index] for index in chosen]
 
 
-@given(ENVIRONMENTS, st.integers(0, NUM_DEVICES - 1))
-@example(ON_FRONTIER, 3)
-def test_over_ray_a_rank_sees_the_same_device_as_without_it(
-    environment: dict[str, str], index: int
+@given(ENVIRONMENTS, CHOSEN)
+@example(ON_FRONTIER, [3])
+def test_over_ray_a_rank_sees_the_same_devices_as_without_it(
+    environment: dict[str, str], chosen: list[int]
 ) -> None:
     assume(not names_a_hidden_device(environment))
     given = devices_of_the_node(environment)
-    assume(index < len(given))
+    assume(max(chosen) < len(given))
     of_ray = with_variables(environment, ray_variables(environment))
     assert ROCR not in of_ray  # Ray raises where it is set and HIP's is not
     assert "" not in of_ray.values()
-    of_rank = with_variables(of_ray, rank_variables(index, of_ray))
-    assert seen_by_rocm(of_rank) == [given[index]]
+    of_rank = with_variables(of_ray, rank_variables(chosen, of_ray))
+    assert seen_by_rocm(of_rank) == [given[index] for index in chosen]
 
 
-@given(ENVIRONMENTS, st.integers(0, NUM_DEVICES - 1))
+@given(ENVIRONMENTS, CHOSEN)
 def test_no_rank_is_left_with_a_list_that_hides_every_device(
-    environment: dict[str, str], index: int
+    environment: dict[str, str], chosen: list[int]
 ) -> None:
     try:
-        of_rank = with_variables(environment, rank_variables(index, environment))
+        of_rank = with_variables(environment, rank_variables(chosen, environment))
     except DeviceHiddenError:
         return
     assert not {of_rank.get(name) for name in (ROCR, HIP, CUDA)} & set(NOTHING)
@@ -141,17 +143,17 @@ def test_no_rank_is_left_with_a_list_that_hides_every_device(
 
 def test_a_device_that_the_batch_system_hides_is_named_with_what_it_shows() -> None:
     with pytest.raises(DeviceHiddenError) as hidden:
-        rank_variables(5, {ROCR: "0,1,2,3"})
+        rank_variables([5], {ROCR: "0,1,2,3"})
     assert str(hidden.value).startswith(
         "device 5 of this node is hidden: ROCR_VISIBLE_DEVICES=0,1,2,3 shows 4; ask the batch system"
     )
 
 
 def test_numbers_of_hip_count_within_the_list_of_rocr() -> None:
-    assert rank_variables(1, {ROCR: "4,6", HIP: "1,0"})[HIP] == "0"
-    assert rank_variables(1, {ROCR: "4,6"}) == {ROCR: "4,6", HIP: "1", CUDA: "1"}
+    assert rank_variables([1], {ROCR: "4,6", HIP: "1,0"})[HIP] == "0"
+    assert rank_variables([1], {ROCR: "4,6"}) == {ROCR: "4,6", HIP: "1", CUDA: "1"}
     assert ray_variables({ROCR: "4,6", HIP: "1,0"})[HIP] == "6,4"
 
 
 def test_a_subset_of_mig_slices_keeps_their_names() -> None:
-    assert rank_variables(1, {CUDA: "MIG-aa,MIG-bb"})[CUDA] == "MIG-bb"
+    assert rank_variables([1], {CUDA: "MIG-aa,MIG-bb"})[CUDA] == "MIG-bb"
