@@ -142,3 +142,29 @@ def test_a_deadline_of_ages_is_still_an_alarm_that_the_kernel_takes() -> None:
     placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1, deadline_s=1e300)
     signal.setitimer(signal.ITIMER_REAL, placed[0][0].deadline_s)
     signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def test_processes_of_a_program_see_all_devices_of_their_group_on_the_node() -> None:
+    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
+    placed = place_probe(
+        make_nodes(3), num_ranks=4, num_nodes=2, shares=shares, processes="all_devices"
+    )
+    assert [task.visible_devices for task in placed[2]] == [(2, 3), (2, 3)]
+    assert [task.local_rank for task in placed[2]] == [0, 1]
+    assert [(task.rank, task.node_rank) for task in placed[1]] == [(2, 1), (3, 1)]
+    assert {task.local_world_size for tasks in placed.values() for task in tasks} == {2}
+    assert {task.master_address for tasks in placed.values() for task in tasks} == {"10.0.0.2"}
+
+
+def test_a_program_may_have_one_process_for_each_node() -> None:
+    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
+    placed = place_probe(
+        make_nodes(3), num_ranks=4, num_nodes=2, shares=shares, processes="one_per_node"
+    )
+    (first,), (second,) = placed[2], placed[1]
+    assert [(task.rank, task.world_size, task.local_world_size) for task in (first, second)] == [
+        (0, 2, 1),
+        (1, 2, 1),
+    ]
+    assert (first.visible_devices, second.visible_devices) == ((2, 3), (0, 1))
+    assert first.cores == (14, 15, 16, 17), "the cores of both devices"
