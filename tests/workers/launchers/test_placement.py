@@ -9,7 +9,7 @@ import pytest
 
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
-from workers.launchers.placement import core_share, place
+from workers.launchers.placement import Processes, core_share, place
 from workers.packing.request import Placement, Share
 from workers.ranks.rank_task import RankTask
 
@@ -35,6 +35,7 @@ def place_probe(
     allow_sharing: bool = False,
     deadline_s: float = 10.0,
     shares: Placement | None = None,
+    processes: Processes = "own_device",
 ) -> dict[int, list[RankTask]]:
     return place(
         nodes,
@@ -45,6 +46,7 @@ def place_probe(
         job={"kind": "probe"},
         deadline_s=deadline_s,
         allow_sharing=allow_sharing,
+        processes=processes,
     )
 
 
