@@ -19,7 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.spec.layout import Layout
-from search_spaces.statistics.step_times import has_settled, is_warm, quartiles
+from search_spaces.statistics.step_times import (
+    MAX_EXTRA_WARMUP,
+    has_settled,
+    is_warm,
+    quartiles,
+)
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
@@ -27,11 +32,7 @@ from workers.trainer.job.batches import Batch
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.probe import run_probe
-from workers.trainer.probe.timing import (
-    MAX_EXTRA_WARMUP,
-    TimedStep,
-    timed_step,
-)
+from workers.trainer.probe.timing import TimedStep, timed_step
 from workers.trainer.revision import GIT_REVISION, git_revision
 from workers.trainer.session import RankContext
 from workers.trainer.training import StepStats, Training
