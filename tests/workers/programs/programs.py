@@ -1,0 +1,110 @@
+"""Programs as trainers of a worker on this machine, and what a probe with one leaves behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.program import ProgramTrainer
+from tests.workers.process_checks import MARK, marked
+from workers.launchers.base import NodeSet
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import LocalNodes
+
+MODEL = ModelShape(
+    name="small-test",
+    family="gpt",
+    num_layers=2,
+    hidden_size=64,
+    ffn_hidden_size=256,
+    num_heads=4,
+    num_kv_heads=4,
+    seq_length=32,
+    vocab_size=256,
+    tied_embeddings=False,
+)
+TWO_CORES = Cluster(
+    name="two-cores",
+    device="CPU core",
+    num_nodes=1,
+    devices_per_node=2,
+    device_memory_bytes=1 << 30,
+    peak_flops_per_s={"fp32": 2e12},
+)
+STEP = """
+import os, signal, subprocess, sys, threading, time
+from layout_tuner import report_step
+
+RANK, STEPS = int(os.environ["RANK"]), {steps}
+
+def step(step_time_s=0.01, sleep_s=0.01, **figures):
+    time.sleep(sleep_s)
+    report_step(step_time_s=step_time_s, **figures)
+
+def train(steps=STEPS, **figures):
+    for _ in range(steps):
+        step(**figures)
+"""
+"""The beginning of each program: what its own training loop would be."""
+
+
+def python_trainer(code: str, **fields: Any) -> ProgramTrainer:
+    """A trainer whose program is this Python code, after `STEP`."""
+    command = ("{python}", "-c", STEP + code)
+    return ProgramTrainer(**{"name": "theirs", "version": "1", "command": command, **fields})
+
+
+def make_request(**changes: Any) -> ProbeRequest:
+    settings = {"layout": Layout(dp=2), "warmup": 2, "iterations": 3, "deadline_s": 20.0}
+    return ProbeRequest(model=MODEL, **{"trainer": "theirs", **settings, **changes})
+
+
+def run(
+    nodes: NodeSet,
+    trainer: ProgramTrainer,
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cluster: Cluster = TWO_CORES,
+    **changes: Any,
+) -> Outcome:
+    """Runs a probe with a trainer of a worker that has it and no other."""
+    launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers={trainer.name: trainer})
+    request = make_request(**{"trainer": trainer.name, **changes})
+    return launcher.run(request, on_event=on_event, cancelled=cancelled)
+
+
+@contextmanager
+def leaves_nothing() -> Iterator[LocalNodes]:
+    """Nodes of two devices; checks after each use, and at the end, that nothing was left."""
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.glob("layout-tuner-*"))
+    mark = os.urandom(8).hex()
+    os.environ[MARK] = mark
+    nodes = LocalNodes(num_devices=2)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+        del os.environ[MARK]
+    assert marked(mark) == []
+    assert set(temporary.glob("layout-tuner-*")) - before == set()
+
+
+def left_behind(nodes: LocalNodes) -> list[str]:
+    """Processes below the zygote or detached from it, and directories of probes."""
+    zygote = psutil.Process(nodes.ranks.pids["zygote"])
+    ours = {zygote.pid, os.getpid(), *(pid for pid in nodes.ranks.pids.values())}
+    processes = [p for p in marked(os.environ[MARK]) if p.pid not in ours]
+    scratches = Path(tempfile.gettempdir()).glob("layout-tuner-*/probe-*")
+    return [*map(str, processes), *map(str, scratches)]
