@@ -220,7 +220,8 @@ class _Supervisor:
             path = Path(self._values[name]).resolve()
             if not path.is_relative_to(Path(below).resolve()):
                 raise ProgramFailedError(
-                    "unsupported", f"the parameter {name} leads to {path}, which is not below {below}"
+                    "unsupported",
+                    f"the parameter {name} leads to {path}, which is not below {below}",
                 )
 
     def _limit_memory(self) -> None:

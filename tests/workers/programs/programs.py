@@ -47,6 +47,13 @@ from layout_tuner import report_step
 
 RANK, STEPS = int(os.environ["RANK"]), {steps}
 
+def meet():
+    own = "{probe_directory}"
+    group = os.path.dirname(own)
+    open(own + "/met", "w").close()
+    while not all(os.path.exists(group + "/%d/met" % n) for n in range(int("{world_size}"))):
+        time.sleep(0.001)
+
 def step(step_time_s=0.01, sleep_s=0.01, **figures):
     time.sleep(sleep_s)
     report_step(step_time_s=step_time_s, **figures)
@@ -89,14 +96,16 @@ def leaves_nothing() -> Iterator[LocalNodes]:
     """Nodes of two devices; checks after each use, and at the end, that nothing was left."""
     temporary = Path(tempfile.gettempdir())
     before = set(temporary.glob("layout-tuner-*"))
-    mark = os.urandom(8).hex()
-    os.environ[MARK] = mark
+    outer = os.environ.get(MARK)
+    mark = os.environ[MARK] = os.urandom(8).hex()
     nodes = LocalNodes(num_devices=2)
     try:
         yield nodes
     finally:
         nodes.close()
         del os.environ[MARK]
+        if outer is not None:
+            os.environ[MARK] = outer
     assert marked(mark) == []
     assert set(temporary.glob("layout-tuner-*")) - before == set()
 
