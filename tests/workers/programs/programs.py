@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import psutil
 
@@ -108,6 +110,32 @@ def leaves_nothing() -> Iterator[LocalNodes]:
             os.environ[MARK] = outer
     assert marked(mark) == []
     assert set(temporary.glob("layout-tuner-*")) - before == set()
+
+
+class Fault(NamedTuple):
+    """A program, and the outcome of a probe with it."""
+
+    code: str
+    reason: str | None
+    """None: the probe completes."""
+    message: str = ""
+    """A regular expression that is found in the message."""
+    changes: Mapping[str, Any] = MappingProxyType({})
+    """Of the request."""
+    entry: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the trainer's entry."""
+
+
+SHORT: Final = {"deadline_s": 1.5}
+
+
+def check(outcome: Outcome, fault: Fault) -> None:
+    """Checks an outcome against what a fault must lead to."""
+    assert outcome.reason == fault.reason, (outcome.message, outcome.log_tail)
+    state = "infeasible" if fault.reason == "out_of_memory" else "failed"
+    assert outcome.state == ("completed" if fault.reason is None else state)
+    assert re.search(fault.message, outcome.message), outcome.message
+    assert Outcome.from_mapping(outcome.to_mapping()) == outcome
 
 
 def left_behind(nodes: LocalNodes) -> list[str]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.program import ProgramTrainer
 from tests.workers.programs.programs import (
+    SHORT,
     TWO_CORES,
+    Fault,
+    check,
     leaves_nothing,
     left_behind,
     python_trainer,
@@ -34,29 +34,6 @@ def nodes() -> Iterator[LocalNodes]:
         yield nodes
 
 
-class Fault(NamedTuple):
-    """A program, and the outcome of a probe with it."""
-
-    code: str
-    reason: str | None
-    """None: the probe completes."""
-    message: str = ""
-    """A regular expression that is found in the message."""
-    changes: dict[str, Any] = {}
-    """Of the request."""
-    entry: dict[str, Any] = {}
-    """Fields of the trainer's entry."""
-
-
-def check(outcome: Outcome, fault: Fault) -> None:
-    assert outcome.reason == fault.reason, (outcome.message, outcome.log_tail)
-    state = "infeasible" if fault.reason == "out_of_memory" else "failed"
-    assert outcome.state == ("completed" if fault.reason is None else state)
-    assert re.search(fault.message, outcome.message), outcome.message
-    assert Outcome.from_mapping(outcome.to_mapping()) == outcome
-
-
-SHORT = {"deadline_s": 1.5}
 SLOW_DEVICES = replace(TWO_CORES, peak_flops_per_s={"fp32": 1e6})
 
 LIES = {
