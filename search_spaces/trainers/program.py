@@ -189,7 +189,7 @@ class ProgramTrainer:
             ("command", [each for each in self.command if each != ARGUMENTS]),
             ("container", self.container),
             ("environment", self.environment.values()),
-            ("working_directory", (self.working_directory,)),
+            ("working_directory", filter(is_line, (self.working_directory,))),
         ):
             for template in templates:
                 try:

@@ -23,9 +23,11 @@ pytestmark = pytest.mark.ranks
 
 FAIL = "print('about to fail')\nsys.exit('ValueError: this rank was told to fail')"
 HANG = "signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15])\ntime.sleep(60)"
-OUT_OF_MEMORY = "sys.exit(\"RuntimeError: DefaultCPUAllocator: can't allocate memory\")"
+OUT_OF_MEMORY = 'sys.exit("RuntimeError: DefaultCPUAllocator: can\'t allocate memory")'
 DEAD_PEER = "print('RuntimeError: Connection closed by peer')"
-DAEMON = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)"
+DAEMON = (
+    "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)"
+)
 TALK = "for n in range(20000): print('line', n, 'of a program that says too much, ' * 5)"
 FAILED = "rank 1: the program ended with exit code 1; its last line: ValueError: this rank was told"
 NOT_AT_FAULT = {"peak"}
@@ -62,7 +64,9 @@ AS_PROGRAMS = {
         DEAD_PEER + "\nsys.exit(1)", "crashed", "its last line: .* Connection closed by peer"
     ),
     "kill-itself": Fault(
-        on_rank_1("os.kill(os.getpid(), 9)"), "crashed", "rank 1: the program was killed by signal 9"
+        on_rank_1("os.kill(os.getpid(), 9)"),
+        "crashed",
+        "rank 1: the program was killed by signal 9",
     ),
     "hang-past-alarm": Fault(
         "os.kill(os.getppid(), signal.SIGALRM)\n" + HANG, "timeout", "ended by its own alarm"
@@ -74,7 +78,9 @@ AS_PROGRAMS = {
     "talk": Fault(on_rank_1(f"{TALK}\n{FAIL}"), "crashed", FAILED),
     "talk-and-succeed": Fault(f"{TALK}\ntrain()", None),
     "talk-then-hang": Fault(f"{TALK}\n{HANG}", "timeout", "", SHORT),
-    "talk-for-ever": Fault("while True: print('a program that says too much')", "timeout", "", SHORT),
+    "talk-for-ever": Fault(
+        "while True: print('a program that says too much')", "timeout", "", SHORT
+    ),
     "take-a-little": Fault("taken = b'x' * (60 << 20)\n" + HANG, "timeout", "", SHORT),
     "take-more-and-more": Fault(
         "taken = []\nwhile True:\n    taken.append(b'x' * (8 << 20))\n    time.sleep(0.01)",
