@@ -75,7 +75,7 @@ def python_trainer(code: str, **fields: Any) -> ProgramTrainer:
 
 def make_request(**changes: Any) -> ProbeRequest:
     settings = {"layout": Layout(dp=2), "warmup": 2, "iterations": 3, "deadline_s": 20.0}
-    return ProbeRequest(model=MODEL, **{"trainer": "theirs", **settings, **changes})
+    return ProbeRequest(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
 
 
 def run(
@@ -126,7 +126,7 @@ class Fault(NamedTuple):
     """Fields of the trainer's entry."""
 
 
-SHORT: Final = {"deadline_s": 1.5}
+SHORT: Final = {"deadline_s": 1.2}
 
 
 def check(outcome: Outcome, fault: Fault) -> None:

@@ -45,7 +45,7 @@ AS_PROGRAMS = {
     ),
     "say-much": Fault("print('x' * 150000)\ntrain()", None),
     "iterate": Fault("train(200, step_time_s=0.005, sleep_s=0.005)", None, "", {"iterations": 190}),
-    "hang": Fault(HANG, "timeout", r"within deadline_s=1.5 \(no iteration had ended\)", SHORT),
+    "hang": Fault(HANG, "timeout", r"within deadline_s=1.2 \(no iteration had ended\)", SHORT),
     "iterate-then-hang": Fault("train(4)\n" + HANG, "timeout", "last: iteration 3", SHORT),
     "fail": Fault(on_rank_1(FAIL), "crashed", FAILED),
     "fail-late": Fault(on_rank_1("time.sleep(0.15)\n" + FAIL, DEAD_PEER), "crashed", FAILED),
@@ -115,6 +115,7 @@ def test_every_fault_of_the_embedded_trainers_ranks_is_one_of_these() -> None:
     assert set(AS_PROGRAMS) | NOT_AT_FAULT == set(rank_programs._PROGRAMS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", AS_PROGRAMS)
 def test_a_program_with_the_fault_of_a_rank_has_its_reason(nodes: LocalNodes, kind: str) -> None:
     fault = AS_PROGRAMS[kind]

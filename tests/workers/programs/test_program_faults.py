@@ -93,18 +93,18 @@ RUBBISH = {
 }
 
 HANGS = {
-    "before its first step": Fault("time.sleep(60)", "timeout", "deadline_s=1.5", SHORT),
+    "before its first step": Fault("time.sleep(60)", "timeout", "deadline_s=1.2", SHORT),
     "before its first step, beyond its start limit": Fault(
         "time.sleep(60)", "timeout", "no step within its start limit of 0.5 s", {}, {"start_limit_s": 0.5}
     ),
     "in the middle": Fault("train(3)\ntime.sleep(60)", "timeout", "last: iteration 2", SHORT),
     "on one rank": Fault(
-        "meet()\ntrain(3 if RANK else STEPS)\ntime.sleep(60)", "timeout", "deadline_s=1.5", SHORT
+        "meet()\ntrain(3 if RANK else STEPS)\ntime.sleep(60)", "timeout", "deadline_s=1.2", SHORT
     ),
     "after its last step": Fault("train()\ntime.sleep(60)", None),
     "deaf to signals": Fault(
         "for n in {1, 2, 15}: signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
-        "timeout", "deadline_s=1.5", SHORT,
+        "timeout", "deadline_s=1.2", SHORT,
     ),
     "after it closed its output": Fault(
         "os.close(1); os.close(2)\ntrain(1)\ntime.sleep(60)", "timeout", "last: iteration 0", SHORT
@@ -223,6 +223,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_program_at_fault_has_its_reason_and_leaves_nothing(nodes: LocalNodes, name: str) -> None:
     fault = FAULTS[name]
@@ -231,6 +232,7 @@ def test_a_program_at_fault_has_its_reason_and_leaves_nothing(nodes: LocalNodes,
     assert left_behind(nodes) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RUBBISH)
 def test_rubbish_in_the_pipe_is_no_report(nodes: LocalNodes, name: str) -> None:
     code = f"""
@@ -244,6 +246,7 @@ time.sleep(60)
     assert left_behind(nodes) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DIALECTS)
 def test_each_dialect_of_out_of_memory_is_understood(nodes: LocalNodes, name: str) -> None:
     code = f"train(1)\nprint({DIALECTS[name]!r})\nprint('  in more words')\nsys.exit(1)"
