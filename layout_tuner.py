@@ -179,7 +179,7 @@ def report_step(
 
 
 def _number(value: Any) -> float:
-    """A number, or what stands for one: a tensor, with or without a gradient, or a scalar of numpy."""
+    """A number, or what stands for one: a tensor of one element, or a scalar of numpy."""
     return float(value.detach() if hasattr(value, "detach") else value)
 
 

@@ -306,7 +306,7 @@ class Trainer:
         joined = torch.cat([gradient.flatten() for gradient in gradients]) / self.args.dp
         dist.all_reduce(joined, group=self.mesh["dp"].get_group())
         parts = joined.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts):
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
@@ -321,7 +321,9 @@ class Trainer:
 
     def _passes(self, ids: Tensor, targets: Tensor) -> list[Tensor]:
         (part,), num, losses = self.parts, self.args.num_microbatches, []
-        for index, (some, wanted) in enumerate(zip(ids.chunk(num), targets.chunk(num))):
+        for index, (some, wanted) in enumerate(
+            zip(ids.chunk(num), targets.chunk(num), strict=True)
+        ):
             goes_on = self.has_ddp and index < num - 1
             with part.no_sync() if goes_on else contextlib.nullcontext():
                 loss = self._loss(part(some), wanted)

@@ -1,4 +1,4 @@
-"""Probes with the examples of trainers that have packages of their own: accelerate and DeepSpeed."""
+"""Probes with the examples of trainers that need packages: accelerate and DeepSpeed."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,9 @@ def test_a_full_pipe_that_nobody_reads_does_not_stop_the_training(
     pipe: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("layout_tuner._TRIES", 20)
-    with pytest.raises(BlockingIOError):
-        while True:
-            os.write(pipe, b"x" * 4096)
+    with suppress(BlockingIOError):
+        while os.write(pipe, b"x" * 4096):
+            pass
     started = time.monotonic()
     report_step(tokens=1)
     assert time.monotonic() - started < 5
