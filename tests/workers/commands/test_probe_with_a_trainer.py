@@ -51,7 +51,7 @@ def test_a_probe_runs_the_only_trainer_of_a_file(trainers: Path) -> None:
     assert printed["trainer"] == "mine"
     assert printed["trainer_version"] == "2"
     assert printed["tokens"] == "assumed"
-    assert printed["iterations"][0]["loss"] == 0.5
+    assert printed["losses"][0] == 0.5
 
 
 @pytest.mark.ranks
