@@ -246,6 +246,21 @@ time.sleep(60)
     assert left_behind(nodes) == []
 
 
+def test_reports_with_times_of_their_own_making_are_implausible(nodes: LocalNodes) -> None:
+    """Half a second a step, told as a thousandth, by a program that writes its reports itself."""
+    code = """
+import json
+started = time.monotonic()
+fd = os.open(os.environ["LAYOUT_TUNER_REPORT"], os.O_WRONLY)
+for number in range(STEPS):
+    time.sleep(0.5)
+    said = dict(rank=0, at_s=started + 0.001 * number, step_time_s=0.001)
+    os.write(fd, json.dumps(said).encode() + b"\\n")
+"""
+    outcome = run(nodes, python_trainer(code), layout=Layout())
+    check(outcome, Fault("", "implausible", "passed between its reports"))
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DIALECTS)
 def test_each_dialect_of_out_of_memory_is_understood(nodes: LocalNodes, name: str) -> None:
