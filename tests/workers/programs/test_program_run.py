@@ -10,6 +10,7 @@ import pytest
 
 from search_spaces.protocol.outcome import Measurement
 from search_spaces.spec.layout import Layout
+from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.parameters import Parameter, ParameterInvalidError
 from search_spaces.trainers.program import ProgramTrainer
@@ -300,11 +301,17 @@ def test_the_arguments_of_an_adapter_are_words_of_their_own_and_no_templates() -
     assert task.command[-1] == "--x"
 
 
-def test_what_a_trainers_adapter_refuses_is_not_run() -> None:
-    trainer = replace(TRAINER, adapter="megatron-lm", command=("pretrain", "{arguments}"))
+def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    picky = replace(
+        COMMAND,
+        lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"},
+        refusals=lambda job: [f"{job.model.num_layers} layers are too few"],
+    )
+    monkeypatch.setattr("search_spaces.trainers.program.ADAPTERS", {"command": picky})
     with pytest.raises(ResultRefusedError) as refused:
-        program_task(make_request(layout=Layout(dp=4, zero_stage=1, zero_replicas=4)), trainer)
+        program_task(make_request(), TRAINER)
     assert refused.value.reason == "unsupported"
+    assert str(refused.value) == "it has no vpp=1; 2 layers are too few"
 
 
 def test_patterns_read_what_trainers_print() -> None:
