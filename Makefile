@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -157,6 +157,10 @@ bench-packing: $(INSTALLED)
 bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
 	$(BIN)/python -m benchmarks.bench_packing --record
+
+# Two minutes, with nothing else on the machine.
+bench-programs: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_programs --record
 
 # The service on SQLite and on a PostgreSQL of its own, with nothing else on the machine.
 bench-service: $(INSTALLED)

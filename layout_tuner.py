@@ -174,10 +174,15 @@ def report_step(
         "loss": loss,
         "peak_memory_bytes": peak_memory_bytes,
     }
-    document = {name: float(value) for name, value in figures.items() if value is not None}
+    document = {name: _number(value) for name, value in figures.items() if value is not None}
     document["rank"] = int(os.environ.get("RANK", "0"))
     document["at_s"] = time.monotonic()
     _write_report(path, json.dumps(document).encode() + b"\n")
+
+
+def _number(value: Any) -> float:
+    """A number, or what stands for one: a tensor of one element, or a scalar of numpy."""
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def _write_report(path: str, line: bytes) -> None:

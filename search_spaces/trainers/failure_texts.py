@@ -11,6 +11,7 @@ OUT_OF_MEMORY: Final = (
     "cuda error: out of memory",
     "hip error: out of memory",
     "outofmemoryerror",
+    "cuda failure 2 'out of memory'",
     "cublas_status_alloc_failed",
     "hipblas_status_alloc_failed",
     "cuda_error_out_of_memory",

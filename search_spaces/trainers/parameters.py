@@ -72,6 +72,10 @@ class Parameter:
                     raise ParameterInvalidError(
                         f"a parameter of type {self.type} cannot have {field}"
                     )
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ParameterInvalidError(
+                f"no number is from minimum={self.minimum:g} to maximum={self.maximum:g}"
+            )
         if self.below and not PurePosixPath(self.below).is_absolute():
             raise ParameterInvalidError(
                 f"{shown(self.below)} is not an absolute path", field="below"
@@ -98,8 +102,8 @@ class Parameter:
             raise ParameterInvalidError(
                 f"the field is missing; it is one of {', '.join(PARAMETER_TYPES)}", field="type"
             )
-        if isinstance(values.get("choices"), list):
-            values["choices"] = tuple(str(choice) for choice in values["choices"])
+        if "choices" in values:
+            values["choices"] = _words(values["choices"])
         for name in ("pattern", "below"):
             if not isinstance(values.get(name, ""), str):
                 raise ParameterInvalidError(f"{shown(values[name])} is not a text", field=name)
@@ -151,6 +155,14 @@ class Parameter:
         if not value or path.is_absolute() or ".." in path.parts:
             return f"{shown(value)} is not a path below {self.below}, without .."
         return None
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(each, str) and is_line(each) for each in value):
+        return tuple(value)
+    raise ParameterInvalidError(
+        f"{shown(value)} is not a list of texts (quote words like yes, no and 1)", field="choices"
+    )
 
 
 def _is_number(value: object) -> bool:

@@ -7,8 +7,8 @@ brings a command.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
@@ -50,12 +50,17 @@ RUN_PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
         "master_port": "a port on that node that is free for the job",
         "values_file": "JSON file with the adapter's configuration of the layout",
         "probe_directory": "directory of the probe on this node; removed when it ends",
+        "device": "cpu or cuda (ROCm too): the kind of the job's devices",
+        "python": "the Python interpreter of the worker",
+        "trainers_directory": "directory of the file that describes the trainers",
     }
 )
 """Placeholders that only a probe has, besides those of the job, and their meaning."""
 
 _PARAMETER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CODE_FOLLOWS: Final = ("-c", "-e", "-lc", "-ec", "--eval")
+"""Options by which shells and interpreters take code."""
 _OURS: Final = "LAYOUT_TUNER_"
 """Prefix of environment variables that the worker sets."""
 
@@ -83,7 +88,8 @@ class ProgramTrainer:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables besides those of the worker, with placeholders."""
     working_directory: str = ""
-    """Empty: the probe's own directory, which is removed at its end."""
+    """An absolute path, or one that begins with a placeholder; empty: the probe's own directory,
+    which is removed at its end."""
     container: tuple[str, ...] = ()
     """The command that runs the program in a container: it stands before the program."""
     processes_per: ProcessesPer = "device"
@@ -97,6 +103,8 @@ class ProgramTrainer:
     """What campaigns may set."""
     same_data: bool = False
     """Whether all layouts read the same data in the same order, so that their losses are equal."""
+    directory: str = ""
+    """Directory of the file that describes it, for {trainers_directory}; no field of the file."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -112,8 +120,12 @@ class ProgramTrainer:
         if not is_name(self.version):
             problem = f"{shown(self.version)} is not a version of 1 to {MAX_NAME_LENGTH} characters"
             problems.add(TrainersFileInvalidError(problem, field="version"))
-        if not is_line(self.working_directory):
-            problem = f"{shown(self.working_directory)} is not a path"
+        where = self.working_directory
+        if not is_line(where) or (where and not where.startswith(("/", "{"))):
+            problem = (
+                f"{shown(where)} is not an absolute path; begin one beside the file with "
+                "{trainers_directory}"
+            )
             problems.add(TrainersFileInvalidError(problem, field="working_directory"))
         with problems.collecting():
             read_choice(
@@ -167,11 +179,17 @@ class ProgramTrainer:
             for name in self.environment
             if not _VARIABLE_NAME.fullmatch(name) or name.startswith(_OURS)
         ]
+        wrong += [
+            TrainersFileInvalidError(problem, field=where)
+            for where in ("command", "container")
+            if (problem := self._code_problem(getattr(self, where)))
+        ]
         known = dict.fromkeys((*PLACEHOLDERS, *RUN_PLACEHOLDERS, *self.parameters), "")
         for where, templates in (
             ("command", [each for each in self.command if each != ARGUMENTS]),
             ("container", self.container),
             ("environment", self.environment.values()),
+            ("working_directory", filter(is_line, (self.working_directory,))),
         ):
             for template in templates:
                 try:
@@ -179,6 +197,19 @@ class ProgramTrainer:
                 except PlaceholderUnknownError as error:
                     wrong.append(error.within(where))
         return wrong
+
+    def _code_problem(self, words: Sequence[str]) -> str | None:
+        """Why a campaign's parameter would choose the program, or be read as a program."""
+        for place, word in enumerate(words):
+            named = next((name for name in self.parameters if f"{{{name}}}" in word), None)
+            if named is not None and place == 0:
+                return f"the parameter {{{named}}} cannot be in the name of the program"
+            if named is not None and words[place - 1] in _CODE_FOLLOWS:
+                return (
+                    f"the parameter {{{named}}} would be read as code in the text after "
+                    f"{words[place - 1]}; give it as an argument of its own"
+                )
+        return None
 
     @property
     def of(self) -> TrainerAdapter:
@@ -200,7 +231,7 @@ class ProgramTrainer:
         values = read_mapping(mapping, TrainersFileInvalidError, "a trainer")
         problems = Problems()
         with problems.collecting():
-            known = [f.name for f in fields(cls)]
+            known = [f.name for f in fields(cls) if f.name != "directory"]
             refuse_unknown(values, known, TrainersFileInvalidError, "field of a trainer")
         for name in ("name", "version", "command"):
             if values.get(name) is None:
@@ -209,7 +240,7 @@ class ProgramTrainer:
             if name in values:
                 with problems.collecting(name):
                     values[name] = _words(values[name])
-        if "version" in values:
+        if type(values.get("version")) in (int, float):  # what YAML makes of 2 and 1.0
             values["version"] = str(values["version"])
         for name, read in (
             ("environment", _texts),
@@ -223,8 +254,12 @@ class ProgramTrainer:
         return cls(**values)
 
 
-def read_trainers(document: object) -> dict[str, ProgramTrainer]:
+def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTrainer]:
     """The trainers of a file, by name.
+
+    Args:
+        document: what the file holds.
+        directory: of the file, as an absolute path.
 
     Raises:
         TrainersFileInvalidError: the message names the trainer and the field.
@@ -242,7 +277,7 @@ def read_trainers(document: object) -> dict[str, ProgramTrainer]:
             trainer = ProgramTrainer.from_mapping(entry)
             if trainer.name in trainers:
                 raise TrainersFileInvalidError("there are two of this name", field="name")
-            trainers[trainer.name] = trainer
+            trainers[trainer.name] = replace(trainer, directory=directory)
     problems.refuse()
     return trainers
 
@@ -260,6 +295,11 @@ def _words(value: object) -> tuple[str, ...]:
 
 def _texts(value: object) -> dict[str, str]:
     given = read_mapping(value, TrainersFileInvalidError, "the environment")
+    for name, each in given.items():
+        if not isinstance(each, (str, int, float)) or "\0" in str(each):
+            raise TrainersFileInvalidError(
+                f"{shown(each)} is not a text, a number or a switch", field=shown(name)
+            )
     return {
         name: str(each).lower() if isinstance(each, bool) else str(each)
         for name, each in given.items()

@@ -29,6 +29,7 @@ from tests.workers.process_checks import (
     living_children,
     marked,
 )
+from tests.workers.programs.programs import python_trainer
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.slurm_step.srun import srun_launcher
 from workers.packing.request import Placement, Share
@@ -47,6 +48,9 @@ CLUSTER = Cluster(
 HERE = Site(
     node_address="127.0.4.1{index}", environment_of_several_nodes={"OF_SEVERAL_NODES": "yes"}
 )
+
+
+PROGRAM = python_trainer("train(tokens=64)")
 
 
 @dataclass
@@ -101,7 +105,9 @@ def probes(site: SlurmSite) -> Iterator[Probes]:
             MARK: mark,
             "SLURMD_NODENAME": "n1",
         }
-        with srun_launcher(CLUSTER, HERE, held, environment=environment) as launcher:
+        with srun_launcher(
+            CLUSTER, HERE, held, environment=environment, trainers={"theirs": PROGRAM}
+        ) as launcher:
             yield Probes(launcher, mark)
     wait_until("no process is left", lambda: not marked(mark))
 
@@ -117,6 +123,14 @@ def test_a_probe_runs_on_one_node(probes: Probes) -> None:
     assert [event["event"] for event in probes.told][:2] == ["listening", "iteration"]
     assert outcome.environment is not None
     assert outcome.environment.backend == "gloo"
+    assert not marked(probes.mark)
+
+
+def test_a_program_runs_on_two_nodes(probes: Probes) -> None:
+    layout = Layout(dp=2, num_nodes=2, num_microbatches=1)
+    outcome = probes.run(layout, whole(1, 3), trainer="theirs")
+    assert outcome.measurement is not None, outcome
+    assert (outcome.measurement.trainer, outcome.measurement.tokens_per_step) == ("theirs", 64)
     assert not marked(probes.mark)
 
 

@@ -60,7 +60,7 @@ def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
     if path.suffix not in _DOCUMENT_SUFFIXES:
         refuse(f"{path} is not a JSON or YAML file: its name ends with none of .json, .yaml, .yml")
     try:
-        return read_trainers(described(str(path)))
+        return read_trainers(described(str(path)), str(path.absolute().parent))
     except SearchSpaceError as error:
         refuse(f"{path}: {error}")
 

@@ -22,12 +22,19 @@ class MemorySample:
     """The peak of a program's memory, as far as samples show it, and whether the kernel ended it.
 
     On a GPU it is what is in use on the rank's device beyond what was before the program started.
-    On CPU devices it is the private and shared memory of the program's processes, without files.
+    On CPU devices it is the private and shared memory of the program's processes, without files; of
+    a program that is all ranks of its node, each rank's share.
     Construct it before the program starts.
+
+    Args:
+        task: of the rank.
+        num_ranks: ranks of the layout that the program is.
+        limit_bytes: memory of a device; None: no limit.
     """
 
-    def __init__(self, task: RankTask, *, limit_bytes: int | None) -> None:
+    def __init__(self, task: RankTask, *, num_ranks: int, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
+        self._num_ranks = num_ranks
         self.peak_bytes = 0
         """0: nothing was sampled, or the driver does not report it."""
         self._next_at = 0.0
@@ -51,7 +58,7 @@ class MemorySample:
                 (in_use[name] - before[name] for name in in_use.keys() & before), default=0
             )
         else:
-            used_bytes = sum(map(_private_bytes, _tree(pid)))
+            used_bytes = sum(map(_private_bytes, _tree(pid))) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         self._next_at = time.monotonic() + _EVERY_S
 

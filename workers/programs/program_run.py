@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Final
+from typing import Any, Final
 
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.measurement import IterationKind, TokenSource
 from search_spaces.protocol.outcome import FailureReason, Iteration, Measurement, ProbeRequest
 from search_spaces.spec.throughput import Throughput
@@ -26,6 +27,8 @@ _SHORTEST_SHARE: Final = 0.5
 """A program whose steps take less than this share of the time between its reports does not report
 whole steps, or not in seconds."""
 _LONGEST_SHARE: Final = 1.2
+_LARGEST: Final = 1e15
+"""More bytes than a device has, more tokens than a step, and more than any loss."""
 _LEAST_TOLD_S: Final = 0.05
 """Differences below this are the clock's and the scheduler's."""
 
@@ -70,12 +73,13 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         **placeholder_values(job),
         **parameter_texts(trainer.parameters, request.parameters),
         "steps": str(request.warmup + MAX_EXTRA_WARMUP + request.iterations),
+        "trainers_directory": trainer.directory,
     }
     for place, each in enumerate(arguments):
-        values[f"argument_{place}"] = each
+        values[f"_argument_{place}"] = each  # no parameter has such a name
     for word in trainer.command:
         if word == ARGUMENTS:
-            command += [f"{{argument_{place}}}" for place in range(len(arguments))]
+            command += [f"{{_argument_{place}}}" for place in range(len(arguments))]
         else:
             command.append(word)
     return ProgramTask(
@@ -86,6 +90,9 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         configuration=dict(trainer.of.values(job)),
         step_pattern=trainer.patterns.step,
         memory_limit_bytes=request.memory_limit_bytes,
+        paths={
+            name: each.below for name, each in trainer.parameters.items() if each.type == "path"
+        },
     )
 
 
@@ -123,7 +130,8 @@ class ProgramRun:
             "report": defaultdict(list),
             "log": defaultdict(list),
         }
-        self._started = time.monotonic()
+        self._started: float | None = None
+        """When the ranks had been started; None: the machine's peak is still measured."""
         self._num_told = 0
         self._sampled_bytes = 0
         self._wrong: tuple[FailureReason, str] | None = None
@@ -216,7 +224,9 @@ class ProgramRun:
         if self._wrong is not None:
             return self._wrong
         limit_s = self._trainer.start_limit_s
-        if limit_s is None or self._by_rank or time.monotonic() - self._started < limit_s:
+        if limit_s is None or self._by_rank or self._started is None:
+            return None
+        if time.monotonic() - self._started < limit_s:
             return None
         return "timeout", (
             f"the program reported no step within its start limit of {limit_s:g} s; does it call "
@@ -258,7 +268,7 @@ class ProgramRun:
             )
         peak_bytes, memory_kind = self._memory()
         q25_s, _, q75_s = quartiles(times_s[warmup:last])
-        return Measurement(
+        return _measurement(
             step_time_s=step_time_s,
             step_time_q25_s=q25_s,
             step_time_q75_s=q75_s,
@@ -293,11 +303,13 @@ class ProgramRun:
             return self._num_warmup, times_s
         if len(times_s) >= self._request.warmup + asked:
             return len(times_s) - asked, times_s
-        num = len(times_s)
+        counts = {rank: len(reports) for rank, reports in sorted(self._by_rank.items())}
+        said = ", ".join(f"rank {rank}: {num}" for rank, num in [*counts.items()][:4])
         raise ResultRefusedError(
             "crashed",
-            f"the program ended after {num} step{'' if num == 1 else 's'} and {self._request.warmup} + "
-            f"{asked} are needed; let it run {{steps}} steps, and report each",
+            f"the program ended with too few steps reported ({said or 'none'}); "
+            f"{self._request.warmup} + {asked} are needed: let it run {{steps}} steps, and report "
+            "each with layout_tuner.report_step or in a line that the log pattern matches",
         )
 
     def _refuse_another_clock(self, last: int) -> None:
@@ -309,7 +321,8 @@ class ProgramRun:
                 continue
             # Lines of a log may arrive late, all together; reports carry their time.
             is_short = told_s < _SHORTEST_SHARE * seen_s
-            is_long = bool(self._reports["report"]) and told_s > _LONGEST_SHARE * seen_s
+            longest_s = seen_s if self._reports["report"] else reports[last - 1].since_start_s
+            is_long = told_s > _LONGEST_SHARE * longest_s + _LEAST_TOLD_S
             if is_short or is_long or told_s <= 0:
                 raise ResultRefusedError(
                     "implausible",
@@ -337,7 +350,7 @@ class ProgramRun:
         if not counts:
             return self._assumed_tokens, "assumed"
         mean = fmean(counts)
-        if not math.isfinite(mean) or not 1 <= mean <= self._assumed_tokens:
+        if not 1 <= mean <= self._assumed_tokens:
             raise ResultRefusedError(
                 "implausible",
                 f"the program counted {mean:g} tokens a step, and the layout has "
@@ -362,7 +375,7 @@ class ProgramRun:
             if name in report.figures
         ]
         largest = max(reported, default=0.0)
-        if math.isfinite(largest) and largest >= 1:
+        if largest >= 1:
             return int(largest), "reported"
         if self._sampled_bytes:
             return self._sampled_bytes, "sampled"
@@ -393,15 +406,26 @@ def _wrong_figures(
     loss = figures.get("loss", 0.0)
     if not math.isfinite(loss):
         return "diverged", f"{where}: loss is {loss}"
-    if loss < 0:
+    if not 0 <= loss <= _LARGEST:
         return "implausible", (
             f"{where}: loss is {loss:g}; report the mean loss in nats a token, or none"
         )
+    for name in ("tokens", "peak_memory_bytes", "peak_memory_mib", "peak_memory_gib"):
+        if not 0 <= figures.get(name, 0.0) <= _LARGEST:
+            return "implausible", f"{where}: {name} is {figures[name]:g}"
     for name in ("step_time_s", "step_time_ms", "tokens_per_s_per_device"):
         value = figures.get(name, 1.0)
         if not (math.isfinite(value) and value > 0):
             return "implausible", f"{where}: {name} is {value:g}, not a number over 0"
     return None
+
+
+def _measurement(**fields: Any) -> Measurement:
+    """The measurement, unless its figures are none that a probe measures."""
+    try:
+        return Measurement(**fields)
+    except OutcomeInvalidError as error:
+        raise ResultRefusedError("implausible", f"the program's figures: {error}") from error
 
 
 def _between(reports: list[_Report], step: int) -> float:

@@ -35,6 +35,8 @@ class ProgramTask:
     """The adapter's configuration of the layout, for {values_file}."""
     step_pattern: str
     """How the program prints its steps; empty: it does not."""
+    paths: Mapping[str, str]
+    """The directory that each path among the values must lie in, by the value's name."""
     memory_limit_bytes: int | None
     """Memory of each rank's device; None: no limit."""
 

@@ -16,6 +16,7 @@ import select
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,13 +35,18 @@ from workers.ranks.rank_task import RankTask
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""
 
-_PACKAGE_ROOT: Final = Path(__file__).parents[2]
+_PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOOPBACK: Final = "127."
 _CHUNK: Final = 1 << 16
 _LONGEST_WAIT_S: Final = 0.25
 """Between two samples of the memory."""
 _LIBRARIES_BYTES: Final = 4 << 30
 """Private memory beyond the limit that a program's libraries may map without using it."""
+_LONGEST_REPORT: Final = 4096
+"""Bytes; up to this length the kernel writes a report into the pipe as a whole."""
+_LATEST_S: Final = 1.0
+"""How long before it is read a report may have been written."""
+_MOST_CHUNKS_LEFT: Final = 64
 _REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
 _OURS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables for ranks of the embedded trainer alone."""
@@ -110,11 +116,14 @@ class _Supervisor:
         self._line = line
         self._values = {**program.values, **_run_values(task, port, directory)}
         self._patterns = LogPatterns(step=program.step_pattern)
-        self._memory = MemorySample(task, limit_bytes=program.memory_limit_bytes)
+        self._memory = MemorySample(
+            task, num_ranks=len(self._ranks), limit_bytes=program.memory_limit_bytes
+        )
         self._partial: dict[int, bytes] = {}
         self._counts: dict[tuple[str, int], int] = {}
         self._out_of_memory = ""
-        """The first line that says so."""
+        """The first line that says so, of the step that the program is in."""
+        self._steps_before_out_of_memory = 0
         self._peer_ended = ""
         self._last_line = ""
 
@@ -134,15 +143,16 @@ class _Supervisor:
             ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
             self._memory.take(process.pid)
             self._refuse_over_limit()
+            self._read_reports(pipe)  # before the output: see `_take_line`
             if output in ready and not self._read_output(output):
                 poll.unregister(output)
-            if pipe in ready:
-                self._read_reports(pipe)
             if ended in ready:
                 break
-        while self._read_output(output):
-            pass
-        self._read_reports(pipe)
+        # What it has left in the pipes; a daemon of it may go on writing.
+        for _ in range(_MOST_CHUNKS_LEFT):
+            more = self._read_reports(pipe), self._read_output(output)
+            if not any(more):
+                break
         self._take_line(self._partial.pop(output, b""))
         code = process.wait()
         if code != 0:
@@ -161,18 +171,20 @@ class _Supervisor:
         shutil.copy(_PACKAGE_ROOT / "layout_tuner.py", self._directory / "layout_tuner.py")
         command = [filled(each, values) for each in program.command]
         own = {name: filled(value, values) for name, value in program.environment.items()}
+        where = filled(program.working_directory, values) or str(self._directory)
+        self._refuse_paths_outside()
         try:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=program.working_directory or self._directory,
-                env={**self._environment(own), **own},
+                cwd=where,
+                env=self._environment(own),
                 preexec_fn=self._limit_memory,
+                start_new_session=True,  # a signal to its process group spares the supervisor
             )
         except (OSError, ValueError) as error:
-            where = program.working_directory or self._directory
             raise ProgramFailedError(
                 "unsupported",
                 f"the program {command[0]!r} can't be started in {where} on this node: {error}; "
@@ -182,13 +194,12 @@ class _Supervisor:
     def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The environment of the rank, with what launchers such as torchrun set."""
         theirs = {name: value for name, value in os.environ.items() if name not in _OURS}
-        inherited = own.get("PYTHONPATH", theirs.get("PYTHONPATH", ""))
-        paths = [path for path in inherited.split(":") if path and Path(path) != _PACKAGE_ROOT]
+        inherited = own.get("PYTHONPATH", theirs.get("PYTHONPATH", "")).split(":")
+        paths = [path for path in inherited if path and Path(path).resolve() != _PACKAGE_ROOT]
         if self._task.address.startswith(_LOOPBACK):
             theirs.setdefault("GLOO_SOCKET_IFNAME", "lo")
         values = self._values
-        return theirs | {
-            "PYTHONPATH": ":".join([str(self._directory), *paths]),
+        given = {
             "PYTHONUNBUFFERED": "1",
             "RANK": values["rank"],
             "WORLD_SIZE": values["world_size"],
@@ -200,6 +211,18 @@ class _Supervisor:
             "MASTER_PORT": values["master_port"],
             REPORT_VARIABLE: str(self._directory / "report"),
         }
+        ours = {"PYTHONPATH": ":".join([str(self._directory), *paths])}
+        return {**theirs, **given, **own, **ours}
+
+    def _refuse_paths_outside(self) -> None:
+        """Refuses a path that a link leads out of the directory that it must lie in."""
+        for name, below in self._program.paths.items():
+            path = Path(self._values[name]).resolve()
+            if not path.is_relative_to(Path(below).resolve()):
+                raise ProgramFailedError(
+                    "unsupported",
+                    f"the parameter {name} leads to {path}, which is not below {below}",
+                )
 
     def _limit_memory(self) -> None:
         """Runs in the program before it starts: a layout that is far too large fails by itself."""
@@ -240,28 +263,42 @@ class _Supervisor:
         if not text:
             return
         self._last_line = text
+        # A program that goes on and reports a later step has got over it.
+        if self._steps > self._steps_before_out_of_memory:
+            self._out_of_memory = ""
         if not self._out_of_memory and mentions(text, OUT_OF_MEMORY):
-            self._out_of_memory = text
+            self._out_of_memory, self._steps_before_out_of_memory = text, self._steps
         if mentions(text, PEER_ENDED):
             self._peer_ended = text
         figures = self._patterns.read(text)
         if figures is not None:
             self._report_step("log", self._task.rank, time.monotonic(), figures)
 
-    def _read_reports(self, fd: int) -> None:
-        while True:
-            try:
-                data = os.read(fd, _CHUNK)
-            except BlockingIOError:
-                return
-            *lines, self._partial[fd] = (self._partial.get(fd, b"") + data).split(b"\n")
-            for each in lines:
-                self._take_report(each)
+    @property
+    def _steps(self) -> int:
+        """Steps that the rank that is furthest has reported."""
+        return max(self._counts.values(), default=0)
+
+    def _read_reports(self, fd: int) -> bool:
+        """Reads the reports that have come, up to a chunk of them; False: there are none."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        *lines, rest = (self._partial.get(fd, b"") + data).split(b"\n")
+        if len(rest) > _LONGEST_REPORT:
+            lines.append(rest)
+        self._partial[fd] = rest
+        for each in lines:
+            self._take_report(each)
+        return True
 
     def _take_report(self, report: bytes) -> None:
         try:
             said = json.loads(report)
             rank, at_s = int(said["rank"]), float(said["at_s"])
+            if len(report) > _LONGEST_REPORT or not math.isfinite(at_s):
+                raise ValueError(report)
             figures = {name: float(said[name]) for name in _REPORT_FIGURES if name in said}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ProgramFailedError(
@@ -269,13 +306,24 @@ class _Supervisor:
                 f"the program wrote {report[:80]!r} into {REPORT_VARIABLE}, which is not a report of "
                 "layout_tuner.report_step",
             ) from error
-        if not 0 <= rank < int(self._values["num_devices"]):
+        if rank not in self._ranks:
             raise ProgramFailedError(
                 "implausible",
-                f"the program reported as rank {rank} of a job of {self._values['num_devices']}; is "
-                "RANK set for its processes?",
+                f"the program reported as rank {rank}, and its ranks are {self._ranks[0]} to "
+                f"{self._ranks[-1]}; is RANK set for its processes?",
             )
-        self._report_step("report", rank, min(at_s, time.monotonic()), figures)
+        now = time.monotonic()
+        self._report_step("report", rank, min(max(at_s, now - _LATEST_S), now), figures)
+
+    @property
+    def _ranks(self) -> range:
+        """The ranks of the layout that this program is: its own, or all of its node."""
+        num = int(self._values["num_devices"])
+        if self._task.world_size == num:
+            return range(self._task.rank, self._task.rank + 1)
+        per_node = int(self._values["ranks_per_node"])
+        first = self._task.node_rank * per_node
+        return range(first, min(first + per_node, num))
 
     def _report_step(
         self, source: str, rank: int, at_s: float, figures: Mapping[str, float]
@@ -303,7 +351,7 @@ class _Supervisor:
     def _failure(self, code: int) -> ProgramFailedError:
         """Why a program ended with an exit code, or by a signal where it is negative."""
         how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
-        if self._out_of_memory:
+        if self._out_of_memory and self._steps <= self._steps_before_out_of_memory:
             return ProgramFailedError(
                 "out_of_memory", f"the program {how}; it printed: {_short(self._out_of_memory)}"
             )
@@ -326,6 +374,8 @@ def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:
         "master_port": str(port),
         "values_file": str(directory / "values.json"),
         "probe_directory": str(directory),
+        "device": task.device,
+        "python": sys.executable,
     }
 
 

@@ -65,7 +65,7 @@ class NodeRanks:
         with ExitStack() as on_failure:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
             scratch = Path(tempfile.mkdtemp(prefix="layout-tuner-"))
-            on_failure.callback(shutil.rmtree, scratch, ignore_errors=True)
+            on_failure.callback(scratch.rmdir)  # unlike rmtree it needs no descriptor
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
             with theirs:

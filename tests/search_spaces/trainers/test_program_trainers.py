@@ -1,0 +1,265 @@
+"""The file of a worker's trainers, and the parameters that its entries declare."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces.errors import SearchSpaceError
+from search_spaces.trainers.parameters import (
+    MAX_VALUE_LENGTH,
+    Parameter,
+    ParameterInvalidError,
+    parameter_texts,
+    read_parameters,
+)
+from search_spaces.trainers.placeholders import filled
+from search_spaces.trainers.program import ProgramTrainer, read_trainers
+
+ENTRY: dict[str, Any] = {
+    "name": "mine",
+    "version": "3",
+    "command": ["{python}", "train.py", "--tp={tp}", "--rate={rate}"],
+    "parameters": {"rate": {"type": "float", "minimum": 0, "maximum": 1, "default": 0.5}},
+}
+
+
+def problem_of(**changes: Any) -> str:
+    entry = {name: value for name, value in {**ENTRY, **changes}.items() if value != "left out"}
+    with pytest.raises(SearchSpaceError) as refused:
+        read_trainers({"trainers": [entry]})
+    return str(refused.value)
+
+
+def test_an_entry_is_read_with_what_it_leaves_out() -> None:
+    (trainer,) = read_trainers({"trainers": [ENTRY]}, "/where").values()
+    assert (trainer.name, trainer.version, trainer.adapter) == ("mine", "3", "command")
+    assert trainer.command == tuple(ENTRY["command"])
+    assert trainer.directory == "/where"
+    assert trainer.parameters["rate"] == Parameter(type="float", minimum=0, maximum=1, default=0.5)
+    assert (trainer.processes_per, trainer.start_limit_s, trainer.same_data) == (
+        "device",
+        None,
+        False,
+    )
+    assert trainer.patterns.read("step 1 loss 3") is None
+
+
+def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> None:
+    text = (
+        "trainers: [{name: mine, version: 1.10, command: [t], environment: {A: 1, B: yes, C: x}}]"
+    )
+    (trainer,) = read_trainers(yaml.safe_load(text)).values()
+    assert trainer.version == "1.1"
+    assert trainer.environment == {"A": "1", "B": "true", "C": "x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "why"),
+    [
+        ({"name": "left out"}, "trainers.0.name", "the field is missing"),
+        ({"name": 5}, "trainers.0.name", "5 is not 1 to 64 characters"),
+        ({"name": "a b"}, "trainers.a b.name", "'a b' is not 1 to 64 characters"),
+        ({"name": "embedded"}, "trainers.embedded.name", "is the name of the embedded trainer"),
+        ({"version": "left out"}, "version", "the field is missing"),
+        ({"version": None}, "version", "the field is missing"),
+        ({"version": {"a": 1}}, "version", "{'a': 1} is not a version"),
+        ({"version": True}, "version", "True is not a version"),
+        ({"version": "v" * 65}, "version", "is not a version of 1 to 64"),
+        ({"version": "1\n2"}, "version", "'1\\n2' is not a version"),
+        ({"command": "left out"}, "command", "the field is missing"),
+        ({"command": "python train.py"}, "command", "is not a list of texts, one for each argument"),
+        ({"command": ["train", 1]}, "command", "is not a list of texts"),
+        ({"command": []}, "command", "it is empty"),
+        ({"command": ["train", "a\0b"]}, "command", "NUL"),
+        ({"command": ["train", "{tpp}"]}, "command", "{tpp} in '{tpp}' is no placeholder"),
+        ({"command": ["{word}"], "parameters": {"word": {"type": "text", "pattern": "x"}}},
+         "command", "{word} cannot be in the name of the program"),
+        ({"command": ["sh", "-c", "train {rate}"]}, "command", "{rate} would be read as code in the"),
+        ({"command": ["t"], "container": ["{rate}"]}, "container", "cannot be in the name"),
+        ({"container": ["bash", "-lc", "x {rate}"]}, "container", "text after -lc"),
+        ({"container": "apptainer"}, "container", "is not a list of texts"),
+        ({"container": ["apptainer", "{image}"]}, "container", "{image}"),
+        ({"environment": ["A"]}, "environment", "the environment"),
+        ({"environment": {"A-B": "1"}}, "environment", "'A-B' is not the name of a variable"),
+        ({"environment": {"LAYOUT_TUNER_REPORT": "1"}}, "environment", "which the worker sets"),
+        ({"environment": {"A": None}}, "environment", "None is not a text, a number or a switch"),
+        ({"environment": {"A": ["b"]}}, "environment", "['b'] is not a text"),
+        ({"environment": {"A": "x\0y"}}, "environment", "is not a text"),
+        ({"environment": {"A": "{nothing}"}}, "environment", "{nothing}"),
+        ({"working_directory": "here"}, "working_directory", "'here' is not an absolute path"),
+        ({"working_directory": 3}, "working_directory", "3 is not an absolute path"),
+        ({"working_directory": "{trainers_directry}"}, "working_directory", "{trainers_directry}"),
+        ({"processes_per": "gpu"}, "processes_per", "'gpu'"),
+        ({"adapter": "horovod"}, "adapter", "'horovod'"),
+        ({"start_limit_s": 0}, "start_limit_s", "0 is not a number of seconds over 0"),
+        ({"start_limit_s": True}, "start_limit_s", "True is not a number of seconds"),
+        ({"start_limit_s": math.inf}, "start_limit_s", "inf is not a number of seconds"),
+        ({"same_data": "yes"}, "same_data", "'yes' is not true or false"),
+        ({"log": "loss"}, "log", "the log"),
+        ({"log": {"step": "("}}, "log.step", "'(' is not a regular expression"),
+        ({"log": {"step": "(?P<los>x)"}}, "log.step", "the group 'los' has no meaning"),
+        ({"log": {"step": ""}}, "log.step", "it is not a regular expression"),
+        ({"log": {"steps": "x"}}, "log", "'steps'"),
+        ({"directory": "/x"}, "directory", "'directory'"),
+        ({"comand": ["x"]}, "comand", "'comand'"),
+        ({"parameters": ["rate"]}, "parameters", "the parameters"),
+        ({"parameters": {"Rate": {"type": "int"}}}, "parameters", "'Rate' is not a name"),
+        ({"parameters": {"tp": {"type": "int"}}}, "parameters", "{tp} is a placeholder already"),
+        ({"parameters": {"python": {"type": "int"}}}, "parameters", "{python} is a placeholder"),
+        ({"parameters": {"arguments": {"type": "int"}}}, "parameters", "{arguments} is a"),
+        ({"parameters": {f"p{n}": {"type": "int"} for n in range(33)}}, "parameters", "33 are more"),
+        ({"parameters": {"rate": {}}}, "parameters.rate.type", "the field is missing; it is one of"),
+        ({"parameters": {"rate": {"type": "number"}}}, "parameters.rate.type", "'number'"),
+        ({"parameters": {"rate": {"type": "text"}}}, "parameters.rate", "needs pattern"),
+        ({"parameters": {"rate": {"type": "path"}}}, "parameters.rate", "needs below"),
+        ({"parameters": {"rate": {"type": "choice"}}}, "parameters.rate", "needs choices"),
+        ({"parameters": {"rate": {"type": "choice", "choices": [True]}}}, "rate.choices", "quote"),
+        ({"parameters": {"rate": {"type": "int", "pattern": "x"}}}, "rate", "cannot have pattern"),
+        ({"parameters": {"rate": {"type": "bool", "minimum": 1}}}, "rate", "cannot have minimum"),
+        ({"parameters": {"rate": {"type": "int", "minimum": "1"}}}, "rate.minimum", "not a number"),
+        ({"parameters": {"rate": {"type": "int", "minimum": 2, "maximum": 1}}}, "rate",
+         "no number is from minimum=2 to maximum=1"),
+        ({"parameters": {"rate": {"type": "int", "default": 1.5}}}, "rate.default", "not a whole"),
+        ({"parameters": {"rate": {"type": "text", "pattern": "("}}}, "rate.pattern", "regular"),
+        ({"parameters": {"rate": {"type": "path", "below": "data"}}}, "rate.below", "absolute"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_one_error_with_the_trainer_and_the_field(
+    changes: dict[str, Any], field: str, why: str
+) -> None:
+    problem = problem_of(**changes)
+    assert field in problem
+    assert why in problem
+    assert "trainers." in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (None, "the file"),
+        ([], "the file"),
+        ({}, "trainers: it is not a list of trainers"),
+        ({"trainers": []}, "it is not a list of trainers"),
+        ({"trainers": {}}, "it is not a list of trainers"),
+        ({"trainers": [ENTRY], "more": 1}, "'more'"),
+        ({"trainers": ["mine"]}, "trainers.0: "),
+        ({"trainers": [ENTRY, ENTRY]}, "trainers.mine.name: there are two of this name"),
+    ],
+)
+def test_a_file_that_is_no_list_of_trainers_is_refused(document: object, why: str) -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        read_trainers(document)
+    assert why in str(refused.value)
+
+
+def test_a_parameter_of_code_is_refused_and_as_an_argument_of_the_code_it_is_not() -> None:
+    command = ["sh", "-c", 'exec train "$0"', "{rate}"]
+    assert read_trainers({"trainers": [{**ENTRY, "command": command}]})
+
+
+PARAMETERS = {
+    "count": Parameter(type="int", minimum=1, maximum=8),
+    "rate": Parameter(type="float", minimum=0.0),
+    "fast": Parameter(type="bool"),
+    "kind": Parameter(type="choice", choices=("adam", "no", "1")),
+    "tag": Parameter(type="text", pattern=r"[\w =;$'\"`{}|&<>(){}*?~\\-]*"),
+    "data": Parameter(type="path", below="/data/sets"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("count", 0), ("count", 9), ("count", True), ("count", 1.0), ("count", "3"),
+        ("count", 10**400), ("rate", -0.1), ("rate", math.nan), ("rate", math.inf), ("rate", True),
+        ("rate", "0.5"), ("rate", 10**400), ("fast", "true"), ("fast", 1), ("kind", "sgd"),
+        ("kind", False), ("kind", 1), ("tag", "--evil"), ("tag", "-c"), ("tag", "a\nb"),
+        ("tag", "a\0b"), ("tag", "a\x1bb"), ("tag", "a\u2028b"), ("tag", "a\u202eb"),
+        ("tag", "\ud800"), ("tag", "x" * 201), ("tag", 5), ("tag", "é,"), ("tag", None),
+        ("data", ""), ("data", "/etc/passwd"), ("data", "//etc"), ("data", ".."), ("data", "a/.."),
+        ("data", "../sets2/x"), ("data", "a/../../x"), ("data", "-x"), ("data", "a\nb"),
+        ("data", "a\0"), ("data", ["a"]),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_allowed_is_refused_with_its_name(name: str, value: Any) -> None:
+    with pytest.raises(ParameterInvalidError) as refused:
+        parameter_texts({name: PARAMETERS[name]}, {name: value})
+    assert str(refused.value).startswith(f"{name}: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_that_is_not_declared_or_missing_is_refused() -> None:
+    with pytest.raises(ParameterInvalidError, match="'cuont'"):
+        parameter_texts(PARAMETERS, {"cuont": 1})
+    with pytest.raises(ParameterInvalidError, match="count: the parameter has no default"):
+        parameter_texts(PARAMETERS, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("count", 8, "8"), ("rate", 1e-05, "1e-05"), ("rate", 3, "3"), ("fast", True, "true"),
+        ("kind", "no", "no"), ("tag", "a; rm -rf $HOME `x` '\"", "a; rm -rf $HOME `x` '\""),
+        ("tag", "{tp}", "{tp}"), ("data", "a b/c;d", "/data/sets/a b/c;d"), ("data", ".", "/data/sets"),
+        ("data", "..x/y..", "/data/sets/..x/y.."),
+    ],
+)  # fmt: skip
+def test_an_allowed_value_reaches_the_program_as_it_is(name: str, value: Any, text: str) -> None:
+    assert parameter_texts({name: PARAMETERS[name]}, {name: value}) == {name: text}
+
+
+@given(st.text(max_size=250))
+def test_no_text_can_pass_for_an_option_or_end_a_line(text: str) -> None:
+    anything = Parameter(type="text", pattern=r"(?s).*")
+    if anything.problem(text) is None:
+        assert not text.startswith("-")
+        assert len(text) <= MAX_VALUE_LENGTH
+        assert text.isprintable()
+        assert "\0" not in text
+        text.encode()
+
+
+@given(st.text(alphabet="./ab-~", max_size=20))
+def test_no_path_leads_out_of_its_directory(text: str) -> None:
+    path = PARAMETERS["data"]
+    if path.problem(text) is None:
+        assert os.path.normpath(path.text(text)).startswith("/data/sets")
+
+
+@given(st.text(max_size=40), st.text(alphabet="{}tp ", max_size=20))
+def test_a_value_is_never_read_as_a_template(value: str, other: str) -> None:
+    template = "--x={tag}" + "{tp}"
+    assert filled(template, {"tag": value + other, "tp": "{tag}"}) == f"--x={value}{other}{{tag}}"
+
+
+@given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=210),
+                 st.lists(st.integers(), max_size=2)))  # fmt: skip
+def test_a_campaigns_parameter_is_a_plain_value(value: Any) -> None:
+    is_plain = isinstance(value, (bool, str)) or (
+        isinstance(value, (int, float)) and abs(value) < 1e300
+    )
+    if isinstance(value, str):
+        is_plain = value.isprintable() and len(value) <= MAX_VALUE_LENGTH
+    if is_plain:
+        assert read_parameters({"x": value}) == {"x": value}
+    elif not isinstance(value, float) or not math.isfinite(value):
+        with pytest.raises(ParameterInvalidError, match=r"^x: "):
+            read_parameters({"x": value})
+
+
+def test_too_many_parameters_of_a_campaign_are_refused() -> None:
+    with pytest.raises(ParameterInvalidError, match="33 parameters are more than 32"):
+        read_parameters({f"p{n}": n for n in range(33)})
+
+
+def test_an_entry_is_refused_when_it_is_made_in_python_too() -> None:
+    with pytest.raises(SearchSpaceError, match="version"):
+        ProgramTrainer(name="mine", version="", command=("t",))

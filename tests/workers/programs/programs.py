@@ -1,0 +1,147 @@
+"""Programs as trainers of a worker on this machine, and what a probe with one leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import psutil
+
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.program import ProgramTrainer
+from tests.workers.process_checks import MARK, marked
+from workers.launchers.base import NodeSet
+from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import LocalNodes
+
+MODEL = ModelShape(
+    name="small-test",
+    family="gpt",
+    num_layers=2,
+    hidden_size=64,
+    ffn_hidden_size=256,
+    num_heads=4,
+    num_kv_heads=4,
+    seq_length=32,
+    vocab_size=256,
+    tied_embeddings=False,
+)
+TWO_CORES = Cluster(
+    name="two-cores",
+    device="CPU core",
+    num_nodes=1,
+    devices_per_node=2,
+    device_memory_bytes=1 << 30,
+    peak_flops_per_s={"fp32": 2e12},
+)
+STEP = """
+import os, signal, subprocess, sys, threading, time
+from layout_tuner import report_step
+
+RANK, STEPS = int(os.environ["RANK"]), {steps}
+
+def meet():
+    own = "{probe_directory}"
+    group = os.path.dirname(own)
+    open(own + "/met", "w").close()
+    while not all(os.path.exists(group + "/%d/met" % n) for n in range(int("{world_size}"))):
+        time.sleep(0.001)
+
+def step(step_time_s=0.01, sleep_s=0.01, **figures):
+    time.sleep(sleep_s)
+    report_step(step_time_s=step_time_s, **figures)
+
+def train(steps=STEPS, **figures):
+    for _ in range(steps):
+        step(**figures)
+"""
+"""The beginning of each program: what its own training loop would be."""
+
+
+def python_trainer(code: str, **fields: Any) -> ProgramTrainer:
+    """A trainer whose program is this Python code, after `STEP`."""
+    command = ("{python}", "-c", STEP + code)
+    return ProgramTrainer(**{"name": "theirs", "version": "1", "command": command, **fields})
+
+
+def make_request(**changes: Any) -> ProbeRequest:
+    settings = {"layout": Layout(dp=2), "warmup": 2, "iterations": 3, "deadline_s": 20.0}
+    return ProbeRequest(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
+
+
+def run(
+    nodes: NodeSet,
+    trainer: ProgramTrainer,
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cluster: Cluster = TWO_CORES,
+    **changes: Any,
+) -> Outcome:
+    """Runs a probe with a trainer of a worker that has it and no other."""
+    launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers={trainer.name: trainer})
+    request = make_request(**{"trainer": trainer.name, **changes})
+    return launcher.run(request, on_event=on_event, cancelled=cancelled)
+
+
+@contextmanager
+def leaves_nothing() -> Iterator[LocalNodes]:
+    """Nodes of two devices; checks after each use, and at the end, that nothing was left."""
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.glob("layout-tuner-*"))
+    outer = os.environ.get(MARK)
+    mark = os.environ[MARK] = os.urandom(8).hex()
+    nodes = LocalNodes(num_devices=2)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+        del os.environ[MARK]
+        if outer is not None:
+            os.environ[MARK] = outer
+    assert marked(mark) == []
+    assert set(temporary.glob("layout-tuner-*")) - before == set()
+
+
+class Fault(NamedTuple):
+    """A program, and the outcome of a probe with it."""
+
+    code: str
+    reason: str | None
+    """None: the probe completes."""
+    message: str = ""
+    """A regular expression that is found in the message."""
+    changes: Mapping[str, Any] = MappingProxyType({})
+    """Of the request."""
+    entry: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the trainer's entry."""
+
+
+SHORT: Final = {"deadline_s": 1.2}
+
+
+def check(outcome: Outcome, fault: Fault) -> None:
+    """Checks an outcome against what a fault must lead to."""
+    assert outcome.reason == fault.reason, (outcome.message, outcome.log_tail)
+    state = "infeasible" if fault.reason == "out_of_memory" else "failed"
+    assert outcome.state == ("completed" if fault.reason is None else state)
+    assert re.search(fault.message, outcome.message), outcome.message
+    assert Outcome.from_mapping(outcome.to_mapping()) == outcome
+
+
+def left_behind(nodes: LocalNodes) -> list[str]:
+    """Processes below the zygote or detached from it, and directories of probes."""
+    zygote = psutil.Process(nodes.ranks.pids["zygote"])
+    ours = {zygote.pid, os.getpid(), *(pid for pid in nodes.ranks.pids.values())}
+    processes = [p for p in marked(os.environ[MARK]) if p.pid not in ours]
+    scratches = Path(tempfile.gettempdir()).glob("layout-tuner-*/probe-*")
+    return [*map(str, processes), *map(str, scratches)]

@@ -1,0 +1,122 @@
+"""The memory of a program as samples show it, and the kernel's out-of-memory killer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.waiting import wait_until
+from workers.launchers.base import Node
+from workers.launchers.placement import place
+from workers.programs.memory_sample import MemorySample
+from workers.ranks.rank_task import Device, RankTask
+
+MIB = 1 << 20
+NODE = Node(
+    name="here", address="127.0.0.1", num_devices=2, num_cores=2, core_ids=(0, 1), device_cores=()
+)
+
+
+def task(device: Device = "cpu", **changes: object) -> RankTask:
+    placed = place(
+        [NODE], num_ranks=2, num_nodes=1, device=device, job={"kind": "program"}, deadline_s=9.0
+    )
+    return replace(placed[0][1], **changes)
+
+
+def sample(**options: object) -> MemorySample:
+    return MemorySample(**{"task": task(), "num_ranks": 1, "limit_bytes": None, **options})
+
+
+TAKES = """
+import os, sys, time
+taken = b"x" * ({mib} << 20)
+if os.fork() == 0:
+    more = b"y" * ({mib} << 20)
+    print("ready", flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("num_ranks", "least_mib", "most_mib"), [(1, 80, 120), (2, 40, 60)])
+def test_a_program_and_its_children_are_sampled_for_each_rank(
+    num_ranks: int, least_mib: int, most_mib: int
+) -> None:
+    seen = sample(num_ranks=num_ranks)
+    program = subprocess.Popen(
+        [sys.executable, "-S", "-c", TAKES.format(mib=40)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        seen.take(program.pid)
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+    # The child shares the memory of its parent, and the kernel counts it for both.
+    most_mib += 40 // num_ranks
+    assert least_mib * MIB <= seen.peak_bytes <= most_mib * MIB
+
+
+def test_samples_are_taken_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = sample()
+    looks: list[int] = []
+    monkeypatch.setattr(
+        "workers.programs.memory_sample._tree", lambda pid: (looks.append(pid), [])[1]
+    )
+    for _ in range(100):
+        seen.take(os.getpid())
+    assert len(looks) == 1
+    wait_until("a sample is due", lambda: (seen.take(os.getpid()), len(looks) == 2)[1])
+
+
+def test_on_a_gpu_what_was_in_use_before_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = {"4": 100, "7": 200}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(
+        "workers.programs.memory_sample.devices_in_use",
+        lambda names: {name: in_use[name] for name in names},
+    )
+    own = sample(task=task("cuda"))
+    of_the_node = sample(task=task("cuda", local_rank=0, local_world_size=1))
+    in_use.update({"4": 150, "7": 230})
+    own.take(1)
+    of_the_node.take(1)
+    assert own.peak_bytes == 30
+    assert of_the_node.peak_bytes == 50
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "number", "limit_bytes", "reason"),
+    [
+        (3, 4, signal.SIGKILL, None, "out_of_memory"),
+        (3, 4, signal.SIGKILL, 1000, "node_lost"),
+        (3, 3, signal.SIGKILL, None, None),
+        (3, 4, signal.SIGSEGV, None, None),
+        (None, None, signal.SIGKILL, None, None),
+    ],
+)
+def test_the_kernels_killer_is_the_cause_only_where_it_struck(
+    monkeypatch: pytest.MonkeyPatch,
+    before: int | None,
+    now: int | None,
+    number: int,
+    limit_bytes: int | None,
+    reason: str | None,
+) -> None:
+    monkeypatch.setattr("workers.programs.memory_sample.oom_kills", lambda: before)
+    seen = sample(limit_bytes=limit_bytes)
+    monkeypatch.setattr("workers.programs.memory_sample.oom_kills", lambda: now)
+    killed = seen.kernel_killed(number)
+    assert (None if killed is None else killed[0]) == reason
+    if reason == "node_lost":
+        assert killed is not None
+        assert "was seen with 0 of the 1000 bytes promised" in killed[1]

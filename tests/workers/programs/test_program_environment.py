@@ -1,0 +1,177 @@
+"""What a program gets from its worker: words, variables, files, devices and cores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.connection.service_address import PRIVATE_VARIABLES
+from search_spaces.spec.layout import Layout
+from search_spaces.trainers.parameters import Parameter
+from search_spaces.trainers.program import ProgramTrainer
+from tests.workers.programs.programs import MODEL, STEP, leaves_nothing, python_trainer, run
+from workers.launchers.local import LocalNodes
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[3]
+TELL = """
+import json
+document = {"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
+            "python": sys.executable, "cores": sorted(os.sched_getaffinity(0)),
+            "fds": sorted(os.listdir("/proc/self/fd")), "path": sys.path}
+json.dump(document, open("%s/rank%d" % (os.environ["WHERE"], RANK), "w"))
+train()
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in secrets.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/:/elsewhere")
+        with leaves_nothing() as nodes:
+            yield nodes
+
+
+def told(nodes: LocalNodes, tmp_path: Path, *words: str, **fields: Any) -> dict[int, Any]:
+    """What each process of a program sees."""
+    changes = fields.pop("changes", {})
+    trainer = ProgramTrainer(
+        name="theirs",
+        version="1",
+        command=("{python}", "-c", STEP + TELL, *words),
+        **{**fields, "environment": {"WHERE": str(tmp_path), **fields.get("environment", {})}},
+    )
+    outcome = run(nodes, trainer, **changes)
+    assert outcome.state == "completed", outcome
+    return {int(path.name[4:]): json.loads(path.read_text()) for path in tmp_path.glob("rank*")}
+
+
+def test_a_program_gets_its_rank_as_torchrun_gives_it(nodes: LocalNodes, tmp_path: Path) -> None:
+    ranks = told(nodes, tmp_path, "{rank}", "{local_rank}/{local_world_size}", "{world_size}")
+    assert sorted(ranks) == [0, 1]
+    ports = {rank["environment"]["MASTER_PORT"] for rank in ranks.values()}
+    assert len(ports) == 1
+    for number, rank in ranks.items():
+        environment = rank["environment"]
+        assert rank["argv"] == [str(number), f"{number}/2", "2"]
+        assert environment["RANK"] == environment["LOCAL_RANK"] == str(number)
+        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "2"
+        assert environment["GROUP_RANK"] == environment["NODE_RANK"] == "0"
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["OMP_NUM_THREADS"] == "1"
+        assert set(rank["fds"]) <= {"0", "1", "2", "3", "4"}
+    cores = [rank["cores"] for rank in ranks.values()]
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert set(cores[0]).isdisjoint(cores[1])
+
+
+def test_nothing_secret_of_the_worker_reaches_a_program(nodes: LocalNodes, tmp_path: Path) -> None:
+    for rank in told(nodes, tmp_path).values():
+        assert "a-secret-of-the-worker" not in json.dumps(rank)
+        assert not PRIVATE_VARIABLES & set(rank["environment"])
+
+
+def test_of_this_project_only_a_copy_of_one_file_is_on_the_path(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    for rank in told(nodes, tmp_path).values():
+        first, *others = rank["environment"]["PYTHONPATH"].split(":")
+        assert first == rank["cwd"]
+        assert others == ["/elsewhere"]
+        assert str(ROOT) not in rank["path"]
+        assert not Path(first).exists()
+
+
+def test_the_copy_stays_first_where_an_entry_has_a_path_of_its_own(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    environment = {"PYTHONPATH": "/theirs:/more", "PYTHONUNBUFFERED": "", "TP": "{tp}"}
+    for rank in told(nodes, tmp_path, environment=environment).values():
+        assert rank["environment"]["PYTHONPATH"] == f"{rank['cwd']}:/theirs:/more"
+        assert rank["environment"]["PYTHONUNBUFFERED"] == ""
+        assert rank["environment"]["TP"] == "1"
+
+
+def test_values_reach_the_program_as_parts_of_one_word(nodes: LocalNodes, tmp_path: Path) -> None:
+    evil = "a b; touch /tmp/evil `id` $(id) $HOME '\" \\ {tp} * ~ é"
+    (rank,) = told(
+        nodes,
+        tmp_path,
+        "--tag={tag}",
+        "{tag}",
+        '{"json": {"tp": {tp}}}',
+        "{hidden_size}",
+        parameters={"tag": Parameter(type="text", pattern=".*")},
+        environment={"TAG": "<{tag}>"},
+        changes={"layout": Layout(), "parameters": {"tag": evil}},
+    ).values()
+    assert rank["argv"] == [
+        f"--tag={evil}", evil, '{"json": {"tp": 1}}', str(MODEL.hidden_size),
+    ]  # fmt: skip
+    assert rank["environment"]["TAG"] == f"<{evil}>"
+
+
+def test_a_path_may_not_lead_out_of_its_directory_by_a_link(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    below = tmp_path / "sets"
+    (below / "inner").mkdir(parents=True)
+    (below / "out").symlink_to("/etc")
+    (below / "in").symlink_to("inner")
+    parameters = {"data": Parameter(type="path", below=str(below))}
+    trainer = ProgramTrainer(
+        name="theirs",
+        version="1",
+        command=("{python}", "-c", STEP + "train()", "{data}"),
+        parameters=parameters,
+    )
+    for value, reason in (("in", None), ("inner/new", None), ("out/passwd", "unsupported")):
+        outcome = run(nodes, trainer, layout=Layout(), parameters={"data": value})
+        assert outcome.reason == reason, outcome
+    assert f"data leads to /etc/passwd, which is not below {below}" in outcome.message
+
+
+def test_the_working_directory_may_be_beside_the_file(nodes: LocalNodes, tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    ranks = told(
+        nodes, tmp_path, working_directory="{trainers_directory}/beside", directory=str(tmp_path)
+    )
+    assert {rank["cwd"] for rank in ranks.values()} == {str(beside)}
+
+
+def test_the_adapters_configuration_is_a_file(nodes: LocalNodes, tmp_path: Path) -> None:
+    code = "import json\njson.load(open('{values_file}'))\ntrain()"
+    assert run(nodes, python_trainer(code)).state == "completed"
+
+
+def test_one_process_for_each_node_stands_for_all_of_its_ranks(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    code = """
+assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+def rank(number):
+    os.environ["RANK"] = str(number)
+    train(tokens=64)
+children = []
+for number in range({ranks_per_node}):
+    pid = os.fork()
+    if pid == 0:
+        kept = b"x" * (40 << 20)
+        rank(number)
+        time.sleep(60)
+time.sleep(60)
+"""
+    outcome = run(nodes, python_trainer(code, processes_per="node"))
+    assert outcome.measurement is not None, outcome
+    assert outcome.measurement.tokens == "counted"
+    assert 40 << 20 < outcome.measurement.peak_memory_bytes < 80 << 20

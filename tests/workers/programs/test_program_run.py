@@ -1,0 +1,331 @@
+"""The arithmetic of a probe with a program, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from search_spaces.protocol.outcome import Measurement
+from search_spaces.spec.layout import Layout
+from search_spaces.trainers.command import COMMAND
+from search_spaces.trainers.log_patterns import LogPatterns
+from search_spaces.trainers.parameters import Parameter, ParameterInvalidError
+from search_spaces.trainers.program import ProgramTrainer
+from tests.workers.programs.programs import MODEL, make_request
+from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
+
+TRAINER = ProgramTrainer(name="theirs", version="7", command=("train", "{steps}"))
+GIB = 1 << 30
+
+
+class Job:
+    """What the ranks of a program report, as their supervisors send it."""
+
+    def __init__(self, trainer: ProgramTrainer = TRAINER, **changes: Any) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.run = ProgramRun(make_request(**changes), trainer, self.told.append)
+        self.counts: dict[tuple[str, int], int] = {}
+        self.at_s: dict[int, float] = {}
+        self.run.take({"event": "listening", "port": 1})
+        self.told.clear()
+
+    def report(
+        self,
+        took_s: float,
+        *,
+        rank: int = 0,
+        source: str = "report",
+        sampled: int = GIB,
+        **said: Any,
+    ) -> None:
+        """A report `took_s` after the rank's last one."""
+        index = self.counts.get((source, rank), 0)
+        self.counts[source, rank] = index + 1
+        self.at_s[rank] = self.at_s.get(rank, 0.0) + took_s
+        self.run.take(
+            {
+                "event": "iteration",
+                "index": index,
+                "source": source,
+                "reporter": rank,
+                "since_start_s": self.at_s[rank],
+                "sampled_bytes": sampled,
+                "figures": said,
+            }
+        )
+
+    def measure(self, **options: Any) -> Measurement:
+        settings = {"peak_tflops": 1.0, "peak_source": "a table", "oversubscribed": False}
+        return self.run.measurement(**{**settings, **options})
+
+    def refused(self) -> tuple[str, str]:
+        with pytest.raises(ResultRefusedError) as refused:
+            self.measure()
+        return refused.value.reason, str(refused.value)
+
+
+def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
+    job = Job(layout=Layout(dp=2, micro_batch_size=3, num_microbatches=5), iterations=4)
+    times_s = [3.0, 1.0, 1.05, 1.2, 0.9, 1.0, 1.1]
+    for each in times_s:
+        job.report(each, step_time_s=each, tokens=900, loss=2.5)
+    assert job.run.is_enough
+    measured = job.measure(oversubscribed=True)
+    timed = times_s[3:]  # the second and third step differ by less than a tenth
+    assert measured.step_time_s == statistics.median(timed)
+    assert measured.tokens_per_step == 900
+    assert measured.tokens_per_s == pytest.approx(900 / 1.05)
+    assert measured.tokens_per_s_per_device == pytest.approx(900 / 1.05 / 2)
+    assert (measured.tokens, measured.trainer, measured.trainer_version) == (
+        "counted",
+        "theirs",
+        "7",
+    )
+    assert [each.kind for each in measured.iterations] == ["warmup"] * 3 + ["timed"] * 4
+    assert (measured.oversubscribed, measured.shortened, measured.warmup_settled) == (
+        True,
+        False,
+        True,
+    )
+    assert not measured.losses_comparable
+    assert (measured.peak_memory_bytes, measured.memory_kind) == (GIB, "sampled")
+
+
+def test_tokens_that_nobody_counted_are_those_of_the_layout_and_marked() -> None:
+    job = Job(layout=Layout(dp=2, micro_batch_size=3, num_microbatches=5))
+    for _ in range(5):
+        job.report(1.0)
+    measured = job.measure()
+    assert measured.tokens_per_step == 2 * 3 * 5 * MODEL.seq_length
+    assert measured.tokens == "assumed"
+    assert measured.step_time_s == 1.0
+
+
+def test_tokens_that_vary_count_on_average() -> None:
+    job = Job(layout=Layout(micro_batch_size=4))
+    for tokens in (1, 1, 100, 120, 125):
+        job.report(1.0, step_time_s=1.0, tokens=tokens)
+    assert job.measure().tokens_per_step == 115
+
+
+def test_the_slowest_rank_the_mean_loss_and_the_largest_memory_count() -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(1.0, rank=0, step_time_s=1.0, loss=2.0, peak_memory_bytes=5)
+        job.report(1.0, rank=1, step_time_s=1.1, loss=3.0, peak_memory_bytes=7)
+    measured = job.measure()
+    assert measured.step_time_s == 1.1
+    assert [each.loss for each in measured.iterations] == [2.5] * 5
+    assert (measured.peak_memory_bytes, measured.memory_kind) == (7, "reported")
+    assert [event["index"] for event in job.told] == list(range(5))
+
+
+def test_a_step_is_told_once_all_reporting_ranks_have_reported_it() -> None:
+    job = Job()
+    for index in range(3):
+        job.report(1.0, rank=1)
+        assert len(job.told) == max(index, 1)
+        job.report(1.0, rank=0)
+        assert len(job.told) == index + 1
+
+
+def test_a_rank_that_reports_late_brings_the_job_back_to_its_step() -> None:
+    job = Job(iterations=20)
+    for _ in range(4):
+        job.report(1.0, rank=0)
+    job.report(1.0, rank=1)
+    assert len(job.run.step_times_s) == 1
+    assert len(job.told) == 4
+
+
+def test_reports_go_before_lines_of_the_log() -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(0.5, source="log", step_time_s=0.4)
+        job.report(0.5, step_time_s=1.0)
+    assert job.measure().step_time_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("said", "step_time_s"),
+    [
+        ({"step_time_s": 0.75}, 0.75),
+        ({"step_time_ms": 750.0}, 0.75),
+        ({"tokens_per_s_per_device": 64.0}, 0.5),  # 2 x 32 tokens on 2 devices
+        ({}, 0.8),
+    ],
+)
+def test_a_steps_time_comes_from_what_the_log_shows(
+    said: dict[str, float], step_time_s: float
+) -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(0.8, source="log", **said)
+    assert job.measure().step_time_s == pytest.approx(step_time_s)
+
+
+def test_memory_that_a_log_shows_has_its_unit() -> None:
+    for name, said, peak in (
+        ("peak_memory_mib", 1.5, 3 << 19),
+        ("peak_memory_gib", 2.0, 2 << 30),
+        ("peak_memory_bytes", 12.0, 12),
+    ):
+        job = Job()
+        for _ in range(5):
+            job.report(1.0, source="log", **{name: said})
+        assert job.measure().peak_memory_bytes == peak
+
+
+def test_without_any_figure_of_memory_nothing_is_measured() -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(1.0, sampled=0, peak_memory_bytes=0)
+    assert job.refused()[0] == "unsupported"
+
+
+def test_warm_up_goes_on_while_step_times_fall() -> None:
+    job = Job(iterations=2)
+    for each in (8.0, 6.0, 4.0, 2.0, 1.0, 1.05, 1.0):
+        job.report(each)
+        assert not job.run.is_enough
+    job.report(1.0)
+    assert job.run.is_enough
+    assert [each.kind for each in job.measure().iterations] == ["warmup"] * 6 + ["timed"] * 2
+
+
+def test_a_program_that_ends_before_its_steps_settle_gets_the_shorter_warm_up() -> None:
+    job = Job(iterations=2)
+    for each in (8.0, 6.0, 4.0, 2.0):
+        job.report(each)
+    measured = job.measure()
+    assert [each.step_time_s for each in measured.iterations] == [8.0, 6.0, 4.0, 2.0]
+    assert measured.step_time_s == 3.0
+    assert measured.warmup_settled is False
+
+
+def test_a_layout_that_is_certainly_slower_is_stopped_early() -> None:
+    job = Job(iterations=50, stop_above_step_time_s=0.5)
+    for index in range(12):
+        job.report(1.0 + 0.001 * (index % 2))
+    assert job.run.is_enough
+    measured = job.measure()
+    assert measured.shortened
+    assert measured.iterations_asked == 50
+
+
+def test_too_few_steps_name_what_each_rank_reported() -> None:
+    job = Job(iterations=5)
+    job.report(1.0, rank=0)
+    job.report(1.0, rank=0)
+    job.report(1.0, rank=1)
+    reason, message = job.refused()
+    assert reason == "crashed"
+    assert "(rank 0: 2, rank 1: 1); 2 + 5 are needed" in message
+
+
+@pytest.mark.parametrize(
+    ("told_s", "is_refused"), [(0.4, True), (0.6, False), (1.1, False), (1.3, True)]
+)
+def test_a_clock_that_the_reports_contradict_is_refused(told_s: float, is_refused: bool) -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(1.0, step_time_s=told_s)
+    if is_refused:
+        assert job.refused()[0] == "implausible"
+    else:
+        assert job.measure().step_time_s == told_s
+
+
+def test_lines_that_arrive_late_and_together_are_believed() -> None:
+    job = Job()
+    job.report(9.0, source="log", step_time_s=2.0)
+    for _ in range(4):
+        job.report(0.0, source="log", step_time_s=2.0)
+    assert job.measure().step_time_s == 2.0
+
+
+def test_more_than_the_devices_peak_is_refused_with_both() -> None:
+    job = Job()
+    for _ in range(5):
+        job.report(1.0, tokens=64)
+    with pytest.raises(ResultRefusedError, match=r"over its peak of 1e-09 \(a table\)"):
+        job.measure(peak_tflops=1e-9)
+
+
+def test_nothing_can_be_refused_before_the_ranks_have_started() -> None:
+    trainer = replace(TRAINER, start_limit_s=1e-9)
+    run = ProgramRun(make_request(), trainer, lambda _: None)
+    assert run.problem() is None  # the matmul peak is still being measured
+    run.take({"event": "listening", "port": 1})
+    problem = run.problem()
+    assert problem is not None
+    assert problem[0] == "timeout"
+
+
+def test_a_first_report_ends_the_start_limit() -> None:
+    job = Job(replace(TRAINER, start_limit_s=1e-9))
+    job.report(1.0)
+    assert job.run.problem() is None
+
+
+def test_a_task_holds_templates_and_the_values_for_them() -> None:
+    trainer = replace(
+        TRAINER,
+        command=("train", "{rate}", "{arguments}", "{data}"),
+        container=("apptainer", "exec", "image"),
+        parameters={
+            "rate": Parameter(type="float", default=0.5),
+            "data": Parameter(type="path", below="/data", default="c4"),
+        },
+        directory="/files",
+    )
+    task = program_task(make_request(parameters={"rate": 0.25}, iterations=3), trainer)
+    assert task.command == ("apptainer", "exec", "image", "train", "{rate}", "{data}")
+    assert task.values["rate"] == "0.25"
+    assert task.values["data"] == "/data/c4"
+    assert task.paths == {"data": "/data"}
+    assert task.values["trainers_directory"] == "/files"
+    assert task.values["steps"] == str(2 + 8 + 3)
+    with pytest.raises(ParameterInvalidError, match="'rat'"):
+        program_task(make_request(parameters={"rat": 1}), trainer)
+
+
+def test_the_arguments_of_an_adapter_are_words_of_their_own_and_no_templates() -> None:
+    trainer = replace(TRAINER, adapter="megatron-lm", command=("pretrain", "{arguments}", "--x"))
+    task = program_task(make_request(layout=Layout(tp=2, precision="bf16")), trainer)
+    words = [task.values[word.strip("{}")] for word in task.command[1:-1]]
+    assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
+    assert task.command[-1] == "--x"
+
+
+def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    picky = replace(
+        COMMAND,
+        lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"},
+        refusals=lambda job: [f"{job.model.num_layers} layers are too few"],
+    )
+    monkeypatch.setattr("search_spaces.trainers.program.ADAPTERS", {"command": picky})
+    with pytest.raises(ResultRefusedError) as refused:
+        program_task(make_request(), TRAINER)
+    assert refused.value.reason == "unsupported"
+    assert str(refused.value) == "it has no vpp=1; 2 layers are too few"
+
+
+def test_patterns_read_what_trainers_print() -> None:
+    pattern = (
+        r"step:\s+(?P<index>\d+)\s+loss:\s+(?P<loss>\S+).*memory:\s+(?P<peak_memory_gib>[\d.]+)GiB"
+        r".*tps: (?P<tokens_per_s_per_device>[\d,]+)"
+    )
+    line = (
+        "\x1b[31mstep:  9  \x1b[32mloss:  3.50858  \x1b[38mgrad_norm:  5.94 \x1b[36mmemory:  1.50GiB"
+        "(0.00%)  \x1b[34mtps: 1,060  \x1b[0mmfu: 0.01%"
+    )
+    assert LogPatterns(step=pattern).read(line) == {
+        "index": 9,
+        "loss": 3.50858,
+        "peak_memory_gib": 1.5,
+        "tokens_per_s_per_device": 1060,
+    }

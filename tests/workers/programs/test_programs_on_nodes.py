@@ -1,0 +1,194 @@
+"""Programs on several nodes, and real trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from search_spaces.protocol.outcome import Measurement, Outcome
+from search_spaces.spec.layout import Layout
+from search_spaces.trainers.program import ProgramTrainer, read_trainers
+from tests.workers.process_checks import wait_until_gone
+from tests.workers.programs.programs import (
+    MODEL,
+    TWO_CORES,
+    leaves_nothing,
+    left_behind,
+    make_request,
+    python_trainer,
+    run,
+)
+from tests.workers.several_local_nodes import SeveralLocalNodes
+from workers.launchers.local import LocalNodes
+from workers.launchers.ray.launcher import ray_launcher
+from workers.ranks.rank_task import RANK_ENTRY
+
+pytestmark = pytest.mark.ranks
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
+MEET_OVER_NODES = """
+import socket
+where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if RANK == 0:
+    listening = socket.create_server(where)
+    peers = [listening.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    for peer in peers:
+        peer.sendall(b"x")
+else:
+    for _ in range(1000):
+        try:
+            peer = socket.create_connection(where)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    peer.recv(1)
+"""
+ACROSS = replace(TWO_CORES, num_nodes=2, devices_per_node=2)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    with leaves_nothing() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def several() -> Iterator[SeveralLocalNodes]:
+    nodes = SeveralLocalNodes([RANK_ENTRY] * 2, num_devices=2)
+    nodes.wait_until_ready()
+    yield nodes
+    pids = [pid for part in nodes.parts for pid in part.ranks.pids.values()]
+    nodes.close()
+    wait_until_gone(pids)
+
+
+def example(name: str) -> ProgramTrainer:
+    document = yaml.safe_load((EXAMPLES / "trainers.yaml").read_text())
+    return read_trainers(document, str(EXAMPLES))[name]
+
+
+def measured(outcome: Outcome) -> Measurement:
+    assert outcome.measurement is not None, (outcome.message, outcome.log_tail)
+    return outcome.measurement
+
+
+def test_a_program_on_two_nodes_has_a_rank_for_each_device(several: SeveralLocalNodes) -> None:
+    code = (
+        MEET_OVER_NODES
+        + """
+assert int(os.environ["NODE_RANK"]) == RANK // 2
+assert os.environ["LOCAL_RANK"] == str(RANK % 2)
+train(tokens=128)
+"""
+    )
+    layout = Layout(dp=4, num_nodes=2)
+    outcome = run(several, python_trainer(code), layout=layout, cluster=ACROSS)
+    assert measured(outcome).tokens_per_step == 128
+
+
+def test_a_program_of_one_process_for_each_node_has_the_rank_of_its_node(
+    several: SeveralLocalNodes,
+) -> None:
+    code = (
+        MEET_OVER_NODES
+        + """
+assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "1")
+assert len(os.sched_getaffinity(0)) >= min(2, os.cpu_count())
+os.environ["RANK"] = str(2 * RANK + 1)  # as the second of the ranks that it has started
+train(tokens=128)
+"""
+    )
+    trainer = python_trainer(code, processes_per="node")
+    layout = Layout(dp=4, num_nodes=2)
+    assert measured(run(several, trainer, layout=layout, cluster=ACROSS)).tokens_per_step == 128
+    liar = python_trainer("os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
+    outcome = run(several, liar, layout=layout, cluster=ACROSS)
+    assert "the program reported as rank 2, and its ranks are 0 to 1" in outcome.message
+
+
+def test_a_failure_on_one_node_ends_the_programs_of_the_other(several: SeveralLocalNodes) -> None:
+    code = MEET_OVER_NODES + "if RANK == 3: sys.exit('the cause')\ntime.sleep(60)"
+    layout = Layout(dp=4, num_nodes=2)
+    outcome = run(several, python_trainer(code), layout=layout, cluster=ACROSS)
+    assert outcome.reason == "crashed"
+    assert outcome.node == "node1"
+    assert outcome.message == (
+        "rank 3: the program ended with exit code 1; its last line: the cause"
+    )
+
+
+@pytest.mark.slow
+def test_a_program_runs_over_ray() -> None:
+    code = MEET_OVER_NODES + "train(tokens=64)"
+    trainer = python_trainer(code)
+    with ray_launcher(TWO_CORES, trainers={"theirs": trainer}) as launcher:
+        outcome = launcher.run(make_request(), on_event=lambda _: None, cancelled=lambda: False)
+    assert measured(outcome).tokens_per_step == 64
+
+
+LAYOUTS = {
+    "pp2": Layout(pp=2, num_microbatches=2),
+    "dp2": Layout(dp=2),
+    "tp2": Layout(tp=2, num_microbatches=2),
+    "dp2 with ZeRO-1": Layout(dp=2, zero_stage=1),
+    "tp2, sequence parallel": Layout(tp=2, num_microbatches=2, sequence_parallel=True),
+    "pp2 with recomputation": Layout(pp=2, num_microbatches=2, recompute="full"),
+    "tp2 dp2 with ZeRO-1": Layout(tp=2, dp=2, zero_stage=1),
+    "pp2 dp2": Layout(pp=2, dp=2, num_microbatches=2, micro_batch_size=1),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "pp2" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS],
+)
+def test_the_torch_native_example_counts_its_tokens(nodes: LocalNodes, name: str) -> None:
+    layout = LAYOUTS[name]
+    outcome = run(nodes, example("torch-native"), layout=layout, deadline_s=60.0)
+    measurement = measured(outcome)
+    assert measurement.tokens == "counted"
+    assert measurement.tokens_per_step == layout.global_batch_size * MODEL.seq_length
+    assert measurement.losses_comparable
+    assert measurement.memory_kind == "sampled"
+    assert left_behind(nodes) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_all_layouts_of_the_torch_native_example_have_the_same_losses(
+    nodes: LocalNodes, family: str
+) -> None:
+    """One rank without any parallelism is the reference."""
+    layouts = [
+        Layout(num_microbatches=4),
+        Layout(tp=2, num_microbatches=4),
+        Layout(tp=2, num_microbatches=4, sequence_parallel=True),
+        Layout(pp=2, num_microbatches=4, recompute="full"),
+        Layout(dp=2, num_microbatches=2, zero_stage=1),
+        Layout(dp=2, micro_batch_size=2),
+    ]
+    model = replace(MODEL, family=family, num_kv_heads=2 if family == "llama" else 4)
+    losses = [
+        [each.loss for each in measured(outcome).iterations][:5]
+        for layout in layouts
+        if (
+            outcome := run(
+                nodes, example("torch-native"), layout=layout, model=model, deadline_s=60.0
+            )
+        )
+    ]
+    reference = losses[0]
+    for other in losses[1:]:
+        assert other == pytest.approx(reference, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_what_the_torch_native_example_cannot_do_it_says(nodes: LocalNodes) -> None:
+    layout = Layout(recompute="selective")
+    outcome = run(nodes, example("torch-native"), layout=layout)
+    assert outcome.reason == "crashed"
+    assert "recompute=selective is not written here; choose none or full" in outcome.message
