@@ -215,6 +215,26 @@ def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) 
     assert "#SBATCH --account=ABC123" in script.stdout
 
 
+def test_the_installed_package_runs_a_program_that_reports_its_steps(full: Installed) -> None:
+    """In a wheel `layout_tuner` is a package; the program gets the one file of it."""
+    program = full.folder / "program.py"
+    program.write_text(
+        "import time, layout_tuner\n"
+        "assert layout_tuner.__file__.endswith('layout_tuner.py')\n"
+        "for _ in range(14):\n"
+        "    time.sleep(0.05)\n"
+        "    layout_tuner.report_step(loss=2.0)\n"
+    )
+    trainers = full.folder / "trainers.json"
+    entry = {"name": "theirs", "version": "1", "command": ["{python}", str(program)]}
+    trainers.write_text(json.dumps({"trainers": [entry]}))
+    knobs = ("--model", "tiny", "--num-microbatches", "1", "--steps", "4")
+    probed = full.run("probe", *knobs, "--trainers", str(trainers), "--json")
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+    found = json.loads(probed.stdout)
+    assert (found["trainer"], found["tokens"]) == ("theirs", "assumed")
+
+
 def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Installed) -> None:
     assert homes(full) == dict.fromkeys(PACKAGES, str(full.site_packages))
     service = Service(full.folder / "data", command=full.command, cwd=full.empty)

@@ -8,6 +8,7 @@ has started.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -168,7 +169,7 @@ class _Supervisor:
     def _start(self, output: int) -> subprocess.Popen[bytes]:
         program, values = self._program, self._values
         (self._directory / "values.json").write_text(json.dumps(program.configuration))
-        shutil.copy(_PACKAGE_ROOT / "layout_tuner.py", self._directory / "layout_tuner.py")
+        shutil.copy(_reporting_module(), self._directory / "layout_tuner.py")
         command = [filled(each, values) for each in program.command]
         own = {name: filled(value, values) for name, value in program.environment.items()}
         where = filled(program.working_directory, values) or str(self._directory)
@@ -360,6 +361,14 @@ class _Supervisor:
         last = f"; its last line: {_short(self._last_line)}" if self._last_line else ""
         is_consequence = bool(self._peer_ended)
         return ProgramFailedError("crashed", f"the program {how}{last}", transport=is_consequence)
+
+
+def _reporting_module() -> Path:
+    """The file of `layout_tuner`: a module in a checkout, a package in an installed wheel."""
+    spec = importlib.util.find_spec("layout_tuner")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
 
 
 def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:
