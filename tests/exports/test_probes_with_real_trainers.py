@@ -15,7 +15,11 @@ from tests.exports.trainer_environments import installed
 from tests.workers.programs.programs import MODEL, leaves_nothing, left_behind, run
 from workers.launchers.local import LocalNodes
 
-pytestmark = [pytest.mark.exports, pytest.mark.timeout(900)]  # the first run installs them
+pytestmark = [
+    pytest.mark.exports,
+    pytest.mark.ranks,
+    pytest.mark.timeout(900),  # the first run installs them
+]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 CASES = {

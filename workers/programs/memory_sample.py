@@ -16,6 +16,9 @@ from workers.ranks.memory_watch import devices_in_use, visible_names
 from workers.ranks.rank_task import RankTask
 
 _EVERY_S: Final = 0.1
+_PAUSES: Final = 20
+"""How many times longer than a sample the pause after it is at least: nvidia-smi takes a second of
+a core of the ranks where the driver's library can't be loaded."""
 
 
 class MemorySample:
@@ -60,7 +63,8 @@ class MemorySample:
         else:
             used_bytes = sum(map(_private_bytes, _tree(pid))) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
-        self._next_at = time.monotonic() + _EVERY_S
+        ended = time.monotonic()
+        self._next_at = ended + max(_EVERY_S, _PAUSES * (ended - now))
 
     def kernel_killed(self, number: int) -> tuple[FailureReason, str] | None:
         """The reason where the kernel's out-of-memory killer may have sent a signal, and why."""

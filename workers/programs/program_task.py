@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -59,5 +60,12 @@ def directory_of(task: RankTask) -> Path:
 
 def remove_directories(task: RankTask) -> None:
     """Removes the directories of a group's programs on this node, where it ran any."""
-    if task.job["kind"] == PROGRAM:
-        shutil.rmtree(directory_of(task).parent, ignore_errors=True)
+    if task.job["kind"] != PROGRAM:
+        return
+    ours = directory_of(task).parent
+    for folder, inner, _ in os.walk(ours):  # a program may have locked some
+        for path in (Path(folder, name) for name in inner):
+            with suppress(OSError):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+    shutil.rmtree(ours, ignore_errors=True)

@@ -127,6 +127,9 @@ class Fault(NamedTuple):
 
 
 SHORT: Final = {"deadline_s": 1.2}
+"""For programs that hang at once."""
+LONGER: Final = {"deadline_s": 3.0}
+"""For programs that must have started by then, on a busy machine too."""
 
 
 def check(outcome: Outcome, fault: Fault) -> None:

@@ -9,6 +9,7 @@ import pytest
 from search_spaces.spec.layout import Layout
 from tests.workers import rank_programs
 from tests.workers.programs.programs import (
+    LONGER,
     SHORT,
     Fault,
     check,
@@ -46,7 +47,7 @@ AS_PROGRAMS = {
     "say-much": Fault("print('x' * 150000)\ntrain()", None),
     "iterate": Fault("train(200, step_time_s=0.005, sleep_s=0.005)", None, "", {"iterations": 190}),
     "hang": Fault(HANG, "timeout", r"within deadline_s=1.2 \(no iteration had ended\)", SHORT),
-    "iterate-then-hang": Fault("train(4)\n" + HANG, "timeout", "last: iteration 3", SHORT),
+    "iterate-then-hang": Fault("train(4)\n" + HANG, "timeout", "last: iteration 3", LONGER),
     "fail": Fault(on_rank_1(FAIL), "crashed", FAILED),
     "fail-late": Fault(on_rank_1("time.sleep(0.15)\n" + FAIL, DEAD_PEER), "crashed", FAILED),
     "out-of-memory": Fault(on_rank_1(OUT_OF_MEMORY), "out_of_memory", "DefaultCPUAllocator"),

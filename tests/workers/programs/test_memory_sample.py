@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,20 @@ def test_samples_are_taken_ten_times_a_second_at_most(monkeypatch: pytest.Monkey
         seen.take(os.getpid())
     assert len(looks) == 1
     wait_until("a sample is due", lambda: (seen.take(os.getpid()), len(looks) == 2)[1])
+
+
+def test_samples_that_take_long_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = sample()
+    looks: list[float] = []
+
+    def look(pid: int) -> list[int]:
+        looks.append(time.monotonic())
+        time.sleep(0.02)
+        return []
+
+    monkeypatch.setattr("workers.programs.memory_sample._tree", look)
+    wait_until("two samples are taken", lambda: (seen.take(1), len(looks) == 2)[1])
+    assert looks[1] - looks[0] >= 0.42
 
 
 def test_on_a_gpu_what_was_in_use_before_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.program import ProgramTrainer
 from tests.workers.programs.programs import (
+    LONGER,
     SHORT,
     TWO_CORES,
     Fault,
@@ -97,7 +98,7 @@ HANGS = {
     "before its first step, beyond its start limit": Fault(
         "time.sleep(60)", "timeout", "no step within its start limit of 0.5 s", {}, {"start_limit_s": 0.5}
     ),
-    "in the middle": Fault("train(3)\ntime.sleep(60)", "timeout", "last: iteration 2", SHORT),
+    "in the middle": Fault("train(3)\ntime.sleep(60)", "timeout", "last: iteration 2", LONGER),
     "on one rank": Fault(
         "meet()\ntrain(3 if RANK else STEPS)\ntime.sleep(60)", "timeout", "deadline_s=1.2", SHORT
     ),
@@ -107,7 +108,7 @@ HANGS = {
         "timeout", "deadline_s=1.2", SHORT,
     ),
     "after it closed its output": Fault(
-        "os.close(1); os.close(2)\ntrain(1)\ntime.sleep(60)", "timeout", "last: iteration 0", SHORT
+        "os.close(1); os.close(2)\ntrain(1)\ntime.sleep(60)", "timeout", "last: iteration 0", LONGER
     ),
 }  # fmt: skip
 
@@ -130,6 +131,7 @@ FLOODS = {
 DEATHS = {
     **{
         signal.Signals(number).name: Fault(
+            f"if {number} != 9: signal.signal({number}, signal.SIG_DFL)\n"
             f"train(1)\nos.kill(os.getpid(), {number})", "crashed",
             f"rank .: the program was killed by signal {number}",
         )
