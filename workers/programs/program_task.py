@@ -58,6 +58,14 @@ def directory_of(task: RankTask) -> Path:
     return Path(scratch) / f"probe-{task.group}" / str(task.rank)
 
 
+def make_directory(task: RankTask) -> Path:
+    """Makes the directory of a rank's program, which only this user can read."""
+    directory = directory_of(task)
+    for each in (directory.parents[1], directory.parent, directory):
+        each.mkdir(mode=0o700, exist_ok=each != directory)
+    return directory
+
+
 def remove_directories(task: RankTask) -> None:
     """Removes the directories of a group's programs on this node, where it ran any."""
     if task.job["kind"] != PROGRAM:

@@ -29,7 +29,7 @@ from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, ment
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
 from workers.programs.memory_sample import MemorySample
-from workers.programs.program_task import ProgramTask, directory_of
+from workers.programs.program_task import ProgramTask, make_directory
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 
@@ -75,8 +75,7 @@ def run_program(task: RankTask, line: JsonLines) -> Document:
         ProgramFailedError: it can't be started, or it failed.
     """
     program = ProgramTask.of(task)
-    directory = directory_of(task)
-    directory.mkdir(parents=True, mode=0o700)
+    directory = make_directory(task)
     with _rendezvous(task, line) as reserved:
         port = reserved.getsockname()[1] if task.rank == 0 else _told_port(line)
         return _Supervisor(task, program, directory, port, line).run()

@@ -130,6 +130,7 @@ class GroupKeeper:
     def _stop(self) -> None:
         """Ends the group without a report, since the zygote has ended."""
         end_descendants(known=self._pids())
+        remove_directories(self._tasks[0])
         self._alive = False
 
     def _take_orders(self) -> None:

@@ -64,8 +64,8 @@ class NodeRanks:
         self._mark = secrets.token_hex(16)
         with ExitStack() as on_failure:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
-            scratch = Path(tempfile.mkdtemp(prefix="layout-tuner-"))
-            on_failure.callback(scratch.rmdir)  # unlike rmtree it needs no descriptor
+            # The first program makes it; nobody can guess its name.
+            scratch = Path(tempfile.gettempdir(), f"layout-tuner-{self._mark}")
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
             with theirs:
