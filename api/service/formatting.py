@@ -88,7 +88,9 @@ def measured_sentence(measurement: MeasurementRecord, environment: Environment |
     if measurement.mfu is not None:
         figures.append(f"MFU {percent(measurement.mfu)}")
     where = f", on {environment.device} of {environment.host}" if environment else ""
-    return f"measured: {', '.join(figures)}{where}"
+    words = trainer_words(measurement)
+    by = f", by the trainer {words}" if words else ""
+    return f"measured: {', '.join(figures)}{where}{by}"
 
 
 def baseline_words(baseline: BaselineRead, objective: str) -> str:

@@ -115,4 +115,7 @@ def test_measurements_show_their_trainer_everywhere(
     assert "sampled" in page
     text = command(measured, monkeypatch, "leaderboard", "first", "--csv")
     assert "layout-tuner campaign first with theirs" in text
-    assert measured.http.get("/v1/campaigns/first/report").status_code == 200
+    exported = measured.get("/campaigns/first/exports", format="command")
+    assert f"by the trainer {words}" in exported["files"][0]["content"]
+    report = measured.http.get("/v1/campaigns/first/report")
+    assert words in report.text
