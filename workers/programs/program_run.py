@@ -314,7 +314,7 @@ class ProgramRun:
 
     def _refuse_another_clock(self, last: int) -> None:
         """Refuses step times that the time between the reports contradicts."""
-        for rank, reports in self._by_rank.items():
+        for rank, reports in sorted(self._by_rank.items()):
             told_s = sum(self._seconds(reports, step) for step in range(1, last))
             seen_s = sum(_between(reports, step) for step in range(1, last))
             if abs(told_s - seen_s) <= _LEAST_TOLD_S:
