@@ -20,13 +20,13 @@ from api.service.formatting import (
     trainer_words,
     unit,
 )
-from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.memory import stage_memory
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
@@ -124,7 +124,7 @@ def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
 
 def _estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
     """The estimated peak of each stage; empty where the embedded estimate does not apply."""
-    if campaign.strategy == IMPORTED or layout.pp > _MAX_ESTIMATED:
+    if campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
         return []
     try:
         model = ModelShape.from_mapping(campaign.spec.get("model", {}))

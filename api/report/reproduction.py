@@ -9,6 +9,7 @@ from api.service.probe_command import probe_command
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.spec.layout import Layout
 
 
@@ -24,8 +25,11 @@ def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
     yield f"layout-tuner campaign submit {name}.yaml"
     if winner is not None:
         yield "# the winner as a training job:"
-        yield f"layout-tuner export {name} --format embedded --out job/"
-        yield "layout-tuner train --config job/job.json"
+        if campaign.trainer == EMBEDDED_TRAINER:
+            yield f"layout-tuner export {name} --format embedded --out job/"
+            yield "layout-tuner train --config job/job.json"
+        else:
+            yield f"layout-tuner export {name} --format command --out job/"
         probe = probe_command(campaign.spec, winner)
         if probe is not None and probe.model is None:
             yield "# the winner's probe by itself, here and now:"

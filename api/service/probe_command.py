@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from search_spaces.spec.presets.clusters import LOCAL_CPU
 from search_spaces.spec.presets.models import MODEL_PRESETS
 
 MODEL_FILE: Final = "model.yaml"
+
+TRAINERS_FILE: Final = "trainers.yaml"
+"""Stands for the file of the worker that ran it."""
 
 _ALWAYS_WRITTEN: Final = ("num_microbatches", "precision")
 """Knobs whose default depends on the machine or on other options."""
@@ -56,4 +60,11 @@ def probe_command(spec: Mapping[str, Any], layout: Layout) -> ProbeCommand | Non
             words += [option, str(given)]
     if probe.get("compile"):
         words.append("--compile")
+    if (trainer := probe.get("trainer", default.trainer)) != default.trainer:
+        words += ["--trainers", TRAINERS_FILE, "--trainer", trainer]
+        for name, value in probe["parameters"].items():
+            words += [
+                "--parameter",
+                f"{name}={value if isinstance(value, str) else json.dumps(value)}",
+            ]
     return ProbeCommand(line=shlex.join(words), model=None if is_preset else model)

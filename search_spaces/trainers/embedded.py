@@ -28,6 +28,6 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
 EMBEDDED: Final = TrainerAdapter(
     name="embedded",
     target_version=f"job version {JOB_VERSION}",
-    needs="layout-tuner itself: `layout-tuner train`, or torchrun",
+    needs="layout-tuner itself, on every node",
     values=_values,
 )

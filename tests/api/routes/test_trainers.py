@@ -110,6 +110,8 @@ def test_measurements_show_their_trainer_everywhere(
     assert words in command(measured, monkeypatch, "trial", "show", str(ranked["id"]))
     assert f"Measured by the trainer {words}." in measured.http.get("/campaigns/first").text
     page = measured.http.get(f"/trials/{ranked['id']}").text
+    assert "--trainers trainers.yaml --trainer theirs --parameter rate=0.1" in page
+    assert "Peak memory by pipeline stage" not in page, "the estimate is of the embedded trainer"
     assert words in page
     assert "not reported" in page, "losses and gradient norms"
     assert "sampled" in page
