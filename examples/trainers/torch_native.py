@@ -252,7 +252,14 @@ class Trainer:
         rate = self.args.learning_rate
         if self.args.zero_stage == 1 and self.args.dp > 1:
             return ZeroRedundancyOptimizer(
-                weights, torch.optim.AdamW, process_group=self.mesh["dp"].get_group(), lr=rate
+                weights,
+                torch.optim.AdamW,
+                process_group=self.mesh["dp"].get_group(),
+                # One broadcast a rank instead of one a weight. It moves the weights into buckets,
+                # which the DTensors of tensor parallelism would not follow.
+                parameters_as_bucket_view=self.args.tp == 1,
+                fused=True,
+                lr=rate,
             )
         return torch.optim.AdamW(weights, lr=rate, fused=True)
 
@@ -341,9 +348,9 @@ class Trainer:
         return [loss.detach() for loss in losses]
 
 
-def _own_part(weight: Tensor) -> nn.Parameter:
+def _own_part(weight: nn.Parameter) -> nn.Parameter:
     data = weight.detach()
-    return nn.Parameter(data.to_local() if isinstance(data, DTensor) else data)
+    return nn.Parameter(data.to_local()) if isinstance(data, DTensor) else weight
 
 
 def _whole(loss: Tensor) -> float:
