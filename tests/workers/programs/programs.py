@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -96,8 +94,6 @@ def run(
 @contextmanager
 def leaves_nothing() -> Iterator[LocalNodes]:
     """Nodes of two devices; checks after each use, and at the end, that nothing was left."""
-    temporary = Path(tempfile.gettempdir())
-    before = set(temporary.glob("layout-tuner-*"))
     outer = os.environ.get(MARK)
     mark = os.environ[MARK] = os.urandom(8).hex()
     nodes = LocalNodes(num_devices=2)
@@ -109,7 +105,7 @@ def leaves_nothing() -> Iterator[LocalNodes]:
         if outer is not None:
             os.environ[MARK] = outer
     assert marked(mark) == []
-    assert set(temporary.glob("layout-tuner-*")) - before == set()
+    assert not nodes.ranks._scratch.exists()
 
 
 class Fault(NamedTuple):
@@ -142,9 +138,9 @@ def check(outcome: Outcome, fault: Fault) -> None:
 
 
 def left_behind(nodes: LocalNodes) -> list[str]:
-    """Processes below the zygote or detached from it, and directories of probes."""
+    """Processes below the zygote or detached from it, and directories of its probes."""
     zygote = psutil.Process(nodes.ranks.pids["zygote"])
     ours = {zygote.pid, os.getpid(), *(pid for pid in nodes.ranks.pids.values())}
     processes = [p for p in marked(os.environ[MARK]) if p.pid not in ours]
-    scratches = Path(tempfile.gettempdir()).glob("layout-tuner-*/probe-*")
+    scratches = nodes.ranks._scratch.glob("probe-*")
     return [*map(str, processes), *map(str, scratches)]
