@@ -217,11 +217,11 @@ def has_ranked_tokens(campaign_id: int) -> ColumnElement[bool]:
 
 
 def unranked_by_counting(session: Session, campaign_id: int) -> set[str]:
-    """Keys of layouts whose measurements have assumed tokens: a counted one takes them off."""
+    """Keys of ranked layouts with assumed tokens: a counted measurement takes them off."""
     query = (
-        select(Trial.layout_key)
-        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(MeasurementRow.campaign_id == campaign_id, MeasurementRow.tokens == "assumed")
+        select(LeaderboardRow.layout_key)
+        .join(MeasurementRow, MeasurementRow.trial_id == LeaderboardRow.trial_id)
+        .where(LeaderboardRow.campaign_id == campaign_id, MeasurementRow.tokens == "assumed")
     )
     return set(session.scalars(query))
 

@@ -170,6 +170,9 @@ class OutcomeBatch:
         self._to_judge: list[Trial] = []
         self._changed: defaultdict[int, set[str]] = defaultdict(set)
         """By campaign, the layouts whose counting runs may have changed."""
+        self._counting: set[int] = set()
+        """Campaigns of other trainers than the embedded one with new measurements of counted
+        tokens."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""
@@ -186,7 +189,7 @@ class OutcomeBatch:
             campaign = self._campaigns[trial.campaign_id]
             self._changed[campaign.id] |= settle(self._session, campaign, trial)
         for campaign_id, layout_keys in self._changed.items():
-            if self._campaigns[campaign_id].trainer != EMBEDDED_TRAINER:
+            if campaign_id in self._counting:
                 layout_keys |= unranked_by_counting(self._session, campaign_id)
             update_rows(self._session, self._campaigns[campaign_id], layout_keys)
         return [
@@ -287,6 +290,8 @@ class OutcomeBatch:
         )
         kin = None
         if outcome.measurement is not None:
+            if campaign.trainer != EMBEDDED_TRAINER and outcome.measurement.tokens == "counted":
+                self._counting.add(campaign.id)
             kin = self._known_kin(trial, outcome.measurement)
             if kin is None:
                 self._to_judge.append(trial)
