@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.log_patterns import LogPatterns
 
@@ -50,15 +51,22 @@ def _refusals(job: TrainerJob) -> list[str]:
     return []
 
 
-def _values(job: TrainerJob) -> Mapping[str, Any]:
-    """ds_config.json. DeepSpeed checks train_batch_size = micro batch * accumulation * dp."""
-    layout = job.layout
-    values: dict[str, Any] = {
+def batch_and_zero(layout: Layout) -> dict[str, Any]:
+    """The keys that every DeepSpeed job has; it checks train batch = micro batch * steps * dp."""
+    return {
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
         "steps_per_print": 1,
         "zero_optimization": {"stage": layout.zero_stage},
+    }
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    """ds_config.json."""
+    layout = job.layout
+    values: dict[str, Any] = {
+        **batch_and_zero(layout),
         "bf16": {"enabled": layout.precision == "bf16"},
         "fp16": {"enabled": layout.precision == "fp16"},
     }

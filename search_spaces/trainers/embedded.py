@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
 JOB_FORMAT: Final = "layout-tuner/trainer"
@@ -26,7 +27,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
 
 
 EMBEDDED: Final = TrainerAdapter(
-    name="embedded",
+    name=EMBEDDED_TRAINER,
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
     values=_values,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.deepspeed import batch_and_zero
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,
@@ -81,13 +82,7 @@ def _family_flags(model: ModelShape) -> list[list[str]]:
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """DeepSpeed's configuration."""
     layout = job.layout
-    values: dict[str, Any] = {
-        "train_batch_size": layout.global_batch_size,
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.num_microbatches,
-        "steps_per_print": 1,
-        "zero_optimization": {"stage": layout.zero_stage},
-    }
+    values = batch_and_zero(layout)
     if layout.precision != "fp32":
         values[layout.precision] = {"enabled": True}
     if layout.precision == "bf16":
