@@ -38,6 +38,7 @@ from functools import partial
 from typing import Final
 
 from workers.backoff import Backoff
+from workers.programs.program_task import remove_directories
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import RankEntry
 from workers.ranks.json_lines import Document, JsonLines
@@ -123,7 +124,8 @@ class Orphans:
 class _Keeper:
     """A keeper that has not been reaped."""
 
-    group: str
+    task: RankTask
+    """The first rank of its group here."""
     pid: int
     pidfd: int
     line: JsonLines
@@ -131,6 +133,10 @@ class _Keeper:
     """When it must have ended its group, on the monotonic clock; None: it was not ordered to."""
     ended: Document | None = None
     """Its event "ended", which is passed on when it has been reaped: then the group has ended."""
+
+    @property
+    def group(self) -> str:
+        return self.task.group
 
 
 class Zygote:
@@ -148,6 +154,8 @@ class Zygote:
         self._orphans = Orphans(give_up_after_s=END_WITHIN_S)
         self._ends_asked: set[str] = set()
         """Groups whose keepers died, and whose end waits until their orphans have ended."""
+        self._directories_left: list[RankTask] = []
+        """One task of each group whose keeper died before it could remove its directories."""
         self._readers = Readers()
         self._open = True
 
@@ -190,7 +198,7 @@ class Zygote:
         group = tasks[0].group
         assert group not in self._keepers, f"group {group} has been started before"
         try:
-            keeper = self._fork_keeper(group, tasks)
+            keeper = self._fork_keeper(tasks)
         except OSError as error:
             message = f"no process could be forked for the group: {error}"
             return self._send({"event": "group_lost", "group": group, "message": message})
@@ -198,7 +206,7 @@ class Zygote:
         self._readers.add(keeper.line.socket.fileno(), partial(self._relay, keeper))
         return self._readers.add(keeper.pidfd, self._reap)
 
-    def _fork_keeper(self, group: str, tasks: list[RankTask]) -> _Keeper:
+    def _fork_keeper(self, tasks: list[RankTask]) -> _Keeper:
         ours, theirs = socket.socketpair()
         zygote_pid = os.getpid()
 
@@ -215,7 +223,7 @@ class Zygote:
             raise
         finally:
             theirs.close()
-        return _Keeper(group=group, pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours))
+        return _Keeper(task=tasks[0], pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours))
 
     def _tell(self, group: str, order: Document) -> None:
         keeper = self._keepers.get(group)
@@ -268,6 +276,7 @@ class Zygote:
             self._orphans.look()
         if keeper.ended is not None:
             return self._send(keeper.ended)
+        self._directories_left.append(keeper.task)
         code = os.waitstatus_to_exitcode(status)
         message = f"the keeper of the group's ranks ended with exit code {code}"
         self._send({"event": "group_lost", "group": keeper.group, "message": message})
@@ -289,6 +298,9 @@ class Zygote:
         )
         if self._orphans.looked_for and self._orphans.problem is None:
             return
+        for task in self._directories_left:
+            remove_directories(task)
+        self._directories_left.clear()
         for group in self._ends_asked:
             self._send_ended(group, left=self._orphans.problem)
         self._ends_asked.clear()

@@ -328,6 +328,7 @@ time.sleep(60)
 """
     with leaves_nothing() as nodes:
         outcome = run(nodes, python_trainer(code), layout=Layout())
+        assert left_behind(nodes) == []
     check(outcome, Fault("", "node_lost"))
 
 

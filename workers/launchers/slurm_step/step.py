@@ -36,6 +36,9 @@ class _Member:
     """Orders that came before its ranks were started."""
     started: bool = False
     ended: Document | None = None
+    told_loss: str = ""
+    """What its agent reported of the loss of its zygote; empty: it is there."""
+    told_loss_at: float = 0.0
     lost: bool = False
     disconnected_at: float | None = None
     is_cut_off: bool = False
@@ -43,6 +46,11 @@ class _Member:
     @property
     def is_there(self) -> bool:
         return self.line is not None and self.disconnected_at is None
+
+    @property
+    def can_end(self) -> bool:
+        """Whether it may still report that its ranks have ended."""
+        return self.is_there and not self.ended and not self.told_loss and not self.lost
 
     @property
     def is_gone(self) -> bool:
@@ -139,8 +147,9 @@ class Step:
                         member.ended = document
                     case "lost" if member.ended:
                         continue  # its zygote ends with the step
-                    case "lost":
-                        self._lose(node, f"node {member.name} was lost: {document['message']}")
+                    case "lost":  # perhaps of the end of srun: `_note_losses` tells
+                        member.told_loss = f"node {member.name} was lost: {document['message']}"
+                        member.told_loss_at = time.monotonic()
                     case _:
                         self._events.append(NodeEvent(node=node, document=document))
             self._changed.notify_all()
@@ -192,7 +201,7 @@ class Step:
         for node in ordered:
             self._try_to_send(node, {"order": "end", "group": self._group})
         self._wait_for(
-            lambda: all(m.ended or m.lost or not m.is_there for m in ordered.values()),
+            lambda: not any(m.can_end for m in ordered.values()),
             _ENDED_WITHIN_S,
         )
         self._close_lines()
@@ -210,7 +219,7 @@ class Step:
             for node, member in self._members.items():
                 if member.ordered and not member.ended and not self._is_over:
                     why = f"node {member.name} did not report that its ranks have ended"
-                    self._lose(node, why + _quoted(self._last_words()))
+                    self._lose(node, member.told_loss or why + _quoted(self._last_words()))
 
     def _close_lines(self) -> None:
         """Closes the connections for writing, and waits until the tasks close their ends."""
@@ -277,6 +286,8 @@ class Step:
             if member.hello is None and now > self._launched_at + self._connect_within_s:
                 why = f"node {member.name} did not connect within {self._connect_within_s:g} s"
                 self._lose(node, why + _quoted(self._last_words()))
+            elif member.told_loss and now > member.told_loss_at + _CAUSE_WITHIN_S:
+                self._lose(node, member.told_loss)
             elif member.disconnected_at is not None and not member.ended:
                 words = self._last_words()
                 if member.name in words or now > member.disconnected_at + _CAUSE_WITHIN_S:
