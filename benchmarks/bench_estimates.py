@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks import results_file
 from benchmarks.timing import median_s
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, step_time_s, time_terms
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.time import TimeCalibration
 
 REPEATS = 5
 _median_s = partial(median_s, repeats=REPEATS)

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from search_spaces.belief.memory import MemoryBelief, StagePeak
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
-from tuner.calibration.memory import MemoryBelief, StagePeak
 
 MIB: Final = 1 << 20
 

@@ -7,10 +7,6 @@ class TunerError(Exception):
     """Base of everything that `tuner` raises on purpose."""
 
 
-class ObservationInvalidError(TunerError):
-    """An observation contradicts itself, or its objective cannot be ranked."""
-
-
 class ProblemInvalidError(TunerError):
     """A search problem has an impossible value."""
 

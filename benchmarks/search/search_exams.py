@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from benchmarks.results_file import table
 from benchmarks.search.search_figures import Promise
+from search_spaces.belief.known_measurements import knowledge_of
 from search_spaces.tables import MeasurementTable, TableCell
 from search_spaces.tables.selection import CellFilter, select
-from tuner.calibration.known_measurements import knowledge_of
 from tuner.replay.estimates import estimates_report
 
 HEADER = (

@@ -9,13 +9,14 @@ from typing import Final
 
 import numpy as np
 
+from search_spaces.belief.observation import INFEASIBLE, Observation
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.objectives import objective_factors
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
-from tuner.strategies.base import INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 

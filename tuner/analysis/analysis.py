@@ -19,14 +19,14 @@ from results_db.records import (
     StepState,
     TrialRecord,
 )
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.time import TimeCalibration
 from tuner.strategies.base import LayoutSet
 
 StepTime = Callable[[Layout], float]

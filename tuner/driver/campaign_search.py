@@ -10,26 +10,22 @@ from typing import Final
 
 from results_db.campaigns.start_from import KnownTrial
 from results_db.records import CampaignRecord, TrialRecord
+from search_spaces.belief.known_measurements import Knowledge, Sample
+from search_spaces.belief.observation import (
+    FAILED,
+    INFEASIBLE,
+    Observation,
+    ObservationInvalidError,
+    ObservationState,
+)
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from tuner.calibration.known_measurements import Knowledge, Sample
-from tuner.errors import (
-    CampaignBrokenError,
-    LayoutUnknownError,
-    ObservationInvalidError,
-    TunerError,
-)
-from tuner.strategies.base import (
-    FAILED,
-    INFEASIBLE,
-    LayoutSearch,
-    Observation,
-    ObservationState,
-)
+from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
@@ -182,7 +178,7 @@ class CampaignSearch:
         except LayoutUnknownError as error:
             self._warn(trial, error)
 
-    def _warn(self, trial: TrialRecord, error: TunerError) -> None:
+    def _warn(self, trial: TrialRecord, error: ObservationInvalidError | TunerError) -> None:
         if isinstance(error, LayoutUnknownError) and trial.layout == self.spec.baseline:
             return  # It lies outside of the space, which its users know.
         _log.warning(

@@ -13,7 +13,6 @@ import click
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.errors import SearchSpaceError
 from search_spaces.terminal.live_output import WorkLine, work_line
-from search_spaces.terminal.missing_packages import missing_packages
 from search_spaces.terminal.plurals import counted
 from workers.commands.command_input import described, fail, refuse
 from workers.commands.options import layout_of, layout_options
@@ -78,11 +77,6 @@ def estimate(
         refuse("say either --model, for one layout, or --table, for a table of them")
     if out is not None and table is None:
         refuse(f"--out {out} goes with --table; for one layout redirect the output")
-    if calibrate_from:
-        subject = "layout-tuner estimate --calibrate-from"
-        missing = missing_packages(subject, ["scipy"], extra="driver")
-        if missing is not None:
-            fail(missing)
     if table is not None:
         with work_line(sys.stderr, ticks=True) as line:
             said = _predicted_table(table, calibrate_from, line)
@@ -171,7 +165,7 @@ def _write_table(table: PredictedTable, out: Path | None) -> None:
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
-    from tuner.calibration.known_measurements import knowledge_of, read_calibrating_cells
+    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
     from tuner.errors import TunerError
     from tuner.estimate.estimator import Calibration
 

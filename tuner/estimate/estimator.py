@@ -10,6 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.memory import ELSEWHERE, MemoryBelief
+from search_spaces.belief.memory_evidence import Evidence, evidence_of
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import StageMemory, stage_memory
 from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts
 from search_spaces.spec.cluster import Cluster
@@ -17,10 +21,6 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import MeasurementTable, TableCell
-from tuner.calibration.known_measurements import Knowledge
-from tuner.calibration.memory import ELSEWHERE, MemoryBelief
-from tuner.calibration.memory_evidence import Evidence, evidence_of
-from tuner.calibration.time import TimeCalibration
 
 Floats = NDArray[np.float64]
 

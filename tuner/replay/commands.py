@@ -77,12 +77,12 @@ def replay(
     legal layouts and their measurements as the truth.
     """
     # Imported here, so that `layout-tuner --help` starts fast.
+    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
     from search_spaces.errors import SearchSpaceError
     from search_spaces.machine import usable_cores
     from search_spaces.tables import read_table
     from search_spaces.tables.selection import CellFilter, select
     from search_spaces.terminal.live_output import work_line
-    from tuner.calibration.known_measurements import knowledge_of, read_calibrating_cells
     from tuner.errors import StrategyUnknownError, TunerError
     from tuner.replay.run import ReplayPlan
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.memory import MemoryBelief
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.tables import TableCell
-from tuner.calibration.known_measurements import Knowledge
-from tuner.calibration.memory import MemoryBelief
-from tuner.calibration.time import TimeCalibration
 from tuner.replay.cell_layouts import CellLayouts
 
 Floats = NDArray[np.float64]

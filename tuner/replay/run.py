@@ -22,12 +22,13 @@ from typing import Final
 import scipy.linalg  # noqa: F401 - loads scipy's own BLAS, so that threadpool_limits applies to it
 from threadpoolctl import threadpool_limits
 
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
-from tuner.calibration.known_measurements import Knowledge
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay.cell_layouts import CellLayouts
-from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import STRATEGIES, make_strategy
 

@@ -1,4 +1,4 @@
-"""The ask/tell protocol of strategies, observations, and the bookkeeping that all strategies share.
+"""The ask/tell protocol of strategies, and the bookkeeping that all strategies share.
 
 `LayoutSearch` keeps the history of a search: which layouts are taken, which are pending, and the
 results in order of arrival. A strategy itself is a `Proposer`: a function from the history (and a
@@ -8,92 +8,18 @@ proposals, so after a restart a strategy is rebuilt by telling it all results ag
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.observation import Observation
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.space import EVERY_ROW
-from tuner.errors import LayoutUnknownError, ObservationInvalidError
-
-ObservationState = Literal["completed", "infeasible", "failed"]
-"""infeasible: the layout ran out of memory. failed: it failed for another reason."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """The outcome of one layout, as strategies learn it.
-
-    Raises:
-        ObservationInvalidError: at construction, when state and objective contradict each other.
-    """
-
-    state: ObservationState
-    """Whether there is an objective, and if not, why."""
-    objective: float | None = None
-    """A throughput over 0, to be maximised; present if and only if the layout completed."""
-    step_time_s: float | None = None
-    """Seconds of an optimizer step; only of completed layouts, and only where measured."""
-    peak_memory_bytes: int | None = None
-    """Peak of the fullest rank; only of completed layouts, and only where measured."""
-
-    def __post_init__(self) -> None:
-        if (self.state == "completed") != (self.objective is not None):
-            raise ObservationInvalidError(
-                f"state={self.state!r} does not go with objective={self.objective!r}; a completed "
-                "observation has an objective, any other has none"
-            )
-        measured = {
-            "step_time_s": self.step_time_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
-        for name, value in measured.items():
-            if value is not None and self.state != "completed":
-                raise ObservationInvalidError(
-                    f"state={self.state!r} does not go with {name}={value!r}; only a completed "
-                    "observation was measured"
-                )
-        refuse_unless_positive(objective=self.objective, **measured)
-
-    @classmethod
-    def completed(
-        cls,
-        objective: float,
-        *,
-        step_time_s: float | None = None,
-        peak_memory_bytes: int | None = None,
-    ) -> Self:
-        """A measurement."""
-        return cls(
-            state="completed",
-            objective=objective,
-            step_time_s=step_time_s,
-            peak_memory_bytes=peak_memory_bytes,
-        )
-
-
-def refuse_unless_positive(**values: float | None) -> None:
-    """Refuses given values that are not finite numbers over 0; the message has the name.
-
-    Raises:
-        ObservationInvalidError: for the first such value.
-    """
-    for name, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ObservationInvalidError(f"{name}={value!r} is not a finite number over 0")
-
-
-INFEASIBLE = Observation(state="infeasible")
-"""The layout does not fit into memory."""
-
-FAILED = Observation(state="failed")
-"""The layout failed for a reason other than memory."""
+from tuner.errors import LayoutUnknownError
 
 
 class LayoutSet(Protocol):

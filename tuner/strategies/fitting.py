@@ -11,15 +11,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.memory import MemoryBelief
+from search_spaces.belief.memory_evidence import usable_bytes
+from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, logistic
+from search_spaces.belief.residual import similarity
 from search_spaces.estimates.memory import MemoryTerms
 from search_spaces.spec.layout_columns import LayoutColumns
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.memory import MemoryBelief
-from tuner.calibration.memory_evidence import usable_bytes
-from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, logistic
 from tuner.strategies.base import History
 from tuner.strategies.problem import SearchProblem
-from tuner.strategies.residual import similarity
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

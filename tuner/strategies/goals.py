@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.observation import Observation
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
-from tuner.strategies.base import Observation
 from tuner.strategies.problem import SearchProblem
 
 Floats = NDArray[np.float64]

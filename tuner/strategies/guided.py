@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from search_spaces.belief.step_belief import StepBelief
 from search_spaces.estimates.prediction import Prediction
 from tuner.strategies.base import History
 from tuner.strategies.deephyper import ask_cbo
@@ -23,7 +24,6 @@ from tuner.strategies.fitting import Fitting
 from tuner.strategies.goals import Weighing
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
-from tuner.strategies.step_belief import StepBelief
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

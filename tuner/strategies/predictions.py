@@ -7,15 +7,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.residual import knob_coordinates
+from search_spaces.belief.step_belief import FactorsPrior, StepBelief, StepModel
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
-from tuner.calibration.time import TimeCalibration
 from tuner.strategies.base import History
 from tuner.strategies.fitting import Fitting, FittingBelief
 from tuner.strategies.goals import Goals
 from tuner.strategies.problem import SearchProblem
-from tuner.strategies.residual import knob_coordinates
-from tuner.strategies.step_belief import FactorsPrior, StepBelief, StepModel
 
 _SCALE_LOG_SD: Final = 0.3
 """Standard deviation of a common factor on the whole step."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from tuner.calibration.known_measurements import Knowledge
 from tuner.errors import ProblemInvalidError
 from tuner.strategies.base import LayoutSet
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from search_spaces.belief.known_measurements import Knowledge, knowledge_of
+from search_spaces.belief.memory import MemoryBelief
 from search_spaces.estimates.time import step_time_s
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
 from search_spaces.tables.table import TableRow
 from tests.search_spaces.tables.tables import make_row, make_text
 from tests.tuner.replay.cells import make_cell
-from tuner.calibration.known_measurements import Knowledge, knowledge_of
-from tuner.calibration.memory import MemoryBelief
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.commands import replay
 from tuner.replay.estimates import JudgedCell, estimates_report, summarize_judged

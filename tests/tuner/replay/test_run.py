@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search_spaces.belief.observation import Observation
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
 from tests.search_spaces.tables.tables import make_row, make_text
@@ -14,7 +15,7 @@ from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay import run as run_module
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ITERATIONS, ReplayTask
-from tuner.strategies.base import LayoutSearch, Observation
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.registry import make_strategy
 
 

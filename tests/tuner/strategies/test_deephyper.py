@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.space import EVERY_ROW, LegalSet
 from tests.tuner.problems import make_problem
-from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.deephyper import (
     MAX_CANDIDATES,
     MAX_NEIGHBOURS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from search_spaces.belief.observation import INFEASIBLE, Observation
 from tests.tuner.factories import make_spec
-from tuner.strategies.base import INFEASIBLE, LayoutSearch, Observation
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 

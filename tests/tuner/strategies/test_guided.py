@@ -8,6 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from search_spaces.belief.known_measurements import Knowledge, Sample
+from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.belief.residual import knob_coordinates
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from search_spaces.spec.cluster import GIB
@@ -16,15 +19,13 @@ from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
-from tuner.calibration.known_measurements import Knowledge, Sample
-from tuner.strategies.base import FAILED, INFEASIBLE, History, Observation
+from tuner.strategies.base import History
 from tuner.strategies.deephyper import ask_cbo
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import GuidedProposer, soft_gains
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
-from tuner.strategies.residual import knob_coordinates
 
 Judge = Callable[[int], Observation]
 

@@ -10,16 +10,17 @@ from itertools import product
 
 import pytest
 
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.observation import (
+    FAILED,
+    INFEASIBLE,
+    Observation,
+    ObservationInvalidError,
+)
 from search_spaces.spec.layout import Layout
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
-from tuner.calibration.known_measurements import Sample
-from tuner.errors import (
-    LayoutUnknownError,
-    ObservationInvalidError,
-    ProblemInvalidError,
-    StrategyUnknownError,
-)
-from tuner.strategies.base import FAILED, INFEASIBLE, LayoutSearch, Observation
+from tuner.errors import LayoutUnknownError, ProblemInvalidError, StrategyUnknownError
+from tuner.strategies.base import LayoutSearch
 from tuner.strategies.registry import STRATEGIES, make_strategy
 
 

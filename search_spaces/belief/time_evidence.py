@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.known_measurements import Sample
 from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-from tuner.calibration.known_measurements import Sample
 
 Floats = NDArray[np.float64]
 

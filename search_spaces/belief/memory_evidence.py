@@ -9,14 +9,14 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.observation import ObservationState
 from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-from tuner.calibration.known_measurements import Sample
-from tuner.strategies.base import ObservationState
 
 Floats = NDArray[np.float64]
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from search_spaces.belief.observation import (
+    ObservationInvalidError,
+    ObservationState,
+    refuse_unless_positive,
+)
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import TableCell, read_table
 from search_spaces.tables.selection import CellFilter, select
-from tuner.errors import ObservationInvalidError
-from tuner.strategies.base import ObservationState, refuse_unless_positive
 
 _STATES: Final[dict[str, ObservationState]] = {
     "completed": "completed",

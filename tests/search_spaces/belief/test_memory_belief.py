@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.memory import MemoryBelief, StagePeak
 from search_spaces.estimates.memory import memory_terms, peak_memory_bytes, stage_memory
 from search_spaces.estimates.storage import MEGATRON_LIKE
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.presets.models import model_preset
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.memory import MemoryBelief, StagePeak
 
 GIB = 1 << 30
 MODEL = model_preset("llama-8b")

@@ -17,8 +17,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log_likelihood
 from search_spaces.estimates.time import PRIOR, TimeTerms
-from tuner.strategies.residual import ResidualKernel, candidate_kernels, log_likelihood
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,7 +50,7 @@ class StepModel:
     terms: TimeTerms
     """One row a layout."""
     points: Floats
-    """One row a layout (`tuner.strategies.residual.knob_coordinates`)."""
+    """One row a layout (`search_spaces.belief.residual.knob_coordinates`)."""
 
     def rows(self, rows: Ints) -> Self:
         """The model of some of the layouts."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.residual import ResidualKernel, knob_coordinates, similarity
+from search_spaces.belief.step_belief import StepBelief, StepModel
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from tests.tuner.problems import make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.predictions import factors_prior
 from tuner.strategies.problem import SearchProblem
-from tuner.strategies.residual import ResidualKernel, knob_coordinates, similarity
-from tuner.strategies.step_belief import StepBelief, StepModel
 
 Floats = NDArray[np.float64]
 

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
-from tuner.calibration.memory_evidence import (
+from search_spaces.belief.memory_evidence import (
     FAILED,
     LEVEL_SHARES,
     MEASURED,
@@ -17,6 +16,7 @@ from tuner.calibration.memory_evidence import (
     Evidence,
     SampleGroup,
 )
+from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
 
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.time_evidence import Origin, TimeEvidence
 from search_spaces.estimates.time import FACTOR_PRIORS, PRIOR
-from tuner.calibration.time_evidence import Origin, TimeEvidence
 
 Floats = NDArray[np.float64]
 
@@ -110,14 +110,12 @@ class TimePosterior:
 
     def deviation_of(self, origin: Origin) -> tuple[Floats, Floats]:
         """Mean of the log factors over their prior, and their covariance, for some origin."""
-        from scipy import linalg as la
-
         variances = self.prior.log_variances
         common_O = np.array([self.prior.shared(origin, other) for other in self.origins])
         common_N = common_O[self.origin_of]
         cross_TN = variances[:, None] * (self.jacobian * common_N[:, None]).T
         mean = cross_TN @ self.weighted
-        half = la.solve_triangular(self.cholesky, cross_TN.T, lower=True, check_finite=False)
+        half = np.linalg.solve(self.cholesky, cross_TN.T)
         own = self.prior.shared(origin, origin)
         return mean, np.diag(own * variances) - half.T @ half
 
@@ -138,9 +136,6 @@ def fit(
         prior: the distribution without measurements.
         start: an earlier posterior, from which fewer steps are needed.
     """
-    # The base install has no scipy: estimates without measurements do not need it.
-    from scipy import linalg as la
-
     variances, origin_of = prior.log_variances, evidence.origin_of
     common_OO = np.array([[prior.shared(a, b) for b in evidence.origins] for a in evidence.origins])
     deviations = _starting_point(evidence, variances.size, start)
@@ -155,8 +150,8 @@ def fit(
             spread = 0.0 if start else np.diag(kernel)
             weights = _weights(gap, np.sqrt(spread + misfit**2), prior.tail)
         kernel[np.diag_indices_from(kernel)] += misfit**2 / weights
-        cholesky = la.cholesky(kernel, lower=True, overwrite_a=True, check_finite=False)
-        solved = la.cho_solve((cholesky, True), target, check_finite=False)
+        cholesky = np.linalg.cholesky(kernel)
+        solved = np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, target))
         moved = _moved(deviations, jacobian, solved, origin_of, common_OO, variances)
         change = np.einsum("nt,nt->n", jacobian, (moved - deviations)[origin_of])
         deviations = moved

@@ -10,21 +10,21 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.time import PRIOR, TimeTerms, time_terms
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.knobs import Knob
-from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.time_evidence import (
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.time_evidence import (
     Origin,
     TimeEvidence,
     evidence_of,
     joined,
     nothing,
 )
-from tuner.calibration.time_fit import TimePosterior, TimePrior, fit
+from search_spaces.belief.time_fit import TimePosterior, TimePrior, fit
+from search_spaces.estimates.time import PRIOR, TimeTerms, time_terms
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 
 __all__ = ["TimeCalibration", "TimePrior"]
 

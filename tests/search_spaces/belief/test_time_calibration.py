@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from tuner.calibration.known_measurements import Sample
-from tuner.calibration.time import TimeCalibration
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
 SMALL = ModelShape(

@@ -2,11 +2,11 @@
 
 A peak is a sum of terms (`search_spaces.estimates.memory.MEMORY_TERMS`), each with a factor whose
 prior is 1, as far as the trainer's storage is known. Measured peaks, completed runs and runs out
-of memory move the factors, by Bayesian regression on ratios (`tuner.calibration.memory_fit`). A run
-out of memory is a censored observation: the true peak is at least the memory of the device. So is a
-completed run without a measured peak. The variance of a factor is divided over levels: all samples,
-this software on this cluster, this model there, this campaign. So samples from elsewhere count for
-the levels that they share.
+of memory move the factors, by Bayesian regression on ratios (`search_spaces.belief.memory_fit`).
+A run out of memory is a censored observation: the true peak is at least the memory of the device.
+So is a completed run without a measured peak. The variance of a factor is divided over levels: all
+samples, this software on this cluster, this model there, this campaign. So samples from elsewhere
+count for the levels that they share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
-from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from tuner.calibration.memory_evidence import (
+from search_spaces.belief.memory_evidence import (
     Evidence,
     PeakSample,
     StagePeak,
@@ -33,7 +27,13 @@ from tuner.calibration.memory_evidence import (
     groups_of,
     usable_bytes,
 )
-from tuner.calibration.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
+from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
+from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
+from search_spaces.estimates.storage import TrainerStorage, storage_of
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 
 __all__ = ["ELSEWHERE", "MemoryBelief", "PeakSample", "StagePeak"]
 

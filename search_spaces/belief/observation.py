@@ -1,0 +1,85 @@
+"""The outcome of a layout, as everything that learns from outcomes takes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+
+class ObservationInvalidError(ValueError):
+    """An observation contradicts itself, or its objective cannot be ranked."""
+
+
+ObservationState = Literal["completed", "infeasible", "failed"]
+"""infeasible: the layout ran out of memory. failed: it failed for another reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """The outcome of one layout, as strategies learn it.
+
+    Raises:
+        ObservationInvalidError: at construction, when state and objective contradict each other.
+    """
+
+    state: ObservationState
+    """Whether there is an objective, and if not, why."""
+    objective: float | None = None
+    """A throughput over 0, to be maximised; present if and only if the layout completed."""
+    step_time_s: float | None = None
+    """Seconds of an optimizer step; only of completed layouts, and only where measured."""
+    peak_memory_bytes: int | None = None
+    """Peak of the fullest rank; only of completed layouts, and only where measured."""
+
+    def __post_init__(self) -> None:
+        if (self.state == "completed") != (self.objective is not None):
+            raise ObservationInvalidError(
+                f"state={self.state!r} does not go with objective={self.objective!r}; a completed "
+                "observation has an objective, any other has none"
+            )
+        measured = {
+            "step_time_s": self.step_time_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+        for name, value in measured.items():
+            if value is not None and self.state != "completed":
+                raise ObservationInvalidError(
+                    f"state={self.state!r} does not go with {name}={value!r}; only a completed "
+                    "observation was measured"
+                )
+        refuse_unless_positive(objective=self.objective, **measured)
+
+    @classmethod
+    def completed(
+        cls,
+        objective: float,
+        *,
+        step_time_s: float | None = None,
+        peak_memory_bytes: int | None = None,
+    ) -> Self:
+        """A measurement."""
+        return cls(
+            state="completed",
+            objective=objective,
+            step_time_s=step_time_s,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+
+def refuse_unless_positive(**values: float | None) -> None:
+    """Refuses given values that are not finite numbers over 0; the message has the name.
+
+    Raises:
+        ObservationInvalidError: for the first such value.
+    """
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ObservationInvalidError(f"{name}={value!r} is not a finite number over 0")
+
+
+INFEASIBLE = Observation(state="infeasible")
+"""The layout does not fit into memory."""
+
+FAILED = Observation(state="failed")
+"""The layout failed for a reason other than memory."""

@@ -1,1 +1,0 @@
-"""The estimates' constants, corrected by what was measured."""
