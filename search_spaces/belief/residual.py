@@ -54,9 +54,14 @@ class ResidualKernel:
         """Covariance of the residuals of points (rows) and of others (columns), without noise."""
         return self.amplitude**2 * similarity(points, others, self.length)
 
-    def of_measured(self, points: Floats) -> Floats:
-        """Covariance of measurements of the points, noise included."""
-        return self.between(points, points) + self.noise**2 * np.eye(len(points))
+    def of_measured(self, points: Floats, weights: Floats) -> Floats:
+        """Covariance of measurements of the points, noise included.
+
+        Args:
+            points: one row a measurement; a layout that ran twice has two.
+            weights: how much each measurement counts (`search_spaces.belief.slow_runs`).
+        """
+        return self.between(points, points) + np.diag(self.noise**2 / weights)
 
     @property
     def log_prior(self) -> float:

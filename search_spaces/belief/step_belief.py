@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log_likelihood
+from search_spaces.belief.slow_runs import run_weights, sound_probability
 from search_spaces.estimates.time import PRIOR, TimeTerms
 
 Floats = NDArray[np.float64]
@@ -27,6 +28,8 @@ _STEPS: Final = 6
 _LARGEST_MOVE: Final = 1.0
 """Largest change of a factor's logarithm in one step of Gauss-Newton."""
 _CLOSE: Final = 1e-3
+_WEIGHINGS: Final = 2
+"""How often kernel, weights and factors are fitted in turn."""
 _MAX_FOR_KERNEL: Final = 150
 """Latest measurements that choose the kernel: more would not change the choice."""
 _JITTER: Final = 1e-6
@@ -86,21 +89,28 @@ class StepBelief:
         """
         self._model = model
         self._prior = prior
+        self.rows = rows
+        """The measured layouts, in the order of their runs."""
         self._measured = model.rows(rows)
         self._log_s_M = log_s
         self.kernel = ResidualKernel()
         self.deviations_F = prior.mean
         self._covariance_FF = prior.covariance
+        self.weights_M = np.ones(len(rows))
+        """How much each measurement counts (`search_spaces.belief.slow_runs`)."""
         if len(rows):
             self._fit_factors()
-            self._choose_kernel()
-            self._fit_factors()
-        self._inverse_MM = np.linalg.inv(self.kernel.of_measured(self._measured.points))
+            for _ in range(_WEIGHINGS):
+                self._choose_kernel()
+                self.weights_M = run_weights(*self._left_out())
+                self._fit_factors()
+        measured = self.kernel.of_measured(self._measured.points, self.weights_M)
+        self._inverse_MM = np.linalg.inv(measured)
 
     def _fit_factors(self) -> None:
         """Gauss-Newton steps from the current factors."""
         measured, prior = self._measured, self._prior
-        noise_MM = self.kernel.of_measured(measured.points)
+        noise_MM = self.kernel.of_measured(measured.points, self.weights_M)
         for _ in range(_STEPS):
             slopes_MF = measured.slopes(self.deviations_F)
             gains_FM = prior.covariance @ slopes_MF.T
@@ -127,14 +137,35 @@ class StepBelief:
         latest = slice(-_MAX_FOR_KERNEL, None)
         points = self._measured.points[latest]
         slopes = self._measured.slopes(self.deviations_F)[latest]
+        weights = self.weights_M[latest]
         spread = slopes @ self._prior.covariance @ slopes.T
         linear = self._linear()[latest]
         self.kernel = max(
             candidate_kernels(),
             key=lambda kernel: (
-                kernel.log_prior + log_likelihood(spread + kernel.of_measured(points), linear)
+                kernel.log_prior
+                + log_likelihood(spread + kernel.of_measured(points, weights), linear)
             ),
         )
+
+    def _left_out(self) -> tuple[Floats, Floats]:
+        """By how much each measurement misses its prediction from all others, and the spread.
+
+        Rasmussen and Williams 2006, equations 5.10 to 5.12. The spread is that of a sound run.
+        """
+        slopes = self._measured.slopes(self.deviations_F)
+        noise_MM = self.kernel.of_measured(self._measured.points, self.weights_M)
+        inverse_MM = np.linalg.inv(slopes @ self._prior.covariance @ slopes.T + noise_MM)
+        variance_M = 1.0 / np.diagonal(inverse_MM)
+        missed_M = (inverse_MM @ self._linear()) * variance_M
+        own_M = self.kernel.noise**2 * (1.0 / self.weights_M - 1.0)
+        return missed_M, np.sqrt(np.maximum(variance_M - own_M, self.kernel.noise**2))
+
+    def slowed(self) -> Floats:
+        """How likely each measured run was slowed down, by its prediction from all others."""
+        if not len(self.rows):
+            return np.zeros(0)
+        return np.asarray(1.0 - sound_probability(*self._left_out()))
 
     def mean(self, rows: Ints) -> Floats:
         """Expected logarithm of the step time of some layouts."""

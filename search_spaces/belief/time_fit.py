@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.slow_runs import run_weights
 from search_spaces.belief.time_evidence import Origin, TimeEvidence
 from search_spaces.estimates.time import FACTOR_PRIORS, PRIOR
 
@@ -62,8 +63,6 @@ class TimePrior:
     """Standard deviation of a measurement about the formula: noise, and effects that it lacks."""
     misfit_weight: float = 10.0
     """Weight of this guess of the misfit, in measurements."""
-    tail: float = 2.0
-    """Degrees of freedom of the misfit's distribution; small: outliers are expected."""
 
     @property
     def log_variances(self) -> Floats:
@@ -148,7 +147,7 @@ def fit(
         if step == 0:
             # Without a start, the factors may still explain the gap; with one, they would have.
             spread = 0.0 if start else np.diag(kernel)
-            weights = _weights(gap, np.sqrt(spread + misfit**2), prior.tail)
+            weights = run_weights(gap, np.sqrt(spread + misfit**2))
         kernel[np.diag_indices_from(kernel)] += misfit**2 / weights
         cholesky = np.linalg.cholesky(kernel)
         solved = np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, target))
@@ -158,7 +157,7 @@ def fit(
         if step > 0 and np.sqrt(np.mean(np.square(change))) < _CLOSE:
             break
         residual = evidence.log_s - log_prediction(evidence, deviations[origin_of])
-        weights = _weights(residual, misfit, prior.tail)
+        weights = run_weights(residual, misfit)
         misfit = _misfit(residual, weights, prior, jacobian.shape[1])
     return TimePosterior(
         prior=prior,
@@ -201,17 +200,12 @@ def _moved(
     return np.asarray(deviations + move)
 
 
-def _weights(residual: Floats, scale: Floats | float, tail: float) -> Floats:
-    """How much each measurement counts under Student's t: an outlier little."""
-    return np.asarray((tail + 1.0) / (tail + np.square(residual / scale)))
-
-
 def _misfit(residual: Floats, weights: Floats, prior: TimePrior, num_factors: int) -> float:
     """Standard deviation of the misfit: the prior's guess, corrected by the residuals.
 
     A fit of T factors leaves less than was there; half of the measurements are taken to be spent on
     them at most.
     """
-    free = max(residual.size - num_factors, residual.size / 2.0)
+    free = max(weights.sum() - num_factors, weights.sum() / 2.0)
     guess = prior.misfit_weight * prior.misfit_log_sd**2
     return float(np.sqrt((guess + weights @ np.square(residual)) / (prior.misfit_weight + free)))

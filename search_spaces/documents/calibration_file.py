@@ -23,7 +23,7 @@ from search_spaces.documents.reading import (
     why_unreadable,
 )
 from search_spaces.errors import MeasuredConstantsInvalidError, SearchSpaceError
-from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.cluster import MEASURED_SOURCE, Cluster
 from search_spaces.spec.presets.clusters import is_cluster_preset
 
 MEASURED_FIELDS: Final = (
@@ -87,7 +87,7 @@ class MeasuredConstants:
     @property
     def source(self) -> str:
         """The text for the cluster's field `source`."""
-        return f"measured by layout-tuner calibrate on {self.host}, {self.measured_at}"
+        return f"{MEASURED_SOURCE} on {self.host}, {self.measured_at}"
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""

@@ -6,7 +6,7 @@ Ranks are numbered with tp fastest, then dp, then pp, as in Megatron-LM and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from search_spaces.spec.layout_columns import LayoutColumns
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+_CARDS_EXPONENT: Final = 0.85
+"""Growth of a data-parallel group's bandwidth between nodes with the ranks that it has on each: two
+network cards carry less than twice as much, since all groups reduce at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,8 +52,8 @@ class Links:
         """The links of each layout.
 
         A group that spans nodes uses the network cards of its own ranks, because the other cards
-        serve other groups: with g ranks on a node it has g times the bandwidth of a device, and at
-        most the bandwidth inside the node.
+        serve other groups: with g ranks on a node it has g times the bandwidth of a device, or for
+        data parallelism a little less, and at most the bandwidth inside the node.
         """
         node = cluster.devices_per_node
         tp, dp = columns.tp, columns.dp
@@ -67,7 +71,9 @@ class Links:
             tensor_latency_s=np.where(tensor_inside, near, far),
             data_inside=data_inside,
             data_bytes_per_s=_bandwidth(
-                np.where(alone, np.inf, inside[dp_here]), data_inside & ~alone, between * dp_here
+                np.where(alone, np.inf, inside[dp_here]),
+                data_inside & ~alone,
+                between * dp_here**_CARDS_EXPONENT,
             ),
             data_latency_s=np.where(data_inside, near, far),
             data_doublings=np.log2(dp / dp_here),

@@ -112,6 +112,20 @@ EMBEDDED_ON_GPU: Final = replace(
 """The embedded trainer on GPUs: with an allocator, temporaries of operators, and workspaces of
 matrix products."""
 
+_LIBRARY_SPREAD: Final = StorageSpread(
+    states=0.12,
+    sharded_states=0.06,
+    activations=0.12,
+    gathered_share=0.12,
+    gathered_scatter=0.12,
+    passing=0.3,
+    workspace_bytes=0.6 * GIB,
+    whole=0.06,
+    noise=0.036,
+)
+"""Of trainers that are described by what is known of them. The middle half of the errors of 3B on
+up to 256 H100 was 0.6 times as wide as with the defaults of `StorageSpread`."""
+
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
     gathered_share=0.0,
@@ -120,7 +134,7 @@ MEGATRON_LIKE: Final = TrainerStorage(
     workspace_bytes=0.5 * GIB,
     reserved_share=0.05,
     context_bytes=0.75 * GIB,
-    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2),
+    spread=_LIBRARY_SPREAD,
 )
 """A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
@@ -134,7 +148,7 @@ NANOTRON: Final = TrainerStorage(
     workspace_bytes=0.5 * GIB,
     reserved_share=0.05,
     context_bytes=0.75 * GIB,
-    spread=StorageSpread(states=0.2, sharded_states=0.1, activations=0.2, gathered_scatter=0.5),
+    spread=replace(_LIBRARY_SPREAD, gathered_scatter=0.3),
 )
 """Nanotron: like Megatron-LM, with three copies of a gradient during a backward pass: the fp32 sum,
 the bf16 gradient of autograd, and the bucket of DistributedDataParallel

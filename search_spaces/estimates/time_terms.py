@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.estimates.links import Links
-from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.cluster import MEASURED_SOURCE, Cluster
 from search_spaces.spec.layout import PRECISIONS
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
@@ -52,6 +53,16 @@ EACH_STEP_S: Final = 1e-2
 HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
 """Operations of a block's forward and backward pass in eager PyTorch; a llama block adds rotations
 and gates."""
+ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
+    {"A100": 0.9, "H100": 0.82, "H200": 0.82, "GH200": 0.82, "MI250X": 0.58}
+)
+"""Share of the peak on the data sheet that large products reach, by a part of the device's name:
+A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
+best of all transpose modes; 0.58 is for trainers that do not choose them."""
+_USUAL_SHARE: Final = 0.8
+_HALF_SPEED: Final = 100.0
+"""Inner dimension at which a matrix product takes twice the time of its operations: each tile of
+the result starts and drains a loop over it."""
 HOST_COLLECTIVE: Final = 10.0
 """Host time of a collective, with its waiting and copies, in operations."""
 
@@ -73,7 +84,7 @@ class StepShape:
     element_bytes: Floats
     """Bytes of an activation or a weight in a matrix multiplication."""
     peak_flops_per_s: Floats
-    """Peak of the matrix units in the layout's precision."""
+    """Speed of the fastest matrix products in the layout's precision."""
     residual_share: Floats
     """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
     forward_passes: Floats
@@ -136,7 +147,9 @@ class StepShape:
 
 
 def _peaks(cluster: Cluster) -> Floats:
-    """Peak FLOP/s by the precision's code; where none is stated, a guess from the memory bandwidth.
+    """FLOP/s of the fastest products by the precision's code.
+
+    Where no peak is stated, it is a guess from the memory bandwidth.
 
     A processor core does about 10 operations per byte of memory bandwidth, an accelerator about 150
     (NVIDIA's data sheets: A100 153, at 16 bits).
@@ -144,7 +157,12 @@ def _peaks(cluster: Cluster) -> Floats:
     stated = cluster.peak_flops_per_s
     a_byte = 150.0 if cluster.memory_bandwidth_bytes_per_s > 3e11 else 10.0
     guess = max(stated.values(), default=a_byte * cluster.memory_bandwidth_bytes_per_s)
-    return np.array([stated.get(precision, guess) for precision in PRECISIONS])
+    if cluster.source.startswith(MEASURED_SOURCE):
+        share = 1.0  # the peak is that of a product already
+    else:
+        known = (share for part, share in ACHIEVED_SHARES.items() if part in cluster.device)
+        share = next(known, _USUAL_SHARE)
+    return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
 
 
 def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -152,10 +170,9 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    matrix_flops = 2.0 * model.num_layer_matrix_parameters * step.tokens / step.tp
     attention_flops = 4.0 * model.seq_length * model.hidden_size * step.tokens / step.tp
     attention_passes = passes + step.recomputes_attention
-    yield "matrices", slots * passes * matrix_flops / step.peak_flops_per_s
+    yield "matrices", slots * _matrix_operations(step) / step.peak_flops_per_s
     yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
     scores = model.num_heads * model.seq_length * step.tokens / step.tp
     score_bytes = attention_passes * SCORE_PASSES * step.element_bytes * scores
@@ -163,6 +180,24 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield "matrix_bytes", slots * passes * _matrix_bytes(step) / bandwidth
     yield "elementwise", slots * passes * _elementwise_bytes(step) / bandwidth
     yield "kernels", slots * _operations(step) * KERNEL_S
+
+
+def _matrix_operations(step: StepShape) -> Floats:
+    """Operations of a block's matrix products for a micro-batch, small inner dimensions weighed up.
+
+    The forward product of [rows, inner] and [inner, columns] is followed by two of the same size:
+    the gradient of the input, whose inner dimension is the columns, and that of the weight, whose
+    inner dimension is the rows.
+    """
+    model, t, rows = step.model, step.tp, step.tokens
+    h, f, kv = float(model.hidden_size), float(model.ffn_hidden_size), model.kv_hidden_size
+    ups = 2.0 if model.family == "llama" else 1.0
+    total = np.zeros(np.broadcast_shapes(t.shape, rows.shape))
+    for inner, columns in ((h, (h + 2.0 * kv) / t), (h / t, h), (h, ups * f / t), (f / t, h)):
+        passes = 2.0 + step.forward_passes
+        passes = passes + _HALF_SPEED * (step.forward_passes / inner + 1.0 / columns + 1.0 / rows)
+        total += 2.0 * rows * inner * columns * passes
+    return total
 
 
 def _operations(step: StepShape) -> Floats:

@@ -51,6 +51,10 @@ CLUSTER_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
 """The range of each number of a cluster; for a table, of each of its values."""
 
 
+MEASURED_SOURCE: Final = "measured by layout-tuner calibrate"
+"""How the source of measured constants begins: their peak is the speed of a matrix product."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
     """A machine: nodes of equal devices, their memory, their speed and their links.

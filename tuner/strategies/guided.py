@@ -1,11 +1,11 @@
-"""The strategy `guided`: calibrated predictions of time and memory, and DeepHyper's CBO.
+"""The strategy `guided`: the largest expected gain by calibrated predictions of time and memory.
 
-The value of a layout is its expected gain: the mean, over joint draws from the predictions, of how
-much it exceeds the best of all measured and pending layouts, times a power of its probability of
-running.
+The gain of a layout is the mean, over joint draws from the predictions, of how much it exceeds the
+best of all measured and pending layouts. Its value is that gain, times its probability of running,
+minus what a failure costs, times the probability of one.
 """
 
-# ruff: noqa: N806 (arrays carry their shape in the name: S draws, N layouts, P pending)
+# ruff: noqa: N803, N806 (arrays carry their shape in the name: S draws, N layouts, P pending)
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from scipy.special import ndtr
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.estimates.prediction import Prediction
 from tuner.strategies.base import History
-from tuner.strategies.deephyper import ask_cbo
 from tuner.strategies.fitting import Fitting
 from tuner.strategies.goals import Weighing
 from tuner.strategies.predictions import Predictions
@@ -35,8 +34,9 @@ MAX_FIRST_LOOK: Final = 16_000
 """Layouts whose spread is computed: the best by the expected closed form."""
 MAX_SECOND_LOOK: Final = 4000
 """Layouts whose residual is computed: the best by the closed form alone."""
-CAUTION: Final = 4.0
-"""Power of the probability of running: a failed probe costs more than the lost gain."""
+FAILURE_COST: Final = 0.5
+"""Cost of a failed probe, in expected gains of the best candidate: it gains nothing itself, and may
+take its node with it."""
 SMOOTHING: Final = 0.005
 """Width, in logarithms of the objective, over which a gain sets in."""
 TRACE: Final = 1e-3
@@ -56,6 +56,8 @@ class _Candidates:
     """Positions of the candidates."""
     fitting: Fitting
     """Whether the candidates run."""
+    sound: Floats
+    """Probability of each that it does not stall."""
     pending_fitting: Fitting
     """Whether the pending layouts run."""
     weighing: Weighing
@@ -75,11 +77,11 @@ class GuidedProposer:
         """The layout that was proposed last, and what was predicted of it."""
 
     def propose(self, history: History) -> int:
-        """The candidate that DeepHyper's CBO picks by expected gain."""
+        """The candidate of the largest value."""
         rng = np.random.default_rng([self._seed, history.num_taken])
         candidates = self._select(history, rng)
         values = self.weigh(history, candidates, rng)
-        place = np.array([ask_cbo(values, int(rng.integers(2**31)))])
+        place = np.array([int(values.argmax())])
         rows, fitting = candidates.rows[place], candidates.fitting.rows(place)
         prediction = self._predictions.of_one(history, candidates.belief, fitting, rows)
         self._proposed = int(rows[0]), prediction
@@ -106,12 +108,13 @@ class GuidedProposer:
         rng = np.random.default_rng([self._seed, history.num_taken])
         candidates = self._select(history, rng)
         figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting, rng)
-        runs_SN = rng.random(figures_SN.shape) < candidates.fitting.probability
+        runs_N = candidates.fitting.probability * candidates.sound
+        runs_SN = rng.random(figures_SN.shape) < runs_N
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(best_S).mean())
 
     def weigh(self, history: History, candidates: _Candidates, rng: np.random.Generator) -> Floats:
-        """The logarithm of each candidate's expected gain."""
+        """The value of each candidate; a failure is not cheaper because others are pending."""
         pending, count = np.array(list(history.pending), dtype=np.int64), len(candidates.rows)
         fits = candidates.fitting.joined(candidates.pending_fitting)
         every = np.concatenate([candidates.rows, pending])
@@ -119,9 +122,13 @@ class GuidedProposer:
         runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
         pending_SP = np.where(runs_SP, figures_SN[:, count:], -np.inf)
         best_S = np.maximum(candidates.best, pending_SP.max(axis=1, initial=-np.inf))
-        gains = soft_gains((figures_SN[:, :count] - best_S[:, None]) / SMOOTHING).mean(axis=0)
-        caution = CAUTION * np.log(candidates.fitting.probability)
-        return np.asarray(np.log(gains) + caution)
+        runs_N = candidates.fitting.probability
+        alone_N, beside_N = (
+            candidates.sound * _mean_gains(figures_SN[:, :count] - best)
+            for best in (candidates.best, best_S[:, None])
+        )
+        cost = FAILURE_COST * (runs_N * alone_N).max()
+        return np.asarray(runs_N * beside_N - (1.0 - runs_N) * cost)
 
     def _select(self, history: History, rng: np.random.Generator) -> _Candidates:
         """Selects the candidates in three steps; each computes more for fewer layouts."""
@@ -136,7 +143,8 @@ class GuidedProposer:
         weighing = predictions.goals.weighing(values, history.num_taken, rng)
         figures = weighing.figure(values)
         best = self._incumbent(history, weighing, figures)
-        penalty = CAUTION * np.log(fitting.probability)
+        sound = predictions.sound(belief, free)
+        penalty = np.log(fitting.probability) + np.log(sound)
         places = _largest(figures + penalty, MAX_FIRST_LOOK)
         if len(places) > MAX_SECOND_LOOK:
             deviation = belief.physical_deviation(free[places])
@@ -153,6 +161,7 @@ class GuidedProposer:
             belief=belief,
             rows=free[places],
             fitting=fitting.rows(places),
+            sound=sound[places],
             pending_fitting=judged.rows(np.arange(len(free), len(free) + len(pending))),
             weighing=weighing,
             best=best,
@@ -207,6 +216,10 @@ def _largest(values: Floats, count: int) -> Ints:
     if len(values) <= count:
         return np.arange(len(values))
     return np.argpartition(-values, count)[:count]
+
+
+def _mean_gains(above_SN: Floats) -> Floats:
+    return np.asarray(SMOOTHING * soft_gains(above_SN / SMOOTHING).mean(axis=0))
 
 
 def soft_gains(above: Floats) -> Floats:

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.step_belief import FactorsPrior, StepBelief, StepModel
 from search_spaces.belief.time import TimeCalibration
@@ -33,6 +34,8 @@ class Predictions:
         self._prior = factors_prior(problem)
         self.fitting = FittingBelief(problem, columns, points)
         """Predicts which layouts run, and their peaks."""
+        self.stalls = PipelineStalls(columns, problem.cluster)
+        """Predicts which layouts are far slower than the closed form says."""
         self.goals = Goals(problem, columns)
         """Computes the objectives of layouts."""
         self._is_calibrated = bool(problem.knowledge.samples)
@@ -42,6 +45,10 @@ class Predictions:
         rows = np.array([row for row, _ in history.successes()], dtype=np.int64)
         log_s = [self.goals.log_step_s(row, history.observations[row]) for row in rows.tolist()]
         return StepBelief(self._model, self._prior, rows, np.array(log_s))
+
+    def sound(self, belief: StepBelief, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Probability that some layouts do not stall."""
+        return 1.0 - self.stalls.probability(rows, belief.rows, belief.slowed())
 
     def of_one(
         self, history: History, belief: StepBelief, fitting: Fitting, rows: NDArray[np.int64]
