@@ -21,7 +21,7 @@ class SlowProbes:
     draw: int = 0
     """Searches of one seed with different draws meet different slow probes."""
 
-    def __call__(self, row: TableRow, seed: int, number: int) -> ProbeConditions:
+    def __call__(self, _row: TableRow, seed: int, number: int) -> ProbeConditions:
         """Draws by seed and number of the probe, not by its layout."""
         is_slow = np.random.default_rng([self.draw, seed, number]).random() < self.share
         return ProbeConditions(slowdown=self.slowdown if is_slow else 1.0)

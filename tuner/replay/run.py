@@ -92,7 +92,7 @@ class ReplayRun:
     """Real seconds that the strategy took for all asks and tells."""
 
     def probes_to(self, share: float) -> int | None:
-        """Number of probes until the layout that is ranked first is truly within `share` of the best.
+        """Number of probes until the layout ranked first is truly within `share` of the best.
 
         None: it never is.
         """
@@ -102,7 +102,7 @@ class ReplayRun:
         return None
 
     def regret_after(self, num_probes: int) -> float:
-        """Regret of the layout that is ranked first after so many probes; 1 while none completed."""
+        """Regret of the layout ranked first after so many probes; 1 while none completed."""
         last = self.probes[:num_probes][-1:]
         return 1.0 if not last or last[0].leader_regret is None else last[0].leader_regret
 
