@@ -69,6 +69,8 @@ class ReplayedProbe:
     """Simulated seconds since the search began."""
     node_seconds: float
     """Simulated cost: the probe's seconds times its nodes."""
+    step_time_s: float | None = None
+    """True seconds of a step; None: it did not complete."""
     conditions: ProbeConditions = field(default_factory=ProbeConditions)
     """What it met on the machine."""
     prediction: Prediction | None = None
@@ -275,6 +277,7 @@ class _Search:
             leader_regret=None if leader is None else self._regret(leader),
             ended_at_s=self._now_s,
             node_seconds=self._duration_s(measured) * layout.num_nodes,
+            step_time_s=probe.row.step_time_s,
             conditions=probe.conditions,
             prediction=probe.prediction,
             expected_improvement=expected,
