@@ -74,7 +74,13 @@ def main() -> None:
     if LOCAL.exists():
         tables = {LOCAL.stem: read_table(LOCAL), **tables}
     strategies = asked.strategies.split(",")
-    bench = _Bench(strategies=strategies, effort=effort, tables=tables, folder=asked.tables)
+    bench = _Bench(
+        strategies=strategies,
+        effort=effort,
+        tables=tables,
+        folder=asked.tables,
+        note=f"; {asked.note}" if asked.note else "",
+    )
     chosen = asked.only.split(",") if asked.only else list(bench.parts)
     unknown = [name for name in chosen if name not in bench.parts]
     if unknown:
@@ -104,11 +110,13 @@ class _Bench:
         effort: Effort,
         tables: dict[str, MeasurementTable],
         folder: Path | None,
+        note: str,
     ) -> None:
         self.landscapes: list[Landscape] = []
         self._strategies = strategies
         self._effort = effort
         self._tables = tables
+        self._note = note
         self.parts: dict[str, Callable[[], Part]] = {
             **{name: partial(self._search, name) for name in tables},
             **{name: partial(self._simulated, name) for name in SIMULATED},
@@ -135,7 +143,7 @@ class _Bench:
         note = (
             f"{describe_machine('numpy', 'scikit-learn', 'deephyper')}; "
             f"{self._effort.seeds} seeds, {(time.monotonic() - started) / 60:.1f} minutes with "
-            f"{self._effort.jobs} jobs."
+            f"{self._effort.jobs} jobs{self._note}."
         )
         return replace(part, text=f"{part.text}\n\n{note}")
 
@@ -213,6 +221,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=Effort().seeds)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="three seeds, to see that it works")
+    parser.add_argument("--note", default="", help="how it was run, as a few words for the record")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and the plots")
     asked = parser.parse_args()
     if asked.tables is not None and not asked.tables.is_dir():

@@ -207,7 +207,7 @@ DEFINITIONS: Final = (
     "*Reached* is what a user has: the layout that the leaderboard ranks first (by the median of what "
     "its probes measured) is truly within the share of the best, for the first time. The second table "
     "has other definitions: *stays*, the leader is within the share from then to the last probe (a "
-    f"run ends with the true best as the leader, or after {PROBES} probes); *measured*, some probe's "
+    f"run ends when the true best leads and was not measured slow, or after {PROBES} probes); *measured*, some probe's "
     "own figure is within the share of the true best; *ended early*, the same, but the search ends "
     "with the first probe of the true best, however slow it was measured."
 )

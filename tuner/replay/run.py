@@ -138,8 +138,8 @@ class ReplayTask:
     disturbance: Disturbance | None = None
     """What probes meet on the machine; without one they measure the truth."""
     stop_within: float | None = 0.0
-    """The search ends when the layout that is ranked first is truly within this share of the best;
-    None: it uses all probes."""
+    """The search ends when the layout that is ranked first is within this share of the best, truly
+    and as measured; None: it uses all probes."""
     expects: bool = False
     """Whether to ask the strategy after every probe what improvement it expects of the rest."""
 
@@ -234,9 +234,19 @@ class _Search:
         while self._running:
             self._now_s, _, probe = heapq.heappop(self._running)
             self.returned.append(self._end(probe))
-            if within is not None and is_within(self.returned[-1].leader_regret, within):
+            if within is not None and self._has_settled(within):
                 return
             self._fill()
+
+    def _has_settled(self, share: float) -> bool:
+        """Whether the layout ranked first is within the share, truly and as measured.
+
+        A good layout that was measured slow may lead only until another one has been probed.
+        """
+        leader = self._leader()
+        if leader is None or not is_within(self._regret(leader), share):
+            return False
+        return is_within(1 - statistics.median(self._measured[leader]) / self._best, share)
 
     def _fill(self) -> None:
         task = self._task

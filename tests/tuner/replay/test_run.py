@@ -232,9 +232,19 @@ def test_a_repeat_is_a_probe_and_the_median_of_a_layouts_probes_ranks_it(
     # The better layout is measured at 1.0, 0.5 and 0.5 s; the other one at 0.8 s.
     asking_for(monkeypatch, [1, 0, 0, 0])
     run = replayed(make_cell([0.5, 0.8]), seed=1, disturbance=slow_first)
-    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.375, 0.375, 0.0])
-    assert (run.probes_to(0.05), len(run.probes)) == (3, 3)
+    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.375, 0.375, 0, 0])
+    assert (run.probes_to(0.05), len(run.probes)) == (3, 4)
     assert run.regret_after(2) == pytest.approx(0.375)
+
+
+def test_a_search_does_not_end_with_a_best_layout_that_was_measured_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking_for(monkeypatch, [0, 1, 0, 0, 1])
+    run = replayed(make_cell([0.5, 0.8]), seed=0, disturbance=slow_first)
+    # At 1.0 s it leads alone, then 0.8 s leads; its median of two leads again, that of three is
+    # what it truly takes.
+    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.0, 0.375, 0.0, 0.0])
 
 
 def test_a_search_may_end_near_the_best_or_use_all_of_its_probes() -> None:
