@@ -1,4 +1,4 @@
-"""What disturbs the probes of `slow-probe` and `slow-node`."""
+"""What disturbs the probes of `slow-probe`, `slow-node` and `frontier-175b`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ class SlowNode:
             slowdown=self.slowdown if slow in used else 1.0,
             nodes=tuple(f"node-{node}" for node in used),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoisyProbes:
+    """Every probe's step time is off by a normally distributed share: a `Disturbance`."""
+
+    noise: float = 0.02
+    """Standard deviation of the logarithm of the step time."""
+
+    def __call__(self, _row: TableRow, seed: int, number: int) -> ProbeConditions:
+        """Draws by seed and number of the probe."""
+        off = np.random.default_rng([seed, number]).standard_normal()
+        return ProbeConditions(slowdown=float(np.exp(self.noise * off)))

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.results_file import table
+from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
 from tuner.replay.run import ReplayRun, replay_all
@@ -26,7 +27,9 @@ def frontier_175b(effort: Effort) -> Part:
         tasks = [
             task
             for seed, cell in enumerate(cells)
-            for task in tasks_of([cell], strategy, [seed], stop_within=WITHIN)
+            for task in tasks_of(
+                [cell], strategy, [seed], stop_within=WITHIN, disturbance=NoisyProbes()
+            )
         ]
         runs = list(replay_all(tasks, jobs=effort.jobs))
         hours = [_node_hours(run) for run in runs]
@@ -44,7 +47,7 @@ def frontier_175b(effort: Effort) -> Part:
     about = (
         f"{len(cells)} landscapes of `{SCENARIO}`: {len(cells[0].merged):,} layouts on "
         f"{first.num_nodes} nodes, global batch {first.global_batch_size}, steps of {min(steps):.0f} "
-        f"s and more. A probe starts for {START_S:.0f} s and runs ten full steps; one at a time."
+        f"s and more. A probe starts for {START_S:.0f} s and runs ten full steps; one at a time, each with 2 % of noise."
     )
     header = ("strategy", "reached 2 %", "probes", "node-hours (mean)", "range")
     return Part(

@@ -13,7 +13,7 @@ from benchmarks import bench_search
 from benchmarks.search.search_cells import CellGroup, cells_table, failed_before, probes_needed
 from benchmarks.search.search_conditions import DEFINED, wrong_cluster
 from benchmarks.search.search_coverage import converged_at, held
-from benchmarks.search.search_disturbances import SlowNode, SlowProbes
+from benchmarks.search.search_disturbances import NoisyProbes, SlowNode, SlowProbes
 from benchmarks.search.search_recipes import read_recipes, recipes
 from benchmarks.search.search_record import Part, Promise, SearchRecord
 from search_spaces.estimates.prediction import Prediction
@@ -71,6 +71,13 @@ def test_the_share_of_slow_probes_is_as_stated_and_depends_on_the_seed_and_the_n
     other = make_cell([1.0, 2.0]).merged[1]
     assert [slow(other, 0, number).slowdown for number in range(100)] == met[:100]
     assert [SlowProbes(draw=1)(ROW, 0, number).slowdown for number in range(100)] != met[:100]
+
+
+def test_noise_has_the_stated_spread() -> None:
+    off = [math.log(NoisyProbes(noise=0.02)(ROW, 0, number).slowdown) for number in range(2000)]
+    # The standard error of a standard deviation of n draws is its share 1 / sqrt(2 n).
+    assert np.std(off) == pytest.approx(0.02, rel=4 / math.sqrt(2 * 2000))
+    assert np.mean(off) == pytest.approx(0, abs=4 * 0.02 / math.sqrt(2000))
 
 
 def test_a_probe_is_slow_if_and_only_if_it_runs_on_the_slow_node() -> None:
