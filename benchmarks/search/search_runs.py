@@ -14,7 +14,7 @@ from workers.simulation.scenarios import simulated_table
 
 PROBES: Final = 60
 STRESS: Final = "stress-22b"
-SIMULATED: Final = {"stress": STRESS, "events": "frontier-22b"}
+SIMULATED: Final = {"stress": STRESS, "events": "h100-8b"}
 """Scenarios by name of the landscape. The truth of `stress` is the closed form with every term
 wrong; that of `events` shares no term with the estimates: it is a walk through the events of a
 step."""
