@@ -126,6 +126,7 @@ REACHED: Final = (
     "worst cell's mean to 5 %",
     "most to 5 %",
     "failed to 5 %, a run",
+    "failed in all, a run",
 )
 
 
@@ -140,6 +141,7 @@ def _reached_row(runs: Sequence[ReplayRun], *, two: bool = True) -> tuple[str, .
         f"{_worst_cell(runs):.1f}",
         f"{max(to_five)}",
         f"{np.mean([failed_before(run, 0.05) for run in runs]):.2f}",
+        f"{np.mean([run.failed_within(len(run.probes)) for run in runs]):.2f}",
     )
 
 
