@@ -145,7 +145,7 @@ bench-trainer: $(INSTALLED)
 
 # TABLES: a folder of measurement tables (docs/reference/measurement-tables.md).
 bench-search: $(INSTALLED)
-	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) --record
+	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) $(if $(ONLY),--only $(ONLY)) --record
 
 bench-stopping: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_stopping $(if $(TABLES),--tables $(TABLES)) --record

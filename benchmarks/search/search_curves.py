@@ -49,11 +49,7 @@ def regret_by_cost(
 
 def _best_so_far(run: ReplayRun, num_probes: int) -> NDArray[np.float64]:
     """By number of probes from 1 on; the last stands for what the cell had no layouts for."""
-    regrets = np.ones(num_probes)
-    own = [1.0 if probe.regret is None else probe.regret for probe in run.probes[:num_probes]]
-    regrets[: len(own)] = np.minimum.accumulate(own)
-    regrets[len(own) :] = regrets[len(own) - 1] if own else 1.0
-    return regrets
+    return np.array([run.regret_after(count) for count in range(1, num_probes + 1)])
 
 
 def _curve(spent: NDArray[np.float64], regrets: NDArray[np.float64]) -> AnytimeCurve:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.results_file import table
-from benchmarks.search.search_figures import Promise
+from benchmarks.search.search_record import Promise
 from search_spaces.belief.known_measurements import knowledge_of
 from search_spaces.tables import MeasurementTable, TableCell
 from search_spaces.tables.selection import CellFilter, select

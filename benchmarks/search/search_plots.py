@@ -16,6 +16,7 @@ COLOURS: Final = {
     "guided": "#0072b2",
     "model-only": "#009e73",
     "deephyper": "#d55e00",
+    "deephyper+memory": "#e69f00",
     "random": "#777777",
     "exhaustive": "#cc79a7",
 }

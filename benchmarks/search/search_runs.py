@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
 from tuner.replay.run import ReplayRun, ReplayTask, replay_all
@@ -14,6 +14,10 @@ from workers.simulation.scenarios import simulated_table
 
 PROBES: Final = 60
 STRESS: Final = "stress-22b"
+SIMULATED: Final = {"stress": STRESS, "events": "h100-8b"}
+"""Scenarios by name of the landscape. The truth of `stress` is the closed form with every term
+wrong; that of `events` shares no term with the estimates: it is a walk through the events of a
+step."""
 STRESS_PENDING: Final = 8
 MANY_CELLS: Final = 12
 """A table of more cells than this is searched with fewer seeds: as many runs in all."""
@@ -25,6 +29,8 @@ class Effort:
 
     seeds: int = 20
     """Seeds of a cell, and stress landscapes."""
+    jobs: int = 1
+    """Searches that run side by side, each in a process."""
 
     def seeds_of(self, num_cells: int) -> int:
         """Seeds a cell for a table of so many."""
@@ -67,31 +73,44 @@ def search_table(
     cells: Sequence[TableCell],
     strategies: Sequence[str],
     effort: Effort,
-    *,
-    jobs: int,
 ) -> Landscape:
     """Every strategy on every cell, cold, one probe at a time."""
     searched = tuple(cell for cell in cells if cell.num_completed)
-    tasks = [
-        ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=1, probes=PROBES)
-        for strategy in strategies
-        for cell, seed in product(searched, range(effort.seeds_of(len(searched))))
-    ]
-    runs = tuple(replay_all(tasks, jobs=jobs))
+    seeds = range(effort.seeds_of(len(searched)))
+    tasks = [task for strategy in strategies for task in tasks_of(searched, strategy, seeds)]
+    runs = tuple(replay_all(tasks, jobs=effort.jobs))
     return Landscape(name=name, about=about, cells=searched, runs=runs)
 
 
-def search_stress(strategies: Sequence[str], effort: Effort, *, jobs: int) -> Landscape:
-    """The stress landscape: each seed has a truth of its own; eight probes at a time."""
-    cells = tuple(simulated_table(STRESS, seed).cells[0] for seed in range(effort.seeds))
+def tasks_of(
+    cells: Sequence[TableCell], strategy: str, seeds: Iterable[int], **settings: Any
+) -> list[ReplayTask]:
+    """A search of every cell with every seed: cold, one probe at a time unless settings differ."""
+    chosen = {"pending": 1, "probes": PROBES} | settings
+    return [
+        ReplayTask(cell=cell, strategy=strategy, seed=seed, **chosen)
+        for cell, seed in product(cells, seeds)
+    ]
+
+
+def search_simulated(name: str, strategies: Sequence[str], effort: Effort) -> Landscape:
+    """A simulated landscape: each seed has a truth of its own; eight probes at a time."""
+    scenario = SIMULATED[name]
+    cells = simulated_cells(scenario, effort.seeds)
     tasks = [
-        ReplayTask(cell=cell, strategy=strategy, seed=seed, pending=STRESS_PENDING, probes=PROBES)
+        task
         for strategy in strategies
         for seed, cell in enumerate(cells)
+        for task in tasks_of([cell], strategy, [seed], pending=STRESS_PENDING)
     ]
     return Landscape(
-        name="stress",
-        about=f"{len(cells)} landscapes of `{STRESS}`, {STRESS_PENDING} pending",
+        name=name,
+        about=f"{len(cells)} landscapes of `{scenario}`, {STRESS_PENDING} pending",
         cells=cells,
-        runs=tuple(replay_all(tasks, jobs=jobs)),
+        runs=tuple(replay_all(tasks, jobs=effort.jobs)),
     )
+
+
+def simulated_cells(scenario: str, number: int) -> tuple[TableCell, ...]:
+    """The cells of a scenario for the seeds from 0 on."""
+    return tuple(simulated_table(scenario, seed).cells[0] for seed in range(number))

@@ -31,6 +31,8 @@ class Observation:
     """Seconds of an optimizer step; only of completed layouts, and only where measured."""
     peak_memory_bytes: int | None = None
     """Peak of the fullest rank; only of completed layouts, and only where measured."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes that the layout ran on; empty where they are not known."""
 
     def __post_init__(self) -> None:
         if (self.state == "completed") != (self.objective is not None):

@@ -50,7 +50,9 @@ from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 
-StrategyName = Literal["guided", "deephyper", "model-only", "random", "exhaustive"]
+StrategyName = Literal[
+    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
+]
 """How layouts are proposed."""
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)

@@ -6,14 +6,13 @@ import pytest
 
 from benchmarks.search.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
 from benchmarks.search.search_figures import (
-    Promise,
     landscape_table,
     local_promises,
-    promises_table,
     sweep_promises,
     worst_cell_mean,
 )
 from benchmarks.search.search_plots import draw
+from benchmarks.search.search_record import Promise, promises_table
 from benchmarks.search.search_runs import Effort, Landscape, read_tables, search_table
 from search_spaces.tables import read_table
 from tests.search_spaces.tables.tables import make_row, make_text
@@ -27,7 +26,7 @@ def landscape() -> Landscape:
         make_cell(["failed", *times_by(9, lambda place: 2.0 - place / 10)], source="other"),
     ]
     strategies = ("exhaustive", "random")
-    return search_table("made_up", "two cells", cells, strategies, Effort(seeds=3), jobs=1)
+    return search_table("made_up", "two cells", cells, strategies, Effort(seeds=3))
 
 
 def test_a_promise_is_kept_broken_or_not_run() -> None:

@@ -4,6 +4,9 @@ Probes run asynchronously as in a campaign: `pending` of them run at once, and t
 for the next one when one ends. In simulated time a probe lasts ITERATIONS steps, so that fast
 layouts end first. A failed probe lasts one step of the cell's median step time, because a layout
 runs out of memory in its first iteration. The start-up time, equal for all layouts, is left out.
+
+A `Disturbance` makes probes measure something else than the truth. A layout may be probed several
+times; each probe counts, and a layout is ranked by the median of what its probes measured.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ import heapq
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
@@ -24,6 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError
@@ -37,6 +41,20 @@ ITERATIONS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeConditions:
+    """What one probe met on the machine."""
+
+    slowdown: float = 1.0
+    """Measured step time over the true one."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes that it ran on, if the strategy is to learn them."""
+
+
+Disturbance = Callable[[TableRow, int, int], ProbeConditions]
+"""Conditions of a probe of a row, by the search's seed and the number of the ask (from 0 on)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedProbe:
     """One probe, answered from the table."""
 
@@ -44,11 +62,21 @@ class ReplayedProbe:
     """The layout that the strategy asked for."""
     regret: float | None
     """Share of the cell's best throughput that is lost with this layout; None: it did not
-    complete."""
+    complete. This is the true throughput, also where a disturbance changed the measured one."""
+    leader_regret: float | None
+    """True regret of the layout that is ranked first after this probe; None: none completed yet."""
     ended_at_s: float
     """Simulated seconds since the search began."""
     node_seconds: float
     """Simulated cost: the probe's seconds times its nodes."""
+    step_time_s: float | None = None
+    """True seconds of a step; None: it did not complete."""
+    conditions: ProbeConditions = field(default_factory=ProbeConditions)
+    """What it met on the machine."""
+    prediction: Prediction | None = None
+    """What the strategy predicted when it proposed the layout; None: it does not predict."""
+    expected_improvement: float | None = None
+    """What the strategy expected of the rest after this probe, if the task asked for that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,21 +94,29 @@ class ReplayRun:
     """Real seconds that the strategy took for all asks and tells."""
 
     def probes_to(self, share: float) -> int | None:
-        """Number of the first probe within `share` of the best; None: there is none."""
+        """Number of probes until the layout ranked first is truly within `share` of the best.
+
+        None: it never is.
+        """
         for count, probe in enumerate(self.probes, 1):
-            # Rounded, so that a layout exactly 5 % below the best is within 5 %.
-            if probe.regret is not None and round(probe.regret, 9) <= share:
+            if is_within(probe.leader_regret, share):
                 return count
         return None
 
     def regret_after(self, num_probes: int) -> float:
-        """Regret of the best among the first probes; 1 while none completed."""
-        regrets = [p.regret for p in self.probes[:num_probes] if p.regret is not None]
-        return min(regrets, default=1.0)
+        """Regret of the layout ranked first after so many probes; 1 while none completed."""
+        last = self.probes[:num_probes][-1:]
+        return 1.0 if not last or last[0].leader_regret is None else last[0].leader_regret
 
     def failed_within(self, num_probes: int) -> int:
         """How many of the first probes did not complete."""
         return sum(probe.regret is None for probe in self.probes[:num_probes])
+
+
+def is_within(regret: float | None, share: float) -> bool:
+    """Whether a regret is at most a share; None, of nothing that completed, is not."""
+    # Rounded, so that a layout exactly 5 % below the best is within 5 %.
+    return regret is not None and round(regret, 9) <= share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +135,16 @@ class ReplayTask:
     """How many probes the strategy may ask for."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     """Measurements from elsewhere; without any the search starts cold."""
+    disturbance: Disturbance | None = None
+    """What probes meet on the machine; without one they measure the truth."""
+    stop_within: float | None = 0.0
+    """The search ends when the layout that is ranked first is within this share of the best, truly
+    and as measured; None: it uses all probes."""
+    expects: bool = False
+    """Whether to ask the strategy after every probe what improvement it expects of the rest."""
 
     def run(self) -> ReplayRun:
-        """Searches the cell until its best layout was probed.
+        """Searches the cell until the layout that is ranked first is within `stop_within`.
 
         Raises:
             ReplayFailedError: no layout of the cell completed, or the strategy failed.
@@ -116,7 +159,7 @@ class ReplayTask:
         strategy = make_strategy(
             self.strategy, problem_of(cell, layouts, self.knowledge), seed=self.seed
         )
-        search = _Search(layouts, strategy, pending=self.pending, num_probes=self.probes)
+        search = _Search(self, layouts, strategy)
         try:
             search.run()
         except Exception as error:
@@ -145,66 +188,124 @@ def problem_of(cell: TableCell, layouts: CellLayouts, knowledge: Knowledge) -> S
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Probe:
+    """A probe that runs."""
+
+    row: TableRow
+    conditions: ProbeConditions
+    prediction: Prediction | None
+
+    @property
+    def measured(self) -> TableRow:
+        """The row that the probe measures."""
+        slowdown = self.conditions.slowdown
+        if self.row.step_time_s is None or self.row.tokens_per_s is None:
+            return self.row
+        return replace(
+            self.row,
+            step_time_s=self.row.step_time_s * slowdown,
+            tokens_per_s=self.row.tokens_per_s / slowdown,
+        )
+
+
 class _Search:
     """The event loop of one search: a heap of running probes, sorted by their ends."""
 
-    def __init__(
-        self, layouts: CellLayouts, strategy: LayoutSearch, *, pending: int, num_probes: int
-    ) -> None:
+    def __init__(self, task: ReplayTask, layouts: CellLayouts, strategy: LayoutSearch) -> None:
         completed = [row for row in layouts.truth if row.step_time_s and row.tokens_per_s]
         self.returned: list[ReplayedProbe] = []
         self.search_s = 0.0
+        self._task = task
         self._layouts = layouts
         self._strategy = strategy
-        self._pending = pending
-        self._num_left = num_probes
+        self._num_asked = 0
         self._best = max(row.tokens_per_s or 0.0 for row in completed)
         self._failed_s = statistics.median(row.step_time_s or 0.0 for row in completed)
-        self._running: list[tuple[float, int, TableRow]] = []
+        self._running: list[tuple[float, int, _Probe]] = []
         self._now_s = 0.0
+        self._measured: dict[Layout, list[float]] = {}
+        """Tokens/s of every completed probe, by layout."""
 
     def run(self) -> None:
-        """Asks and tells until the best layout is found, or no probe or no layout is left."""
+        """Asks and tells until the search reached its goal, or no probe or no layout is left."""
+        within = self._task.stop_within
         self._fill()
         while self._running:
-            ended_at_s, _, row = heapq.heappop(self._running)
-            self._now_s = ended_at_s
-            self.returned.append(self._probe(row))
-            started = time.perf_counter()
-            self._strategy.tell(row.layout, observation_of(row))
-            self.search_s += time.perf_counter() - started
-            if self.returned[-1].regret == 0.0:
-                return  # the best layout is found
+            self._now_s, _, probe = heapq.heappop(self._running)
+            self.returned.append(self._end(probe))
+            if within is not None and self._has_settled(within):
+                return
             self._fill()
 
+    def _has_settled(self, share: float) -> bool:
+        """Whether the layout ranked first is within the share, truly and as measured.
+
+        A good layout that was measured slow may lead only until another one has been probed.
+        """
+        leader = self._leader()
+        if leader is None or not is_within(self._regret(leader), share):
+            return False
+        return is_within(1 - statistics.median(self._measured[leader]) / self._best, share)
+
     def _fill(self) -> None:
-        while self._num_left and len(self._running) < self._pending:
+        task = self._task
+        while self._num_asked < task.probes and len(self._running) < task.pending:
             started = time.perf_counter()
             layout = self._strategy.ask()
             self.search_s += time.perf_counter() - started
             if layout is None:
-                self._num_left = 0
                 return
-            self._num_left -= 1
-            index = self._layouts.index_of(layout)
-            assert index is not None, f"the strategy asked for {layout.key}, outside of the cell"
-            row = self._layouts.truth[index]
+            row = self._row(layout)
+            conditions = ProbeConditions()
+            if task.disturbance is not None:
+                conditions = task.disturbance(row, task.seed, self._num_asked)
+            prediction = self._strategy.predict(layout)
+            probe = _Probe(row=row, conditions=conditions, prediction=prediction)
+            ends_at_s = self._now_s + self._duration_s(probe.measured)
             # Of probes that end at the same time, the one that was asked for first is told first.
-            heapq.heappush(
-                self._running, (self._now_s + self._duration_s(row), -self._num_left, row)
-            )
+            heapq.heappush(self._running, (ends_at_s, self._num_asked, probe))
+            self._num_asked += 1
 
     def _duration_s(self, row: TableRow) -> float:
         return self._failed_s if row.step_time_s is None else ITERATIONS * row.step_time_s
 
-    def _probe(self, row: TableRow) -> ReplayedProbe:
-        rate = row.tokens_per_s
+    def _end(self, probe: _Probe) -> ReplayedProbe:
+        """Tells the strategy what the probe measured; returns the record of it."""
+        measured, layout = probe.measured, probe.row.layout
+        if measured.tokens_per_s is not None:
+            self._measured.setdefault(layout, []).append(measured.tokens_per_s)
+        told = replace(observation_of(measured), nodes=probe.conditions.nodes)
+        started = time.perf_counter()
+        self._strategy.tell(layout, told)
+        self.search_s += time.perf_counter() - started
+        leader = self._leader()
+        expected = self._strategy.expected_improvement() if self._task.expects else None
         return ReplayedProbe(
-            layout=row.layout,
-            regret=None if rate is None else (self._best - rate) / self._best,
+            layout=layout,
+            regret=self._regret(layout),
+            leader_regret=None if leader is None else self._regret(leader),
             ended_at_s=self._now_s,
-            node_seconds=self._duration_s(row) * row.layout.num_nodes,
+            node_seconds=self._duration_s(measured) * layout.num_nodes,
+            step_time_s=probe.row.step_time_s,
+            conditions=probe.conditions,
+            prediction=probe.prediction,
+            expected_improvement=expected,
         )
+
+    def _leader(self) -> Layout | None:
+        """The layout that a leaderboard of the measurements ranks first."""
+        medians = {layout: statistics.median(rates) for layout, rates in self._measured.items()}
+        return max(medians, key=lambda layout: medians[layout], default=None)
+
+    def _regret(self, layout: Layout) -> float | None:
+        rate = self._row(layout).tokens_per_s
+        return None if rate is None else (self._best - rate) / self._best
+
+    def _row(self, layout: Layout) -> TableRow:
+        index = self._layouts.index_of(layout)
+        assert index is not None, f"the strategy asked for {layout.key}, outside of the cell"
+        return self._layouts.truth[index]
 
 
 def observation_of(row: TableRow) -> Observation:

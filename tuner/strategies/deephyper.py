@@ -1,8 +1,8 @@
 """DeepHyper's centralised Bayesian optimisation (CBO) over the enumerated legal set.
 
-This module holds everything that is specific to DeepHyper 0.13: the strategy `deephyper`, and
-`ask_cbo`, by which the strategy `guided` lets CBO choose among candidates. How it deals with
-DeepHyper's behaviour:
+This module holds everything that is specific to DeepHyper 0.13: the strategies `deephyper` and
+`deephyper+memory`, and `ask_cbo`, by which the strategy `guided` lets CBO choose among candidates.
+How it deals with DeepHyper's behaviour:
 
 - CBO has no pending set and may propose a layout twice. Its candidates come from `set_sampling_fn`,
   which here returns free layouts only. Pending layouts are told with a made-up value (constant
@@ -20,7 +20,7 @@ DeepHyper's behaviour:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -52,8 +52,16 @@ _LARGEST_SHORT: Final = np.iinfo(np.int16).max
 _PLACE: Final = "place"
 
 
+NUM_WARM: Final = 10
+"""Layouts of the best estimates with which `deephyper+memory` starts."""
+
+
 class DeepHyperProposer:
-    """Random layouts first, then the best upper confidence bound of extremely random trees."""
+    """Random layouts first, then the best upper confidence bound of extremely random trees.
+
+    With estimates, layouts that are estimated not to fit come last, and the first ones are not
+    drawn.
+    """
 
     def __init__(
         self,
@@ -62,6 +70,8 @@ class DeepHyperProposer:
         seed: int,
         num_initial: int | None = None,
         max_peak_memory_bytes: float = math.inf,
+        fits: NDArray[np.bool_] | None = None,
+        warm_start: Sequence[int] = (),
     ) -> None:
         """Prepares the encoding.
 
@@ -72,16 +82,25 @@ class DeepHyperProposer:
                 default one more than there are knobs that vary.
             max_peak_memory_bytes: the largest peak that keeps the memory headroom; a layout with a
                 larger peak counts as a failure.
+            fits: by layout, whether its memory is estimated to fit; by default all of them.
+            warm_start: positions of the layouts to propose first.
         """
+        self._fits = np.ones(len(layouts), dtype=np.bool_) if fits is None else fits
+        self._warm_start = warm_start
         self._max_peak_memory_bytes = max_peak_memory_bytes
         self._ranks = KnobRanks(layouts)
         self._seed = seed
         self._num_initial = len(self._ranks.names) + 1 if num_initial is None else num_initial
 
     def propose(self, history: History) -> int:
-        """Draws at random until there is enough to fit, then asks CBO."""
+        """The warm start, then random draws until there is enough to fit, then CBO's proposal."""
+        for index in self._warm_start:
+            if history.is_free[index]:
+                return index
         rng = np.random.default_rng([self._seed, history.num_taken])
-        free = np.flatnonzero(history.is_free)
+        free = np.flatnonzero(history.is_free & self._fits)
+        if not len(free):
+            free = np.flatnonzero(history.is_free)
         told, values = _told_values(history, self._successes(history))
         if history.num_taken < self._num_initial or len(told) == 0 or len(free) == 1:
             return int(rng.choice(free))

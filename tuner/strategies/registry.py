@@ -62,6 +62,25 @@ def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
     return DeepHyperProposer(problem.layouts, seed=seed, max_peak_memory_bytes=allowed)
 
 
+def _deephyper_with_memory(problem: SearchProblem, seed: int) -> Proposer:
+    from search_spaces.estimates.memory import peak_memory_bytes
+    from search_spaces.estimates.storage import storage_of
+    from tuner.strategies.deephyper import NUM_WARM, DeepHyperProposer
+    from tuner.strategies.predictions import order_by_estimate
+
+    allowed = problem.allowed_memory_bytes
+    storage = storage_of(problem.software, problem.cluster)
+    fits = peak_memory_bytes(problem.layouts.columns(), problem.model, storage) <= allowed
+    ranked = [index for index in order_by_estimate(problem).tolist() if fits[index]]
+    return DeepHyperProposer(
+        problem.layouts,
+        seed=seed,
+        max_peak_memory_bytes=allowed if problem.min_memory_headroom else math.inf,
+        fits=fits,
+        warm_start=ranked[:NUM_WARM],
+    )
+
+
 def _guided(problem: SearchProblem, seed: int) -> Proposer:
     from tuner.strategies.guided import GuidedProposer
 
@@ -70,6 +89,7 @@ def _guided(problem: SearchProblem, seed: int) -> Proposer:
 
 STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "deephyper": _deephyper,
+    "deephyper+memory": _deephyper_with_memory,
     "exhaustive": _exhaustive,
     "guided": _guided,
     "model-only": _model_only,

@@ -121,6 +121,14 @@ _SCENARIOS: Final = (
         truth="events",
     ),
     Scenario(
+        name="frontier-175b",
+        about="175B on 16 Frontier nodes; 640 micro-batches at dp 2, so that a step takes minutes",
+        model=model_preset("gpt-175b"),
+        cluster=CLUSTER_PRESETS["frontier"],
+        space=_space(16, 1280, recompute="full", micro_batch_size=[1, 2, 4]),
+        truth="events",
+    ),
+    Scenario(
         name="h100-8b",
         about="Llama 8B with sequences of 8,192 on 8 H100 nodes, event by event",
         model=model_preset("llama-8b"),

@@ -359,7 +359,9 @@ def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> N
         tight.refuse_if_too_large()
 
 
-@pytest.mark.parametrize("strategy", ["guided", "deephyper", "model-only", "random", "exhaustive"])
+@pytest.mark.parametrize(
+    "strategy", ["guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"]
+)
 def test_every_strategy_has_its_name_in_campaigns_old_and_new(strategy: str) -> None:
     spec = read(strategy=strategy)
     assert CampaignSpec.from_mapping(spec.to_mapping()).strategy == strategy

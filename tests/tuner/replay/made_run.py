@@ -13,7 +13,13 @@ KEY = CellKey(
 
 def make_run(*regrets: float | None, allowed: int = 10, search_s: float = 0.0) -> ReplayRun:
     probes = [
-        ReplayedProbe(layout=Layout(), regret=regret, ended_at_s=place, node_seconds=2.0)
+        ReplayedProbe(
+            layout=Layout(),
+            regret=regret,
+            leader_regret=min((r for r in regrets[:place] if r is not None), default=None),
+            ended_at_s=place,
+            node_seconds=2.0,
+        )
         for place, regret in enumerate(regrets, 1)
     ]
     return ReplayRun(

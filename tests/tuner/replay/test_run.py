@@ -14,7 +14,7 @@ from tests.tuner.replay.cells import make_cell, make_cell_text, times_by
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay import run as run_module
 from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.run import ITERATIONS, ReplayTask
+from tuner.replay.run import ITERATIONS, ProbeConditions, ReplayTask
 from tuner.strategies.base import LayoutSearch
 from tuner.strategies.registry import make_strategy
 
@@ -174,3 +174,92 @@ def test_an_unknown_strategy_and_a_cell_without_a_best_are_refused() -> None:
     two = make_text(make_row(), make_row(source="other", status="failed"))
     with pytest.raises(ReplayFailedError, match="no row is completed"):
         replayed(read_table(two).cells[1])
+
+
+def slow_first(row: Any, seed: int, number: int) -> ProbeConditions:
+    return ProbeConditions(slowdown=2.0 if number == seed else 1.0, nodes=(f"node-{number}",))
+
+
+def asking_for(monkeypatch: pytest.MonkeyPatch, order: list[int]) -> list[Observation]:
+    """Replaces the strategy by one that asks for the layouts of these places, repeats included."""
+    told: list[Observation] = []
+
+    class Repeating:
+        def __init__(self, layouts: Any) -> None:
+            self._left = [layouts.layout(place) for place in order]
+
+        def ask(self) -> Layout | None:
+            return self._left.pop(0) if self._left else None
+
+        def predict(self, layout: Layout) -> None:
+            return None
+
+        def tell(self, layout: Layout, observation: Observation) -> None:
+            told.append(observation)
+
+    monkeypatch.setattr(
+        run_module, "make_strategy", lambda name, problem, *, seed: Repeating(problem.layouts)
+    )
+    return told
+
+
+def test_a_disturbance_changes_what_is_measured_and_told_but_not_what_is_true(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = asking_for(monkeypatch, [0, 1])
+    run = replayed(make_cell([0.5, 0.8]), seed=0, disturbance=slow_first, stop_within=None)
+    assert [observation.step_time_s for observation in told] == [1.0, 0.8]
+    assert told[0].objective == pytest.approx(8 * 512 / 1.0 / 8)
+    assert [observation.nodes for observation in told] == [("node-0",), ("node-1",)]
+    assert [probe.ended_at_s for probe in run.probes] == [10.0, 18.0]
+    assert [probe.regret for probe in run.probes] == pytest.approx([0.0, 0.375])
+    # Measured at 1.0 s, the best layout is ranked behind the one of 0.8 s.
+    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.0, 0.375])
+
+
+def test_a_disturbed_failure_still_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = asking_for(monkeypatch, [0, 1])
+    replayed(make_cell(["out_of_memory", 0.8]), seed=0, disturbance=slow_first)
+    assert [(seen.state, seen.nodes) for seen in told] == [
+        ("infeasible", ("node-0",)),
+        ("completed", ("node-1",)),
+    ]
+
+
+def test_a_repeat_is_a_probe_and_the_median_of_a_layouts_probes_ranks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The better layout is measured at 1.0, 0.5 and 0.5 s; the other one at 0.8 s.
+    asking_for(monkeypatch, [1, 0, 0, 0])
+    run = replayed(make_cell([0.5, 0.8]), seed=1, disturbance=slow_first)
+    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.375, 0.375, 0, 0])
+    assert (run.probes_to(0.05), len(run.probes)) == (3, 4)
+    assert run.regret_after(2) == pytest.approx(0.375)
+
+
+def test_a_search_does_not_end_with_a_best_layout_that_was_measured_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking_for(monkeypatch, [0, 1, 0, 0, 1])
+    run = replayed(make_cell([0.5, 0.8]), seed=0, disturbance=slow_first)
+    # At 1.0 s it leads alone, then 0.8 s leads; its median of two leads again, that of three is
+    # what it truly takes.
+    assert [probe.leader_regret for probe in run.probes] == pytest.approx([0.0, 0.375, 0.0, 0.0])
+
+
+def test_a_search_may_end_near_the_best_or_use_all_of_its_probes() -> None:
+    cell = make_cell([1.0, 0.52, 0.5, 0.6])
+    numbers = [len(replayed(cell, stop_within=within).probes) for within in (0.05, 0.0, None)]
+    assert numbers == [2, 3, 4]
+
+
+def test_predictions_are_those_made_at_the_proposal_and_expectations_those_after_the_probe() -> (
+    None
+):
+    cell = make_cell(times_by(12, lambda place: 1.0 + place / 10))
+    guided = replayed(cell, "guided", probes=3, stop_within=None, expects=True)
+    assert guided.probes[0].prediction.source == "estimates"
+    assert [probe.prediction.source for probe in guided.probes[1:]] == ["calibrated"] * 2
+    assert all(probe.expected_improvement >= 0 for probe in guided.probes)
+    assert replayed(cell, "random").probes[0].prediction is None
+    assert replayed(cell, "guided", probes=1).probes[0].expected_improvement is None

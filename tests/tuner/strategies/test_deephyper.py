@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.estimates.storage import storage_of
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
@@ -25,6 +27,8 @@ from tuner.strategies.deephyper import (
     DeepHyperProposer,
     KnobRanks,
 )
+from tuner.strategies.predictions import order_by_estimate
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
 NEVER = 400
@@ -262,3 +266,33 @@ def test_a_proposal_among_100_000_layouts_judges_few_of_them_with_500_told(
         candidates, fitted = judged
         assert candidates <= MAX_CANDIDATES + NUM_BEST * MAX_NEIGHBOURS < len(legal) / 10
         assert fitted == told
+
+
+def make_memory_search(legal: LegalSet, problem: SearchProblem) -> tuple[LayoutSearch, set[Layout]]:
+    """The search, and the layouts that are estimated to fit."""
+    storage = storage_of(problem.software, problem.cluster)
+    peaks = peak_memory_bytes(legal.columns(), problem.model, storage)
+    fitting = np.flatnonzero(peaks <= problem.cluster.device_memory_bytes).tolist()
+    search = make_strategy("deephyper+memory", problem, seed=0)
+    return search, {legal.layout(index) for index in fitting}
+
+
+def test_with_memory_the_search_starts_with_the_ten_best_estimates_that_fit() -> None:
+    legal = make_legal_set(num_microbatches=[8, 16])
+    problem = make_problem(legal)
+    search, fitting = make_memory_search(legal, problem)
+    assert 20 < len(fitting) < len(legal), "some fit and some do not"
+    ranked = [legal.layout(index) for index in order_by_estimate(problem).tolist()]
+    assert [search.ask() for _ in range(10)] == [each for each in ranked if each in fitting][:10]
+
+
+def test_with_memory_what_is_estimated_not_to_fit_comes_last() -> None:
+    legal = make_legal_set(num_microbatches=8, micro_batch_size=[4, 16], recompute="none")
+    search, fitting = make_memory_search(legal, make_problem(legal))
+    assert 0 < len(fitting) < len(legal)
+    asked = []
+    while (layout := search.ask()) is not None:
+        asked.append(layout)
+        search.tell(layout, measure(layout))
+    assert set(asked[: len(fitting)]) == fitting
+    assert len(asked) == len(set(asked)) == len(legal)

@@ -71,3 +71,14 @@ def test_an_unknown_scenario_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ScenarioUnknownError, match="unknown scenario 'stress'"):
         simulated_table("stress", 0)
     assert set(SCENARIOS) >= {"stress-22b", "frontier-22b"}
+
+
+def test_a_step_of_the_large_job_takes_minutes_and_most_layouts_do_not_fit() -> None:
+    (cell,) = simulated_table("frontier-175b", 0).cells
+    steps = [row.step_time_s for row in cell.merged if row.step_time_s is not None]
+    # At the peak of 128 devices (191.5 TFLOP/s) with full recomputation no step could be shorter.
+    tokens = 1280 * 2048
+    least_s = tokens * cell.model.hardware_flops_per_token("full") / (128 * 191.5e12)
+    assert 60 < least_s < min(steps) < 10 * least_s
+    assert len(steps) < len(cell.merged) / 2
+    assert {row.layout.num_microbatches for row in cell.merged if row.layout.dp == 2} >= {640}
