@@ -8,7 +8,8 @@ proposals, so after a restart a strategy is rebuilt by telling it all results ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -57,7 +58,9 @@ class History:
         """True where a layout was neither proposed nor told."""
         self.num_free = len(layouts)
         self.observations: dict[int, Observation] = {}
-        """Outcomes by position, in the order of the tells."""
+        """Outcomes by position, in the order of the last tells; runs of one layout are pooled."""
+        self.runs: dict[int, list[Observation]] = {}
+        """The completed runs of each layout."""
         self.pending: dict[int, None] = {}
         """Positions that were proposed and not told, in the order of the asks."""
 
@@ -72,6 +75,19 @@ class History:
             if observation.objective is not None:
                 yield index, observation.objective
 
+    def note(self, index: int, observation: Observation) -> None:
+        """Notes an outcome. A failure of a layout that completed before says nothing about it."""
+        self.take(index)
+        self.pending.pop(index, None)
+        runs = self.runs.setdefault(index, [])
+        if observation.state == "completed":
+            runs.append(observation)
+            observation = pooled(runs)
+        elif runs:
+            return
+        self.observations.pop(index, None)
+        self.observations[index] = observation
+
     def take(self, index: int) -> None:
         """Marks a layout so that it is not proposed again."""
         if self.is_free[index]:
@@ -79,11 +95,24 @@ class History:
             self.num_free -= 1
 
 
+def pooled(runs: Sequence[Observation]) -> Observation:
+    """Completed runs of one layout as one: the median figures, and the largest peak."""
+    steps = [run.step_time_s for run in runs if run.step_time_s is not None]
+    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    return Observation.completed(
+        statistics.median(run.objective or 0.0 for run in runs),
+        step_time_s=statistics.median(steps) if steps else None,
+        peak_memory_bytes=max(peaks, default=None),
+    )
+
+
 class Proposer(Protocol):
     """What each strategy implements."""
 
     def propose(self, history: History) -> int:
-        """The position of the next layout: a free one. At least one is free.
+        """The position of the next layout: a free one, or one whose measurement is doubted.
+
+        At least one is free, and a pending one is never proposed.
 
         The result may depend on the history and on the seed only, so that a rebuilt search goes on
         as if it had not been interrupted.
@@ -110,7 +139,7 @@ class LayoutPredicting(Protocol):
 
 
 class LayoutSearch:
-    """A search: a proposer with its history. It proposes each layout of the set at most once."""
+    """A search: a proposer with its history."""
 
     def __init__(self, layouts: LayoutSet, proposer: Proposer) -> None:
         self._layouts = layouts
@@ -123,27 +152,28 @@ class LayoutSearch:
         return self._history.num_free == 0
 
     def ask(self) -> Layout | None:
-        """A layout that was not proposed before, and is now pending; None: none is left."""
+        """A layout that is now pending; None: none is left that was not proposed before.
+
+        A layout that was measured is proposed again where the strategy doubts the measurement.
+        """
         if self.exhausted:
             return None
-        index = int(self._proposer.propose(self._history))
-        assert self._history.is_free[index], f"the strategy proposed layout {index} a second time"
+        history = self._history
+        index = int(self._proposer.propose(history))
+        is_repeat = index in history.runs and index not in history.pending
+        assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
         self._mark_pending(index)
         return self._layouts.layout(index)
 
     def tell(self, layout: Layout, observation: Observation) -> None:
         """Learns the outcome of a layout, which need not have been proposed by this search.
 
-        Of several observations of one layout the last one counts.
+        Several completed runs of one layout are pooled (`pooled`).
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
-        index = self._index(layout)
-        self._history.take(index)
-        self._history.pending.pop(index, None)
-        self._history.observations.pop(index, None)
-        self._history.observations[index] = observation
+        self._history.note(self._index(layout), observation)
 
     def resume(self, layout: Layout) -> None:
         """Marks a layout as pending that was proposed before a restart.

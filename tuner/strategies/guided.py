@@ -9,7 +9,7 @@ minus what a failure costs, times the probability of one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -136,7 +136,9 @@ class GuidedProposer:
         belief = predictions.belief(history)
         free = np.flatnonzero(history.is_free)
         pending = np.array(list(history.pending), dtype=np.int64)
-        judged = predictions.fitting.judge(history, np.concatenate([free, pending]))
+        doubted = predictions.doubted(history, belief)
+        again = np.array(list(doubted), dtype=np.int64)
+        judged = predictions.fitting.judge(history, np.concatenate([free, pending, again]))
         fitting = judged.rows(np.arange(len(free)))
         mean = belief.physical_mean(free)
         values = predictions.goals.values(free, mean, fitting.peak_mean_bytes)
@@ -157,12 +159,16 @@ class GuidedProposer:
             values = predictions.goals.values(free[places], mean, fitting.peak_mean_bytes[places])
             figures, penalty = weighing.figure(values), penalty[places]
             places = places[_best_places(figures, deviation, best, penalty, MAX_CANDIDATES)]
+        others = np.arange(len(free), len(free) + len(pending) + len(again))
+        repeated = judged.rows(others[len(pending) :])
+        repeated = replace(repeated, probability=np.ones(len(again)))  # they ran
         return _Candidates(
             belief=belief,
-            rows=free[places],
-            fitting=fitting.rows(places),
-            sound=sound[places],
-            pending_fitting=judged.rows(np.arange(len(free), len(free) + len(pending))),
+            rows=np.concatenate([free[places], again]),
+            fitting=fitting.rows(places).joined(repeated),
+            # A repetition gains nothing where the first run was not slowed down.
+            sound=np.concatenate([sound[places], list(doubted.values())]),
+            pending_fitting=judged.rows(others[: len(pending)]),
             weighing=weighing,
             best=best,
         )

@@ -20,6 +20,10 @@ from tuner.strategies.problem import SearchProblem
 
 _SCALE_LOG_SD: Final = 0.3
 """Standard deviation of a common factor on the whole step."""
+_DOUBT: Final = 0.05
+"""Probability of a slowed run from which on a repetition is considered."""
+_MOST_RUNS: Final = 4
+"""Runs of one layout: more would not settle what these leave open."""
 _HERE: Final = "this campaign"
 
 
@@ -42,9 +46,18 @@ class Predictions:
 
     def belief(self, history: History) -> StepBelief:
         """The prediction of step times after the measurements of the history."""
-        rows = np.array([row for row, _ in history.successes()], dtype=np.int64)
-        log_s = [self.goals.log_step_s(row, history.observations[row]) for row in rows.tolist()]
+        runs = [(row, run) for row, each in history.runs.items() for run in each]
+        rows = np.array([row for row, _ in runs], dtype=np.int64)
+        log_s = [self.goals.log_step_s(row, run) for row, run in runs]
         return StepBelief(self._model, self._prior, rows, np.array(log_s))
+
+    def doubted(self, history: History, belief: StepBelief) -> dict[int, float]:
+        """How likely each measured layout was slowed down, where it may be worth another run."""
+        slowed: dict[int, float] = {}
+        for row, share in zip(belief.rows.tolist(), belief.slowed().tolist(), strict=True):
+            if share > _DOUBT and len(history.runs[row]) < _MOST_RUNS:
+                slowed[row] = max(share, slowed.get(row, 0.0))
+        return {row: share for row, share in slowed.items() if row not in history.pending}
 
     def sound(self, belief: StepBelief, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Probability that some layouts do not stall."""
