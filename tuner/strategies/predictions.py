@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
+from search_spaces.belief.slow_runs import MEAN_EXCESS
 from search_spaces.belief.step_belief import FactorsPrior, StepBelief, StepModel
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.prediction import Prediction
@@ -75,10 +76,12 @@ class Predictions:
             rows: the position of the layout, in an array of one.
         """
         mean, deviation = belief.marginals(rows)
+        # The second moment of an exponential distribution is twice the square of its mean.
+        stalled = MEAN_EXCESS * np.sqrt(2.0 * (1.0 - self.sound(belief, rows)))
         is_calibrated = self._is_calibrated or bool(history.observations)
         return Prediction.of(
             log_step_time=float(mean[0]),
-            log_step_time_sd=float(deviation[0]),
+            log_step_time_sd=float(np.hypot(deviation, stalled)[0]),
             peak_memory_bytes=float(fitting.peak_mean_bytes[0]),
             fit_probability=float(fitting.probability[0]),
             source="calibrated" if is_calibrated else "estimates",
