@@ -56,7 +56,8 @@ def coverage(tables: Mapping[str, MeasurementTable], effort: Effort) -> Part:
             f"Share of the stated {STATED:.0%} intervals of step times that hold the true step time, "
             "by number of the probe:",
             _intervals_table({**searched, "all": every}),
-            f"Searches that expect less than {CONVERGED_WITHIN:.0%} of the rest after at least "
+            f"Searches whose rest gains over {CONVERGED_WITHIN:.0%} with a probability under 10 %, twice "
+            "in a row, after at least "
             f"{LEAST_COMPLETED} completed probes, as a campaign with `converged_within: "
             f"{CONVERGED_WITHIN}`; *had*: the layout ranked first was within "
             f"{CONVERGED_WITHIN:.0%} of the best. Searches that had probed every layout by then are "
@@ -117,11 +118,13 @@ def held(runs: Sequence[ReplayRun], first: int = 1, last: int = 60) -> Iterator[
 
 def converged_at(run: ReplayRun) -> ConvergedRun | None:
     """By the rule of campaigns; None: it never called itself converged."""
+    last = math.inf
     for count, probe in enumerate(run.probes, 1):
         completed = count - run.failed_within(count)
-        expected = probe.expected_improvement
-        if completed >= LEAST_COMPLETED and expected is not None and expected < CONVERGED_WITHIN:
+        possible = math.inf if probe.possible_improvement is None else probe.possible_improvement
+        if completed >= LEAST_COMPLETED and max(last, possible) < CONVERGED_WITHIN:
             return ConvergedRun(num_probes=count, regret=run.regret_after(count))
+        last = possible
     return None
 
 

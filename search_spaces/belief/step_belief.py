@@ -30,6 +30,8 @@ _LARGEST_MOVE: Final = 1.0
 _CLOSE: Final = 1e-3
 _WEIGHINGS: Final = 2
 """How often kernel, weights and factors are fitted in turn."""
+_UNLIKELY: Final = 0.1
+"""Odds, to the most likely kernel, below which a kernel has no draws."""
 _MAX_FOR_KERNEL: Final = 150
 """Latest measurements that choose the kernel: more would not change the choice."""
 _JITTER: Final = 1e-6
@@ -94,6 +96,8 @@ class StepBelief:
         self._measured = model.rows(rows)
         self._log_s_M = log_s
         self.kernel = ResidualKernel()
+        self.kernels: dict[ResidualKernel, float] = {self.kernel: 1.0}
+        """Kernels that explain the measurements nearly as well, with their probabilities."""
         self.deviations_F = prior.mean
         self._covariance_FF = prior.covariance
         self.weights_M = np.ones(len(rows))
@@ -104,8 +108,13 @@ class StepBelief:
                 self._choose_kernel()
                 self.weights_M = run_weights(*self._left_out())
                 self._fit_factors()
-        measured = self.kernel.of_measured(self._measured.points, self.weights_M)
-        self._inverse_MM = np.linalg.inv(measured)
+        self._inverse_MM = self._inverse(self.kernel)
+
+    def _inverse(self, kernel: ResidualKernel) -> Floats:
+        return np.asarray(
+            np.linalg.inv(kernel.of_measured(self._measured.points, self.weights_M)),
+            dtype=np.float64,
+        )
 
     def _fit_factors(self) -> None:
         """Gauss-Newton steps from the current factors."""
@@ -133,20 +142,22 @@ class StepBelief:
         return np.asarray(self._log_s_M - self._measured.log_s(self.deviations_F))
 
     def _choose_kernel(self) -> None:
-        """The most likely kernel, with the factors' prior spread on top."""
+        """The kernels by likelihood, with the factors' prior spread on top."""
         latest = slice(-_MAX_FOR_KERNEL, None)
         points = self._measured.points[latest]
         slopes = self._measured.slopes(self.deviations_F)[latest]
         weights = self.weights_M[latest]
         spread = slopes @ self._prior.covariance @ slopes.T
         linear = self._linear()[latest]
-        self.kernel = max(
-            candidate_kernels(),
-            key=lambda kernel: (
-                kernel.log_prior
-                + log_likelihood(spread + kernel.of_measured(points, weights), linear)
-            ),
-        )
+        logs = {
+            kernel: kernel.log_prior
+            + log_likelihood(spread + kernel.of_measured(points, weights), linear)
+            for kernel in candidate_kernels()
+        }
+        self.kernel = max(logs, key=lambda kernel: logs[kernel])
+        odds = {kernel: np.exp(log - logs[self.kernel]) for kernel, log in logs.items()}
+        likely = {kernel: each for kernel, each in odds.items() if each > _UNLIKELY}
+        self.kernels = {kernel: each / sum(likely.values()) for kernel, each in likely.items()}
 
     def _left_out(self) -> tuple[Floats, Floats]:
         """By how much each measurement misses its prediction from all others, and the spread.
@@ -203,19 +214,23 @@ class StepBelief:
     def draws(self, rows: Ints, num_draws: int, rng: np.random.Generator) -> Floats:
         """Joint draws of the logarithms of some step times; shape [draws, layouts].
 
-        The closed form is evaluated at each draw of the factors, not linearised.
+        The closed form is evaluated at each draw of the factors, not linearised. Each kernel has
+        its share of the draws.
         """
         asked = self._model.rows(rows)
-        across = self.kernel.between(asked.points, self._measured.points) @ self._inverse_MM
         deviations_SF = self.deviations_F + _normal(self._covariance_FF, num_draws, rng)
         physics_SN = np.array([asked.log_s(deviations_F) for deviations_F in deviations_SF])
         left_SM = self._log_s_M - np.array(
             [self._measured.log_s(deviations_F) for deviations_F in deviations_SF]
         )
-        covariance_NN = self.kernel.between(asked.points, asked.points) - across @ (
-            self.kernel.between(self._measured.points, asked.points)
-        )
-        residual_SN = left_SM @ across.T + _normal(covariance_NN, num_draws, rng)
+        residual_SN = np.empty_like(physics_SN)
+        ends = np.rint(np.cumsum(list(self.kernels.values())) * num_draws).astype(int)
+        for kernel, end, start in zip(self.kernels, ends, [0, *ends[:-1]], strict=True):
+            across_NM = kernel.between(asked.points, self._measured.points)
+            gains_NM = across_NM @ self._inverse(kernel)
+            covariance_NN = kernel.between(asked.points, asked.points) - gains_NM @ across_NM.T
+            residual_SN[start:end] = left_SM[start:end] @ gains_NM.T
+            residual_SN[start:end] += _normal(covariance_NN, end - start, rng)
         return np.asarray(physics_SN + residual_SN)
 
 

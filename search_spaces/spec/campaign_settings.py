@@ -214,7 +214,7 @@ class StopSettings:
     early: bool = True
     """Whether a probe stops early once it is slower than the best with 95 % confidence."""
     converged_within: float | None = None
-    """The campaign ends when the remaining layouts are expected to improve the best by less than
+    """The campaign ends when the remaining layouts gain less than this share over the best,
     this share. None: it uses up its budget."""
     remeasure: int = DEFAULT_REMEASURE
     """How many of the best layouts, at most, are measured again before the winner is named. Layouts

@@ -57,7 +57,7 @@ def make_probe(
             fit_probability=1.0,
             source="estimates",
         ),
-        expected_improvement=expected,
+        possible_improvement=expected,
     )
 
 

@@ -35,6 +35,9 @@ _SAMPLE_STATES: Final[dict[str, ObservationState]] = {
     "FAILED": "failed",
 }
 
+_IN_A_ROW: Final = 2
+"""Told trials after which too little must be possible for a campaign to end."""
+
 _log: Final = logging.getLogger("tuner.driver.driver")
 
 
@@ -50,7 +53,8 @@ class CampaignSearch:
         self._strategy = strategy
         self._baseline_due = spec.baseline
         """The baseline while the campaign has no trial of it."""
-        self._expected: tuple[int, float | None] | None = None
+        self._possible: list[tuple[int, float | None]] = []
+        """The last two answers of `possible_improvement`, after different trials."""
 
     @classmethod
     def rebuild(
@@ -133,16 +137,20 @@ class CampaignSearch:
             except LayoutUnknownError:
                 return None  # a baseline outside of the space
 
-    def expected_improvement(self) -> float | None:
-        """See `LayoutSearch.expected_improvement`; computed once after each told trial.
+    def possible_improvement(self) -> float | None:
+        """See `LayoutSearch.possible_improvement`; the larger one of the last two told trials.
+
+        One small figure may be a coincidence of the draws. None also before there are two.
 
         Raises:
             CampaignBrokenError: the strategy failed.
         """
-        if self._expected is None or self._expected[0] != self.last_ended_seq:
+        if not self._possible or self._possible[-1][0] != self.last_ended_seq:
             with _blamed(f"strategy {self.spec.strategy!r} failed to predict what is left"):
-                self._expected = (self.last_ended_seq, self._strategy.expected_improvement())
-        return self._expected[1]
+                share = self._strategy.possible_improvement()
+            self._possible = [*self._possible[-1:], (self.last_ended_seq, share)]
+        shares = [share for _, share in self._possible if share is not None]
+        return max(shares) if len(shares) == _IN_A_ROW else None
 
     def tell(self, trial: TrialRecord) -> None:
         """Tells the strategy the outcome of an ended trial.

@@ -306,12 +306,13 @@ class Driver:
         num_completed = self._store.count_trials(campaign.id)["COMPLETED"]
         if num_completed < LEAST_COMPLETED:
             return None
-        expected = search.expected_improvement()
-        if expected is None or expected >= share:
+        possible = search.possible_improvement()
+        if possible is None or possible >= share:
             return None
         return (
-            f"what is left is expected to improve the best by {expected:.2%}, less than the "
-            f"{share:g} of stop.converged_within, after {num_completed} completed trials"
+            f"what is left improves the best by more than {possible:.2%} only with a probability "
+            f"of 10 %, which is less than the {share:g} of stop.converged_within, after "
+            f"{num_completed} completed trials"
         )
 
     def _run_all_again(

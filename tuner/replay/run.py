@@ -75,7 +75,7 @@ class ReplayedProbe:
     """What it met on the machine."""
     prediction: Prediction | None = None
     """What the strategy predicted when it proposed the layout; None: it does not predict."""
-    expected_improvement: float | None = None
+    possible_improvement: float | None = None
     """What the strategy expected of the rest after this probe, if the task asked for that."""
 
 
@@ -280,7 +280,7 @@ class _Search:
         self._strategy.tell(layout, told)
         self.search_s += time.perf_counter() - started
         leader = self._leader()
-        expected = self._strategy.expected_improvement() if self._task.expects else None
+        expected = self._strategy.possible_improvement() if self._task.expects else None
         return ReplayedProbe(
             layout=layout,
             regret=self._regret(layout),
@@ -290,7 +290,7 @@ class _Search:
             step_time_s=probe.row.step_time_s,
             conditions=probe.conditions,
             prediction=probe.prediction,
-            expected_improvement=expected,
+            possible_improvement=expected,
         )
 
     def _leader(self) -> Layout | None:

@@ -121,11 +121,11 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
-class ImprovementExpecting(Protocol):
-    """A proposer that predicts how much the free layouts can improve the best one."""
+class ImprovementPredicting(Protocol):
+    """A proposer that predicts how much the free layouts may improve the best one."""
 
-    def expected_improvement(self, history: History) -> float | None:
-        """See `LayoutSearch.expected_improvement`; at least one layout is free."""
+    def possible_improvement(self, history: History) -> float | None:
+        """See `LayoutSearch.possible_improvement`; at least one layout is free."""
         ...
 
 
@@ -193,16 +193,18 @@ class LayoutSearch:
         self._history.take(index)
         self._history.pending.pop(index, None)
 
-    def expected_improvement(self) -> float | None:
-        """The share by which the remaining layouts are expected to improve the best one.
+    def possible_improvement(self) -> float | None:
+        """The share that the remaining layouts may gain over the best one.
+
+        With a probability of 10 % they gain more.
 
         None: the strategy cannot tell, or nothing has completed. 0: no layout is left.
         """
         if self.exhausted:
             return 0.0
-        if not isinstance(self._proposer, ImprovementExpecting):
+        if not isinstance(self._proposer, ImprovementPredicting):
             return None
-        return self._proposer.expected_improvement(self._history)
+        return self._proposer.possible_improvement(self._history)
 
     def predict(self, layout: Layout) -> Prediction | None:
         """What is predicted of a layout now; None: the strategy does not predict.

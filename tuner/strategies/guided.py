@@ -37,6 +37,8 @@ MAX_SECOND_LOOK: Final = 4000
 FAILURE_COST: Final = 0.5
 """Cost of a failed probe, in expected gains of the best candidate: it gains nothing itself, and may
 take its node with it."""
+GAIN_RISK: Final = 0.1
+"""Probability that the best improves by more than `possible_improvement`."""
 SMOOTHING: Final = 0.005
 """Width, in logarithms of the objective, over which a gain sets in."""
 TRACE: Final = 1e-3
@@ -96,11 +98,11 @@ class GuidedProposer:
         belief = self._predictions.belief(history)
         return self._predictions.of_one(history, belief, fitting, rows)
 
-    def expected_improvement(self, history: History) -> float | None:
-        """The share by which the best is expected to improve if every free layout were tried.
+    def possible_improvement(self, history: History) -> float | None:
+        """The share by which the best may improve if every free layout were tried.
 
-        It is the mean, over joint draws from the predictions, of the gain of the best layout;
-        layouts that do not run gain nothing. None before anything ran, and for several objectives,
+        Of the joint draws from the predictions, one in ten gains more; layouts that do not run or
+        that stall gain nothing. None before anything ran, and for several objectives,
         which have no single best.
         """
         if not any(True for _ in history.successes()) or self._predictions.goals.num_objectives > 1:
@@ -111,7 +113,7 @@ class GuidedProposer:
         runs_N = candidates.fitting.probability * candidates.sound
         runs_SN = rng.random(figures_SN.shape) < runs_N
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
-        return float(np.expm1(best_S).mean())
+        return float(np.expm1(np.quantile(best_S, 1.0 - GAIN_RISK)))
 
     def weigh(self, history: History, candidates: _Candidates, rng: np.random.Generator) -> Floats:
         """The value of each candidate; a failure is not cheaper because others are pending."""

@@ -260,6 +260,6 @@ def test_predictions_are_those_made_at_the_proposal_and_expectations_those_after
     guided = replayed(cell, "guided", probes=3, stop_within=None, expects=True)
     assert guided.probes[0].prediction.source == "estimates"
     assert [probe.prediction.source for probe in guided.probes[1:]] == ["calibrated"] * 2
-    assert all(probe.expected_improvement >= 0 for probe in guided.probes)
+    assert all(probe.possible_improvement >= 0 for probe in guided.probes)
     assert replayed(cell, "random").probes[0].prediction is None
-    assert replayed(cell, "guided", probes=1).probes[0].expected_improvement is None
+    assert replayed(cell, "guided", probes=1).probes[0].possible_improvement is None

@@ -34,11 +34,11 @@ def told(search: LayoutSearch, times: int) -> None:
 
 def test_guided_expects_less_the_more_it_knows() -> None:
     search = make_search("guided")
-    assert search.expected_improvement() is None, "nothing to improve on yet"
+    assert search.possible_improvement() is None, "nothing to improve on yet"
     told(search, 3)
-    early = search.expected_improvement()
+    early = search.possible_improvement()
     told(search, 15)
-    late = search.expected_improvement()
+    late = search.possible_improvement()
     assert early is not None
     assert late is not None
     assert 0.0 <= late < early
@@ -48,13 +48,13 @@ def test_guided_expects_less_the_more_it_knows() -> None:
 def test_guided_expects_the_same_when_it_is_asked_again() -> None:
     search = make_search("guided")
     told(search, 4)
-    assert search.expected_improvement() == search.expected_improvement()
+    assert search.possible_improvement() == search.possible_improvement()
 
 
 def test_guided_does_not_judge_a_front_by_one_figure() -> None:
     search = make_search("guided", objective=["tokens_per_s_per_device", "memory_headroom"])
     told(search, 4)
-    assert search.expected_improvement() is None
+    assert search.possible_improvement() is None
 
 
 def test_failures_alone_leave_everything_to_expect() -> None:
@@ -62,18 +62,18 @@ def test_failures_alone_leave_everything_to_expect() -> None:
     layout = search.ask()
     assert layout is not None
     search.tell(layout, INFEASIBLE)
-    assert search.expected_improvement() is None
+    assert search.possible_improvement() is None
 
 
 @pytest.mark.parametrize("name", ["random", "exhaustive", "deephyper"])
 def test_strategies_without_a_belief_do_not_know(name: str) -> None:
     search = make_search(name)
     told(search, 3)
-    assert search.expected_improvement() is None
+    assert search.possible_improvement() is None
 
 
 def test_nothing_is_expected_of_an_exhausted_set() -> None:
     search = make_search("exhaustive")
     told(search, 28)
     assert search.ask() is None
-    assert search.expected_improvement() == 0.0
+    assert search.possible_improvement() == 0.0
