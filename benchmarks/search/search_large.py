@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from benchmarks.results_file import table
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
-from tuner.replay.run import ReplayRun, replay_all
+from tuner.replay.run import ReplayedProbe, ReplayRun, replay_all
 
 SCENARIO: Final = "frontier-175b"
 START_S: Final = 60.0
@@ -37,7 +38,7 @@ def frontier_175b(effort: Effort) -> Part:
             (
                 strategy,
                 f"{sum(run.probes_to(WITHIN) is not None for run in runs)} of {len(runs)}",
-                f"{np.mean([len(run.probes) for run in runs]):.1f}",
+                f"{np.mean([len(_until_found(run)) for run in runs]):.1f}",
                 f"{np.mean(hours):.0f}",
                 f"{np.min(hours):.0f} to {np.max(hours):.0f}",
             )
@@ -64,6 +65,12 @@ def frontier_175b(effort: Effort) -> Part:
     )
 
 
+def _until_found(run: ReplayRun) -> Sequence[ReplayedProbe]:
+    """The probes until the leader is truly within the share; all of a run that never gets there."""
+    return run.probes[: run.probes_to(WITHIN)]
+
+
 def _node_hours(run: ReplayRun) -> float:
-    starting = sum(START_S * probe.layout.num_nodes for probe in run.probes)
-    return (starting + sum(probe.node_seconds for probe in run.probes)) / 3600
+    probes = _until_found(run)
+    starting = sum(START_S * probe.layout.num_nodes for probe in probes)
+    return (starting + sum(probe.node_seconds for probe in probes)) / 3600
