@@ -19,6 +19,7 @@ SLOW_SHARE: Final = 0.1
 """Share of slow runs, before any is known."""
 MEAN_EXCESS: Final = 0.7
 """Mean of the excess of slow runs, in logarithms: they take twice as long."""
+_ROOT_2_PI: Final = float(np.sqrt(2.0 * np.pi))
 _TAIL: Final = 4.0
 """Degrees of freedom of Student's t (Lange et al. 1989): sound runs have heavy tails too."""
 _LEAST: Final = 1e-4
@@ -38,8 +39,8 @@ def run_weights(residual: Floats, deviation: Floats | float) -> Floats:
 
 def sound_probability(residual: Floats, deviation: Floats | float) -> Floats:
     """Probability that each run was not slowed down; see `run_weights`."""
-    sound = np.exp(-0.5 * np.square(residual / deviation)) / (np.sqrt(2.0 * np.pi) * deviation)
-    slow = np.exp(-residual / MEAN_EXCESS) / MEAN_EXCESS
-    odds = SLOW_SHARE / (1.0 - SLOW_SHARE) * slow / np.maximum(sound, np.finfo(float).tiny)
+    log_sound = -0.5 * np.square(residual / deviation) - np.log(_ROOT_2_PI * deviation)
+    log_slow = -residual / MEAN_EXCESS - np.log(MEAN_EXCESS)
+    log_odds = np.log(SLOW_SHARE / (1.0 - SLOW_SHARE)) + log_slow - log_sound
     # A run that is faster than predicted was not slowed down, however unlikely it is.
-    return np.asarray(np.where(residual > 0, 1.0 / (1.0 + odds), 1.0))
+    return np.asarray(np.where(residual > 0, 1.0 / (1.0 + np.exp(np.minimum(log_odds, 50))), 1.0))

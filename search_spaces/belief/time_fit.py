@@ -145,9 +145,8 @@ def fit(
         target = gap + np.einsum("nt,nt->n", jacobian, deviations[origin_of])
         kernel = (jacobian * variances) @ jacobian.T * common_OO[np.ix_(origin_of, origin_of)]
         if step == 0:
-            # Without a start, the factors may still explain the gap; with one, they would have.
-            spread = 0.0 if start else np.diag(kernel)
-            weights = run_weights(gap, np.sqrt(spread + misfit**2))
+            # The factors of this campaign may still explain the gap.
+            weights = run_weights(gap, np.sqrt(np.diag(kernel) + misfit**2))
         kernel[np.diag_indices_from(kernel)] += misfit**2 / weights
         cholesky = np.linalg.cholesky(kernel)
         solved = np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, target))

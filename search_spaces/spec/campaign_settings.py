@@ -214,8 +214,8 @@ class StopSettings:
     early: bool = True
     """Whether a probe stops early once it is slower than the best with 95 % confidence."""
     converged_within: float | None = None
-    """The campaign ends when the remaining layouts gain less than this share over the best,
-    this share. None: it uses up its budget."""
+    """The campaign ends when the remaining layouts gain more than this share over the best with a
+    probability under 10 %. None: it uses up its budget."""
     remeasure: int = DEFAULT_REMEASURE
     """How many of the best layouts, at most, are measured again before the winner is named. Layouts
     that differ significantly from the best one are not measured again. 0: none."""

@@ -126,9 +126,10 @@ def test_a_search_converges_by_the_rule_of_campaigns() -> None:
     sure, unsure = make_probe(0.1, 0.03, expected=0.01), make_probe(0.1, 0.03, expected=0.05)
     assert converged_at(run_of(*[sure] * 4)) is None, "five must have completed"
     assert converged_at(run_of(*[unsure] * 9)) is None
-    found = converged_at(run_of(*[unsure] * 6, sure))
+    assert converged_at(run_of(*[unsure] * 6, sure, unsure)) is None, "twice in a row"
+    found = converged_at(run_of(*[unsure] * 6, sure, sure))
     assert found is not None
-    assert (found.num_probes, found.regret) == (7, 0.03)
+    assert (found.num_probes, found.regret) == (8, 0.03)
 
 
 def test_wrong_constants_are_twice_or_half_and_equal_inside_a_table() -> None:

@@ -202,9 +202,8 @@ def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) 
     assert estimated.returncode == 0, estimated.stderr
     assert json.loads(estimated.stdout)["step_time_s"] > 0
     table = ("--calibrate-from", str(BENCHMARK_TABLE))
-    refused = base.run("estimate", "--model", "tiny", *layout, *table)
-    assert refused.returncode == 1
-    assert "needs scipy, which is not installed" in refused.stderr
+    calibrated = base.run("estimate", "--model", "tiny", *layout, *table)
+    assert calibrated.returncode == 0, calibrated.stderr
     token = base.folder / "token"
     token.write_text("a-worker-s-token\n")
     token.chmod(0o600)

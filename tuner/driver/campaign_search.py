@@ -53,6 +53,8 @@ class CampaignSearch:
         self._strategy = strategy
         self._baseline_due = spec.baseline
         """The baseline while the campaign has no trial of it."""
+        self._measured: dict[Layout, int] = {}
+        """The first trial of each completed layout."""
         self._possible: list[tuple[int, float | None]] = []
         """The last two answers of `possible_improvement`, after different trials."""
 
@@ -91,9 +93,8 @@ class CampaignSearch:
             if trial.ended_seq is not None:
                 search.tell(trial)
         for trial in known:
-            # The layout of a repeat was told already.
-            if trial.ended_seq is None and trial.repeat_of is None:
-                search._resume(trial)
+            if trial.ended_seq is None:
+                search.resume(trial)
         if any(trial.layout == spec.baseline for trial in known):
             search._baseline_due = None
         return search
@@ -124,6 +125,10 @@ class CampaignSearch:
             with suppress(LayoutUnknownError):
                 self._strategy.resume(baseline)
             return baseline
+
+    def measured_by(self, layout: Layout) -> int | None:
+        """The id of the trial that a proposed layout repeats; None: it was not measured yet."""
+        return self._measured.get(layout)
 
     def predict(self, layout: Layout) -> Prediction | None:
         """What the strategy predicts of a layout now; None: it does not predict, or not this one.
@@ -166,9 +171,6 @@ class CampaignSearch:
         self.last_ended_seq = max(self.last_ended_seq, trial.ended_seq or 0)
 
     def _learn(self, trial: TrialRecord) -> None:
-        if trial.repeat_of is not None and trial.state != "COMPLETED":
-            # The layout was measured before: this run shows nothing about it.
-            return
         try:
             observation = observe(trial, self.spec.objective)
         except ObservationInvalidError as error:
@@ -178,9 +180,12 @@ class CampaignSearch:
         if observation is None:
             self._strategy.withdraw(trial.layout)
         else:
-            self._strategy.tell(trial.layout, observation)
+            self._strategy.tell(trial.layout, observation, run=trial.id)
+            if trial.state == "COMPLETED":
+                self._measured[trial.layout] = trial.repeat_of or trial.id
 
-    def _resume(self, trial: TrialRecord) -> None:
+    def resume(self, trial: TrialRecord) -> None:
+        """Tells the strategy that a trial waits or runs which it did not propose now."""
         try:
             self._strategy.resume(trial.layout)
         except LayoutUnknownError as error:

@@ -275,7 +275,7 @@ class Driver:
         """Adds the trials that the workers need; ends the campaign when nothing is left to try."""
         left = trials_left(search.spec.budget, spent)
         most = MAX_A_ROUND if left is None else min(MAX_A_ROUND, left)
-        num_repeats = self._repeat_doubtful(campaign, target, most)
+        num_repeats = self._repeat_doubtful(campaign, search, target, most)
         most -= num_repeats
         settings = search.spec.stop
         converged = self._converged(campaign, search)
@@ -382,7 +382,9 @@ class Driver:
         )
         return search
 
-    def _repeat_doubtful(self, campaign: CampaignRecord, target: OpenTrialTarget, most: int) -> int:
+    def _repeat_doubtful(
+        self, campaign: CampaignRecord, search: CampaignSearch, target: OpenTrialTarget, most: int
+    ) -> int:
         """Repeats trials whose losses contradict each other; returns how many."""
         doubtful = self._store.trials_in_doubt(campaign.id) if target.is_short else []
         repeated = 0
@@ -390,6 +392,7 @@ class Driver:
             if not target.is_short:
                 break
             trial = self._store.repeat_trial(trial_id)
+            search.resume(trial)
             target.add(_size(trial))
             repeated += 1
             _log.info(
@@ -406,8 +409,14 @@ class Driver:
             layout = search.ask()
             if layout is None:
                 break
-            trial = self._store.add_trial(campaign.id, layout, prediction=search.predict(layout))
+            measured = search.measured_by(layout)
+            if measured is None:
+                said = search.predict(layout)
+                trial = self._store.add_trial(campaign.id, layout, prediction=said)
+            else:
+                trial = self._store.repeat_trial(measured)
             what = ", the baseline" if trial.is_baseline else ""
+            what += "" if measured is None else ", again: its measurement is doubted"
             _log.info(
                 "campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what
             )

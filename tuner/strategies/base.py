@@ -59,8 +59,8 @@ class History:
         self.num_free = len(layouts)
         self.observations: dict[int, Observation] = {}
         """Outcomes by position, in the order of the last tells; runs of one layout are pooled."""
-        self.runs: dict[int, list[Observation]] = {}
-        """The completed runs of each layout."""
+        self._runs: dict[int, dict[int, Observation]] = {}
+        """The runs of each layout by their numbers."""
         self.pending: dict[int, None] = {}
         """Positions that were proposed and not told, in the order of the asks."""
 
@@ -75,18 +75,22 @@ class History:
             if observation.objective is not None:
                 yield index, observation.objective
 
-    def note(self, index: int, observation: Observation) -> None:
-        """Notes an outcome. A failure of a layout that completed before says nothing about it."""
+    def note(self, index: int, observation: Observation, run: int | None) -> None:
+        """Notes the outcome of a run; see `LayoutSearch.tell`."""
         self.take(index)
-        self.pending.pop(index, None)
-        runs = self.runs.setdefault(index, [])
-        if observation.state == "completed":
-            runs.append(observation)
-            observation = pooled(runs)
-        elif runs:
-            return
+        runs = self._runs.setdefault(index, {})
+        number = len(runs) if run is None else run
+        if number not in runs:  # a verdict that changes does not end the run that is pending
+            self.pending.pop(index, None)
+        runs[number] = observation
+        completed = self.completed_runs(index)
         self.observations.pop(index, None)
-        self.observations[index] = observation
+        self.observations[index] = pooled(completed) if completed else observation
+
+    def completed_runs(self, index: int) -> list[Observation]:
+        """The completed runs of a layout."""
+        runs = self._runs.get(index, {})
+        return [run for run in runs.values() if run.state == "completed"]
 
     def take(self, index: int) -> None:
         """Marks a layout so that it is not proposed again."""
@@ -160,20 +164,27 @@ class LayoutSearch:
             return None
         history = self._history
         index = int(self._proposer.propose(history))
-        is_repeat = index in history.runs and index not in history.pending
+        is_repeat = index in history.observations and index not in history.pending
         assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
         self._mark_pending(index)
         return self._layouts.layout(index)
 
-    def tell(self, layout: Layout, observation: Observation) -> None:
+    def tell(self, layout: Layout, observation: Observation, *, run: int | None = None) -> None:
         """Learns the outcome of a layout, which need not have been proposed by this search.
 
-        Several completed runs of one layout are pooled (`pooled`).
+        Several completed runs of one layout are pooled (`pooled`); beside them failed ones say
+        nothing.
+
+        Args:
+            layout: what ran.
+            observation: the outcome.
+            run: number of the run; a later outcome of the same run replaces the earlier one. None:
+                another run.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
-        self._history.note(self._index(layout), observation)
+        self._history.note(self._index(layout), observation, run)
 
     def resume(self, layout: Layout) -> None:
         """Marks a layout as pending that was proposed before a restart.

@@ -1,8 +1,7 @@
 """DeepHyper's centralised Bayesian optimisation (CBO) over the enumerated legal set.
 
 This module holds everything that is specific to DeepHyper 0.13: the strategies `deephyper` and
-`deephyper+memory`, and `ask_cbo`, by which the strategy `guided` lets CBO choose among candidates.
-How it deals with DeepHyper's behaviour:
+`deephyper+memory`. How it deals with DeepHyper's behaviour:
 
 - CBO has no pending set and may propose a layout twice. Its candidates come from `set_sampling_fn`,
   which here returns free layouts only. Pending layouts are told with a made-up value (constant
@@ -21,12 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
 
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from tuner.strategies.base import History, LayoutSet
@@ -49,7 +47,6 @@ periodically."""
 NUM_TREES: Final = 10
 
 _LARGEST_SHORT: Final = np.iinfo(np.int16).max
-_PLACE: Final = "place"
 
 
 NUM_WARM: Final = 10
@@ -232,56 +229,6 @@ def _ranks(values: Ints) -> NDArray[np.signedinteger[Any]]:
     short: type[np.signedinteger[Any]] = np.int16 if num_values <= _LARGEST_SHORT else np.int32
     rank_of = (np.cumsum(occurs) - 1).astype(short)
     return rank_of[values]
-
-
-class ValueSurrogate(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """A surrogate for CBO with given values: it returns the negated value, because CBO minimises.
-
-    CBO's own acquisition functions treat each layout alone, with a normal distribution, and know
-    neither pending layouts nor the risk of running out of memory. The values already include all of
-    that (decision 19), so the deviation is 0. The only dimension is the candidate's position.
-    """
-
-    def __init__(self, values: Floats) -> None:
-        self.values = values
-
-    def __sklearn_clone__(self) -> Self:
-        return self
-
-    def fit(self, _X: Any, _y: Any) -> Self:  # noqa: N803
-        """Does nothing: the values are given."""
-        return self
-
-    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
-        """The negated value of each candidate, and a deviation of 0."""
-        places = np.rint(np.asarray(X, dtype=np.float64)[:, 0]).astype(np.int64)
-        mean = -self.values[places]
-        return (mean, np.zeros_like(mean)) if return_std else mean
-
-
-def ask_cbo(values: Floats, seed: int) -> int:
-    """The position of the candidate that CBO proposes.
-
-    Args:
-        values: the value of each candidate; more is better.
-        seed: of CBO's generator.
-    """
-    problem = HpProblem()
-    problem.add_hyperparameter((0, len(values)), _PLACE)
-    points = [{_PLACE: place} for place in range(len(values))]
-    problem.set_sampling_fn(lambda _: points)
-    search = _cbo(
-        problem,
-        seed=seed,
-        kappa=0.0,
-        num_candidates=len(values),
-        surrogate_model=ValueSurrogate(np.append(values, values.min())),
-        objective_scaler="identity",
-    )
-    # CBO uses its surrogate only after a first observation: tell a point beyond the candidates.
-    search.tell([({_PLACE: len(values)}, float(values.min()))])
-    (point,) = search.ask(1)
-    return int(point[_PLACE])
 
 
 def _cbo(

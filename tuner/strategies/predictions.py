@@ -47,7 +47,7 @@ class Predictions:
 
     def belief(self, history: History) -> StepBelief:
         """The prediction of step times after the measurements of the history."""
-        runs = [(row, run) for row, each in history.runs.items() for run in each]
+        runs = [(row, run) for row in history.observations for run in history.completed_runs(row)]
         rows = np.array([row for row, _ in runs], dtype=np.int64)
         log_s = [self.goals.log_step_s(row, run) for row, run in runs]
         return StepBelief(self._model, self._prior, rows, np.array(log_s))
@@ -56,7 +56,7 @@ class Predictions:
         """How likely each measured layout was slowed down, where it may be worth another run."""
         slowed: dict[int, float] = {}
         for row, share in zip(belief.rows.tolist(), belief.slowed().tolist(), strict=True):
-            if share > _DOUBT and len(history.runs[row]) < _MOST_RUNS:
+            if share > _DOUBT and len(history.completed_runs(row)) < _MOST_RUNS:
                 slowed[row] = max(share, slowed.get(row, 0.0))
         return {row: share for row, share in slowed.items() if row not in history.pending}
 

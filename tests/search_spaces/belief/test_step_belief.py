@@ -119,4 +119,4 @@ def test_alike_is_one_at_home_and_fades() -> None:
     np.testing.assert_allclose(np.diagonal(alike), 1.0)
     assert 1.0 > alike[0, 1] > 0.5 > alike[0, 2]
     kernel = ResidualKernel(amplitude=0.5, length=2.0, noise=0.1)
-    np.testing.assert_allclose(np.diagonal(kernel.of_measured(points)), 0.26)
+    np.testing.assert_allclose(np.diagonal(kernel.of_measured(points, np.ones(3))), 0.26)

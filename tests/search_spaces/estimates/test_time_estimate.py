@@ -16,6 +16,7 @@ from search_spaces.estimates.time import (
     step_time_s,
     time_terms,
 )
+from search_spaces.spec.cluster import MEASURED_SOURCE
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
@@ -31,6 +32,7 @@ MACHINE = replace(
     host_operation_s=10e-6,
     intra_node_latency_s=1e-6,
     inter_node_latency_s=10e-6,
+    source=f"{MEASURED_SOURCE} on a test's machine",
 )
 MODEL = ModelShape(
     name="small",
@@ -80,6 +82,12 @@ layouts = st.builds(
 )
 
 
+@pytest.fixture
+def products_of_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search_spaces.estimates.time_terms._HALF_SPEED", 0.0)
+
+
+@pytest.mark.usefixtures("products_of_full_speed")
 def test_matrices_take_three_passes_and_four_with_full_recomputation() -> None:
     assert term("matrices") == pytest.approx(8 * 3 * LAYER_FLOPS / 100e12)
     assert term("matrices", recompute="full") == pytest.approx(8 * 4 * LAYER_FLOPS / 100e12)
@@ -93,6 +101,26 @@ def test_attention_is_recomputed_selectively_too() -> None:
     assert term("attention", recompute="full") == pytest.approx(4 * once)
 
 
+def test_products_with_a_small_inner_dimension_are_slower() -> None:
+    """Forward [rows, inner] x [inner, columns]; backward the inner ones are columns and rows."""
+    h, f, tp = 1024, 4096, 2
+    seconds = 0.0
+    for inner, columns in ((h, 3 * h / tp), (h / tp, h), (h, f / tp), (f / tp, h)):
+        for summed in (inner, columns, TOKENS):
+            seconds += 2 * TOKENS * inner * columns * (1 + 100 / summed) / 100e12
+    assert term("matrices", tp=tp) == pytest.approx(8 * seconds)
+
+
+def test_the_share_of_the_peak_that_products_reach_is_that_of_the_device() -> None:
+    on_paper = replace(MACHINE, source="a data sheet")
+    slower = time_terms(make_layout(), MODEL, on_paper).seconds[0, TERM_NAMES.index("matrices")]
+    assert term("matrices") == pytest.approx(0.9 * slower), "A100"
+    other = replace(on_paper, device="some accelerator")
+    slower = time_terms(make_layout(), MODEL, other).seconds[0, TERM_NAMES.index("matrices")]
+    assert term("matrices") == pytest.approx(0.8 * slower)
+
+
+@pytest.mark.usefixtures("products_of_full_speed")
 def test_model_flops_are_those_of_the_shape() -> None:
     flops = MODEL.model_flops_per_token * TOKENS
     total = term("matrices") + term("attention") + term("head")
@@ -148,20 +176,20 @@ def test_a_collective_costs_a_latency_for_each_step_around_the_ring() -> None:
 def test_gradients_are_reduced_in_fp32_inside_and_across_nodes() -> None:
     gradients = 4 * MODEL.num_parameters
     assert term("data_inside", dp=4) == pytest.approx(gradients * 2 * 3 / 4 / 100e9, rel=0.01)
-    across = gradients * 2 * 7 / 8 / (4 * 10e9)
+    across = gradients * 2 * 7 / 8 / (4**0.85 * 10e9)
     assert term("data_across", dp=8) == pytest.approx(across, rel=0.01)
     assert term("data_congestion", dp=8) == pytest.approx(across * 1, rel=0.01)
 
 
 def test_zero_scatters_half_as_much_and_gathers_the_weights() -> None:
     assert term("data_across", dp=8, zero_stage=1) == pytest.approx(term("data_across", dp=8) / 2)
-    weights = 2 * MODEL.num_parameters * 7 / 8 / (4 * 10e9)
+    weights = 2 * MODEL.num_parameters * 7 / 8 / (4**0.85 * 10e9)
     assert term("weights_gather", dp=8, zero_stage=1) == pytest.approx(weights, rel=0.01)
     assert term("weights_gather", dp=8) == 0
 
 
 def test_copies_of_the_shards_are_reduced_beside() -> None:
-    gradients = 4 * MODEL.num_parameters / (4 * 10e9)
+    gradients = 4 * MODEL.num_parameters / (4**0.85 * 10e9)
     scatter, between = 3 / 4, 2 * 1 / 2 / 4
     copies = term("data_across", dp=8, zero_stage=1, zero_replicas=2)
     assert copies == pytest.approx(gradients * (scatter + between), rel=0.01)

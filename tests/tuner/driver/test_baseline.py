@@ -54,8 +54,9 @@ def test_it_is_measured_first_and_counts_in_the_budget(
     trials = store.trials(campaign.id)
     assert campaign.message == "6 of 6 trials done (6 completed)"
     assert trials[0].layout == spec.baseline
-    assert [trial.is_baseline for trial in trials] == [True] + [False] * 5
-    assert len(set(layouts_of(trials))) == 6
+    first = [trial for trial in trials if trial.repeat_of is None]
+    assert [trial.is_baseline for trial in first] == [True] + [False] * (len(first) - 1)
+    assert len(set(layouts_of(first))) == len(first)
 
 
 def test_a_budget_of_one_trial_measures_it_alone(store: Store) -> None:
@@ -112,8 +113,10 @@ def test_a_driver_that_dies_at_any_turn_proposes_it_once(
     drive_until(lambda: ended(store, campaign), step_or_die, FakeWorker(store))
     trials = store.trials(campaign.id)
     assert len(drivers) > 3
-    assert len(set(layouts_of(trials))) == len(trials) == 8
-    assert [trial.number for trial in trials if trial.is_baseline] == [1]
+    first = [trial for trial in trials if trial.repeat_of is None]
+    assert len(set(layouts_of(first))) == len(first)
+    assert len(trials) == 8
+    assert [trial.number for trial in first if trial.is_baseline] == [1]
 
 
 def test_one_that_was_cancelled_is_not_proposed_again(store: Store) -> None:

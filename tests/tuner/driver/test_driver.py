@@ -165,7 +165,10 @@ def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(
     trials = store.trials(campaign.id)
     assert len(drivers) > 3
     assert [trial.state for trial in trials] == ["COMPLETED"] * 15
-    assert len(set(layouts_of(trials))) == 15
+    first = [trial for trial in trials if trial.repeat_of is None]
+    assert len(set(layouts_of(first))) == len(first)
+    # What guided doubts it measures again, and never a layout that is being measured.
+    assert strategy == "guided" or len(first) == 15
 
 
 @pytest.mark.parametrize("strategy", ["random", "deephyper"])

@@ -19,8 +19,7 @@ from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
 from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
-from tuner.strategies.base import History
-from tuner.strategies.deephyper import ask_cbo
+from tuner.strategies.base import History, LayoutSearch
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import GuidedProposer, soft_gains
 from tuner.strategies.predictions import Predictions
@@ -227,6 +226,32 @@ def test_what_is_pending_leaves_the_others_less_to_gain() -> None:
     assert with_pending < 0.5 * mean_gain()
 
 
+def test_a_run_that_was_slowed_down_is_measured_again_and_the_layout_is_not_lost() -> None:
+    problem = make_search(memory_gib=12.0)
+    step_s, peaks = make_truth(problem)
+    tokens = problem.layouts.columns().global_batch_size * float(problem.model.seq_length)
+    values = objective_of(problem)
+    best = int(values.argmax())
+
+    def tell(search: LayoutSearch, row: int, slowdown: float = 1.0) -> None:
+        seconds = float(step_s[row]) * slowdown
+        seen = Observation.completed(
+            float(tokens[row]) / seconds, step_time_s=seconds, peak_memory_bytes=int(peaks[row])
+        )
+        search.tell(problem.layouts.layout(row), seen)
+
+    search = make_strategy("guided", problem, seed=0)
+    for row in np.argsort(-values)[1:60:4].tolist():
+        tell(search, row)
+    tell(search, best, slowdown=2.0)
+    asked = [search.ask() for _ in range(4)]
+    assert problem.layouts.layout(best) in asked
+    tell(search, best)
+    tell(search, best)
+    pooled = search._history.observations[best]
+    assert pooled.step_time_s == pytest.approx(float(step_s[best])), "the median of three runs"
+
+
 def test_model_only_asks_in_the_order_of_the_estimates() -> None:
     problem = make_search(memory_gib=80.0)
     asked = run(problem, "model-only", 0, 10)
@@ -235,12 +260,6 @@ def test_model_only_asks_in_the_order_of_the_estimates() -> None:
     assert asked[0] in best[:3]
     assert set(asked) <= set(best[:30].tolist()), "but for what may not fit, in their order"
     assert len(set(asked)) == 10
-
-
-def test_cbo_picks_the_most_valuable_candidate() -> None:
-    values = np.array([-3.0, -1.0, -0.5, -7.0, -0.6])
-    assert ask_cbo(values, seed=1) == 2
-    assert ask_cbo(np.array([-4.0]), seed=1) == 0
 
 
 def test_gains_far_below_nothing_are_still_ordered() -> None:

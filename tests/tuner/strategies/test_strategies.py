@@ -136,6 +136,8 @@ class TestEveryStrategy:
         for layout in pending:
             rebuilt.resume(layout)
         taken = {layout for layout, _ in told} | set(pending)
+        if name == "guided":  # it may measure again what it doubts
+            taken -= {layout for layout, seen in told if seen.state == "completed"}
         for _ in range(10):
             proposal = rebuilt.ask()
             assert proposal is not None
@@ -152,7 +154,7 @@ class TestEveryStrategy:
         assert not search._history.pending
         asked = ask_all(search, throughput)
         assert withdrawn not in asked
-        assert len(asked) == len(layouts) - 1
+        assert len(set(asked)) == len(layouts) - 1
 
     def test_learns_from_a_layout_that_it_did_not_ask_for(self, name: str) -> None:
         layouts = make_layouts(devices=4)

@@ -1,0 +1,48 @@
+"""The risk that a pipeline across nodes stalls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search_spaces.belief.pipeline_stalls import PipelineStalls
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+
+CLUSTER = replace(CLUSTER_PRESETS["h100-sxm"], devices_per_node=8)
+INSIDE, REPLICAS, PAIR, MANY = 0, 1, 2, 3
+LAYOUTS = (
+    Layout(pp=2, dp=4, num_nodes=1),
+    Layout(dp=256, num_nodes=32),
+    Layout(pp=2, dp=8, num_nodes=2),
+    Layout(pp=2, dp=128, num_nodes=32),
+)
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+@pytest.fixture
+def stalls() -> PipelineStalls:
+    return PipelineStalls(LayoutColumns.of_each(LAYOUTS), CLUSTER)
+
+
+def test_only_pipelines_across_nodes_are_at_risk_more_so_on_more_nodes(
+    stalls: PipelineStalls,
+) -> None:
+    risks = stalls.probability(np.arange(4), NOTHING, np.zeros(0))
+    np.testing.assert_allclose(risks, [0.0, 0.0, 2 / 34, 0.5])
+
+
+def test_each_measured_pipeline_tells_how_real_the_risk_is(stalls: PipelineStalls) -> None:
+    both = np.array([PAIR, MANY])
+    sound = stalls.probability(both, np.array([PAIR]), np.array([0.0]))
+    np.testing.assert_allclose(sound, [1 / 34, 0.25])
+    stalled = stalls.probability(both, np.array([PAIR]), np.array([1.0]))
+    np.testing.assert_allclose(stalled, [(2 / 34 + 1) / 2, 0.75])
+
+
+def test_what_is_not_exposed_tells_nothing(stalls: PipelineStalls) -> None:
+    told = stalls.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
+    np.testing.assert_allclose(told, [0.5])
