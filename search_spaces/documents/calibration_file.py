@@ -35,6 +35,8 @@ MEASURED_FIELDS: Final = (
 )
 """Fields of a cluster that can be measured on one node."""
 
+_MEASURED_BY: Final = "measured by layout-tuner calibrate on"
+
 FORMAT: Final = "layout-tuner/measured-constants"
 VERSION: Final = 1
 
@@ -87,7 +89,7 @@ class MeasuredConstants:
     @property
     def source(self) -> str:
         """The text for the cluster's field `source`."""
-        return f"measured by layout-tuner calibrate on {self.host}, {self.measured_at}"
+        return f"{_MEASURED_BY} {self.host}, {self.measured_at}"
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -117,6 +119,11 @@ class MeasuredConstants:
                 raise error(f"{name}={shown(values[name])} is not a list")
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
+
+
+def has_measured_constants(cluster: Cluster) -> bool:
+    """Whether a cluster's constants were measured by `layout-tuner calibrate`."""
+    return cluster.source.startswith(_MEASURED_BY)
 
 
 def constants_file(data_dir: Path, cluster: str) -> Path:
