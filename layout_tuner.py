@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from results_db.errors import TrialFilterInvalidError
     from results_db.records import MeasurementRecord
     from results_db.trials.filter import TrialFilter
+    from search_spaces.belief.plan import Plan
+    from search_spaces.statistics.training_job import TrainingJob
 
     __version__: str
 
@@ -99,6 +101,7 @@ __all__ = [
     "ModelPage",
     "ModelRead",
     "NodePage",
+    "Plan",
     "Problem",
     "RankedTrial",
     "Readiness",
@@ -110,6 +113,7 @@ __all__ = [
     "TokenFileInvalidError",
     "TokenPage",
     "TokenRead",
+    "TrainingJob",
     "TrialDetailRead",
     "TrialFilter",
     "TrialFilterInvalidError",
@@ -134,6 +138,8 @@ _SOURCES: Final = (
     "results_db.errors",
     "results_db.records",
     "results_db.trials.filter",
+    "search_spaces.belief.plan",
+    "search_spaces.statistics.training_job",
 )
 """Modules that define the names of `__all__`; importing the client imports all of them."""
 

@@ -13,8 +13,8 @@ from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import table_lines
 
-PLAN_WIDTH: Final = 100
-"""Width of a plan that is not written to a terminal."""
+PROSE_WIDTH: Final = 100
+"""Width of sentences in a file."""
 
 _COLUMNS: Final = (
     ">rank",
@@ -48,8 +48,8 @@ _BOUNDS: Final = {
 _MOST_NAMES: Final = 5
 
 
-def plan_lines(plan: Plan, width: int = PLAN_WIDTH) -> Iterator[str]:
-    """The lines of a plan, of at most a width unless a word is longer."""
+def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
+    """The lines of a plan for a terminal of this width; None: for a file, with whole tables."""
     yield from _wrapped(
         f"plan of {plan.campaign}: {plan.model} on {plan.cluster}. Every figure of a layout is "
         "predicted; nothing was run.",
@@ -58,7 +58,7 @@ def plan_lines(plan: Plan, width: int = PLAN_WIDTH) -> Iterator[str]:
     yield ""
     yield from _space_lines(plan, width)
     yield ""
-    same = _same_parts(plan.layouts)
+    same = _same_parts(plan.layouts) if width else []
     title = (
         f"predicted: the best {len(plan.layouts)} of {plan.num_legal:,} by {plan.objective} times "
         f"P(fits){'; all ' if same else ''}{' '.join(same)}"
@@ -77,14 +77,14 @@ def plan_lines(plan: Plan, width: int = PLAN_WIDTH) -> Iterator[str]:
 
 
 def job_lines(
-    job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]], width: int = PLAN_WIDTH
+    job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]], width: int | None
 ) -> Iterator[str]:
     """The days of a training job with some layouts, and what was assumed.
 
     Args:
         job: its description.
         jobs: the name of each layout, and the estimate.
-        width: of the lines.
+        width: of the terminal; None: for a file, with a whole table.
     """
     where = "the layout's nodes" if job.num_nodes is None else counted(job.num_nodes, "node")
     # A line of its own above the table: a title would be folded into it.
@@ -102,7 +102,7 @@ def job_lines(
     )
 
 
-def _space_lines(plan: Plan, width: int) -> Iterator[str]:
+def _space_lines(plan: Plan, width: int | None) -> Iterator[str]:
     yield from _wrapped(
         f"{plan.num_combinations:,} combinations, {plan.num_legal:,} legal, about "
         f"{plan.expected_fitting:,.0f} of these expected to fit into memory",
@@ -200,5 +200,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+def _wrapped(text: str, width: int | None, *, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text, width or PROSE_WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    )

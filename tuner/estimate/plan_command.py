@@ -110,9 +110,9 @@ def plan(
 
 
 def _print(planned: Plan) -> None:
-    from search_spaces.terminal.plan_text import PLAN_WIDTH, plan_lines
+    from search_spaces.terminal.plan_text import plan_lines
 
-    for line in plan_lines(planned, terminal_width(sys.stdout) or PLAN_WIDTH):
+    for line in plan_lines(planned, terminal_width(sys.stdout)):
         click.echo(line)
 
 

@@ -17,6 +17,7 @@ from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow, write_table
+from search_spaces.terminal.plan_text import plan_lines
 from tuner.estimate.commands import estimate
 from tuner.estimate.plan_command import plan
 
@@ -73,10 +74,27 @@ def test_json_is_the_plan_of_the_campaign(campaign: Path) -> None:
     assert printed(campaign, "--format", "json") == printed(campaign, "--json")
 
 
-def test_the_text_fits_into_100_columns_and_says_that_it_is_predicted(campaign: Path) -> None:
-    text = printed(campaign, "--tokens", "1.4T", "--nodes", 4)
-    lines = text.splitlines()
+def test_in_a_terminal_of_100_columns_no_line_is_longer_and_nothing_is_cut() -> None:
+    spec = CampaignSpec.from_mapping(DOCUMENT)
+    planned = make_plan(spec, job=TrainingJob(tokens=10**12, num_nodes=4))
+    lines = list(plan_lines(planned, 100))
     assert [line for line in lines if len(line) > 100] == []
+    text = " ".join(" ".join(lines).split())
+    for each in planned.layouts:
+        assert f" {each.predicted.fits:.2f} " in text
+        assert f" {each.predicted.model_tflops_per_device:.4g} " in text
+
+
+def test_in_a_file_each_layout_is_one_line_with_its_whole_key(campaign: Path) -> None:
+    text = printed(campaign)
+    for each in make_plan(CampaignSpec.from_mapping(DOCUMENT)).layouts:
+        (line,) = (one for one in text.splitlines() if each.layout_key.replace("-", " ") in one)
+        assert line.split()[0] == str(each.rank)
+        assert f"{each.limited_by} " in line
+
+
+def test_the_text_says_that_it_is_predicted_and_what_was_assumed(campaign: Path) -> None:
+    text = printed(campaign, "--tokens", "1.4T", "--nodes", 4)
     for words in (
         "Every figure of a layout is predicted; nothing was run.",
         "predicted: the best 10 of",
